@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from espalier.harness.cli.run import main
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; Ctrl-C while the program is still being imported is one line, too."""
+    try:
+        from espalier.harness.cli import run
+
+        return run.main(argv)
+    except KeyboardInterrupt:
+        print("error: stopped", file=sys.stderr)
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

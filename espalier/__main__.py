@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from espalier.harness.specs.commands import dispatch
 from espalier.version import __version__
 
 #: Module of each command, and what it does.
@@ -53,7 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(COMPLETION.replace("COMMANDS", " ".join(COMMANDS)), end="")
         return 0
     modules = {name: module for name, (module, _) in COMMANDS.items()}
-    return dispatch("command", modules, usage(), arguments)
+    try:
+        # Imported here: Ctrl-C while the program is still being imported is one line, too.
+        from espalier.harness.specs.commands import dispatch
+
+        return dispatch("command", modules, usage(), arguments)
+    except KeyboardInterrupt:
+        print("error: stopped", file=sys.stderr)
+        return 130
 
 
 def usage() -> str:

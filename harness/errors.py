@@ -10,11 +10,13 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, TextIO
 
-#: Errors of opening, parsing and inspecting a file that another program may have written: it is missing, not a file, a
-#: link to itself or unreadable; not text, not JSON, nested without end; too large; of another shape.
+from yaml import YAMLError
+
+#: Errors of opening, parsing and inspecting what another program or a user wrote: it is missing, not a file, a link to
+#: itself or unreadable; not text, not JSON, YAML or Python, nested without end; too large; of another shape.
 FOREIGN: tuple[type[Exception], ...] = (
     *(OSError, EOFError, ValueError, RecursionError, MemoryError, ArithmeticError),
-    *(TypeError, LookupError, AttributeError),
+    *(TypeError, LookupError, AttributeError, SyntaxError, YAMLError),
 )
 
 #: Longest reason in an error line; a library lists all models that it knows.
@@ -105,10 +107,18 @@ def foreign(
 def first_words(error: Exception) -> str:
     """Return the text of an error in one line of limited length, with its type if the text alone is unclear."""
     reason = error.strerror if isinstance(error, OSError) else None
-    words = " ".join((reason or str(error)).split())
+    words = " ".join(str(reason or text_of(error)).split())
     plain_words = isinstance(error, OSError | ValueError) and words
     line = words if plain_words else f"{type(error).__name__}: {words}".removesuffix(": ")
     return brief(line)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error; none if its class, which may be a user's, fails to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 @cache

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, brief
 
 #: The folder of harness, methods, tasks and conf: the repository, or the installed package.
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,6 +19,9 @@ DEFAULT_STORE = Path("results")
 #: Beginning of a path inside an installed package: `pkg://espalier/tasks`.
 IN_PACKAGE = "pkg://"
 
+#: Bytes that a name, and a path, have at most on Linux.
+LONGEST, LONGEST_PATH = 255, 4095
+
 
 def located(value: str | PathLike[str]) -> Path:
     """Return a path of the config or the command line as an absolute one; relative ones start at the working directory.
@@ -26,10 +29,15 @@ def located(value: str | PathLike[str]) -> Path:
     `pkg://<package>/...` is inside an installed package, as in Hydra's search path.
 
     Raises:
-        UserError: it begins with `~` and a name that no user has, or with a package that is not installed, or the
-            working directory is gone.
+        UserError: it is too long, or begins with `~` and a name that no user has, or with a package that is not
+            installed, or the working directory is gone.
     """
     text = fspath(value)
+    parts = os.fsencode(text).split(b"/")
+    if "\0" in text or max(map(len, parts)) > LONGEST or len(os.fsencode(text)) > LONGEST_PATH:
+        raise UserError(
+            f"{brief(text)!r} is no path of a file system; valid: names of at most {LONGEST} bytes"
+        )
     if text.startswith(IN_PACKAGE):
         return _inside_package(text)
     try:

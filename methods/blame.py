@@ -42,10 +42,10 @@ class Blame:
         name = f"method {type(self._method).__name__}{self._where}"
         if isinstance(error, PlanError):
             raise PlanError(f"{name}: {error}") from error.__cause__
-        if not isinstance(error, Exception) or isinstance(error, MethodError) or _memory(error):
+        # Only a person stops a run; code of methods may raise the other exceptions that are no errors.
+        if error is None or isinstance(error, KeyboardInterrupt | MethodError) or _memory(error):
             return
-        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
-        line = " ".join(f"{type(error).__name__}: {reason}".split())
+        line = " ".join(f"{type(error).__name__}: {_reason(error)}".split()).removesuffix(":")
         line = line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
         raise PlanError(f"{name}: `{self._call}` failed{self._place(trace)}: {line}") from error
 
@@ -62,6 +62,14 @@ class Blame:
         return f" at {last.filename}:{last.lineno}"
 
 
-def _memory(error: Exception) -> bool:
+def _reason(error: BaseException) -> str:
+    """Return the text of an error; none if it cannot be had."""
+    try:
+        return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    except Exception:  # a method may define what its errors print
+        return ""
+
+
+def _memory(error: BaseException) -> bool:
     lacks = isinstance(error, MemoryError | torch.OutOfMemoryError)
     return lacks or (isinstance(error, RuntimeError) and "allocate memory" in str(error))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from mimetypes import guess_type
 from os import PathLike, fspath
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from espalier.harness.errors import UserError, first_words
+from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import TRANSPARENCY, open_image
 from espalier.harness.models.chat_media import PARTS, Chat, check_turns, refuse_unused
@@ -91,7 +90,7 @@ def _downloaded(address: str) -> bytes:
     try:
         with urlopen(address, timeout=PATIENCE) as response:
             content: bytes = response.read(LARGEST + 1)
-    except (URLError, OSError, ValueError) as error:
+    except FOREIGN as error:
         raise UserError(
             f"image {address!r} cannot be fetched ({first_words(error)}); valid: an address that responds, or a path"
         ) from error

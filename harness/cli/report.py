@@ -16,6 +16,7 @@ from espalier.harness.reports.curves.curve_files import SUFFIXES
 from espalier.harness.reports.curves.selection import read_selection, write_selection
 from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
+from espalier.harness.reports.html.page_rows import CodeOf
 from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
 from espalier.harness.reports.protocols.equal_cost import equal_cost
 from espalier.harness.reports.protocols.kept_sets import kept_sets
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             existing_store(store)
         selection = read_selection(stores, filters)
         tables = protocol_tables(options.protocol, selection)
-        content = collect(stores, options.positions, not options.no_overlays)
+        content = collect(stores, options.positions, _code_of(options.no_overlays))
         content["tables"] += [
             {
                 "name": table.name,
@@ -126,6 +127,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_lines(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
     print_lines(options.out, *files)
     return 0
+
+
+def _code_of(no_overlays: bool) -> CodeOf | None:
+    """Return how the code of rows is found; None if nothing is drawn."""
+    if no_overlays:
+        return None
+    # It imports torch.
+    from espalier.harness.runs.stored_code import stored_code
+
+    return stored_code
 
 
 def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> list[ProtocolTable]:

@@ -19,6 +19,7 @@ from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
+from espalier.harness.store import RUN_KEY
 from espalier.harness.store.answer_changes import BROKE, SAME, compare
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.answer_view import (
@@ -30,6 +31,7 @@ from espalier.harness.store.answer_view import (
     write_table,
     wrong_answers,
 )
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.store_index import (
     HEADING,
     NAMES,
@@ -51,6 +53,9 @@ from espalier.harness.store.upkeep import (
     matching_commits,
     waste,
 )
+
+#: Commands that change runs: they leave alone what has not the name of a run, and links.
+CHANGE = ("gc", "rm", "verify")
 
 #: Default number of lines shown.
 LIMIT = 20
@@ -131,9 +136,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _entries(options: argparse.Namespace) -> list[RunEntry]:
     if not (options.store / "runs").is_dir():
         raise UserError(f"--store={str(options.store)!r} is not a store; valid: a folder of runs")
+    if options.command in CHANGE:
+        below(options.store, "runs")
     if options.command in ("ls", "gc") and options.days is not None and not options.days >= 0:
         raise UserError(f"--days={options.days:g} must be at least 0")
-    return entries(options.store)
+    return [
+        entry
+        for entry in entries(options.store)
+        if options.command not in CHANGE
+        or (RUN_KEY.fullmatch(entry.key) and not entry.path.is_symlink())
+    ]
 
 
 def _export(options: argparse.Namespace) -> int:

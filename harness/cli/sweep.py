@@ -7,6 +7,7 @@ the store, or one named by the beginning of its id (a file of `<store>/sweeps`) 
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +119,7 @@ def lines(progress: Progress) -> Iterator[str]:
     """Yield the status as plain text."""
     sweep = progress.sweep
     if sweep.name:
-        yield plain(f"sweep {sweep.name}: run.py {' '.join(sweep.argv)}")
+        yield plain(f"sweep {sweep.name}: run.py {shlex.join(sweep.argv)}")
     yield head(progress)
     for cell in progress.cells:
         parts = (

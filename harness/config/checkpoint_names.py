@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
+from espalier.harness.errors import FOREIGN, UserError, brief, first_words, near_names
 from espalier.harness.models.families import check_format, family_of
 from espalier.harness.paths import CONF
 from espalier.harness.specs.hub_cache import OFFLINE, file_of_hub, other_format
@@ -50,7 +50,7 @@ def _with_choices(override: str) -> str:
     key, _, value = override.partition("=")
     if value[:1] in ("'", '"') and value[:1] == value[-1:]:
         value = value[1:-1]
-    elif not Path(value).expanduser().is_dir():
+    elif not os.path.isdir(os.path.expanduser(value)):
         if "(" in value:  # an expression of Hydra's grammar
             return override
         return f"{key}={','.join(map(model_choice, value.split(',')))}"
@@ -70,14 +70,15 @@ def model_choice(name: str, key: str = GROUP) -> str:
     """
     if "/" not in name and name in choices(GROUP):
         return name
-    folder = Path(name).expanduser()
-    if (folder / CONFIG).is_file():
+    # Not Path.is_file and Path.is_dir, which raise for names that are too long.
+    folder = Path(os.path.expanduser(name))
+    if os.path.isfile(folder / CONFIG):
         _check_family(folder / CONFIG, name, key)
         return PREFIX + _quoted(str(folder.absolute()))
     if name.startswith(_PLACES):
-        near = "is not a folder" if not folder.is_dir() else f"holds no {CONFIG}"
+        near = f"holds no {CONFIG}" if os.path.isdir(folder) else "is not a folder"
         raise UserError(
-            f"{key}={name!r} {near}{other_format(folder)}; "
+            f"{key}={brief(name)!r} {near}{other_format(folder)}; "
             f"valid: the folder of a checkpoint, a hub id, or a name of conf/model (model=?)"
         )
     if "/" not in name or name.startswith(PREFIX):
@@ -87,9 +88,9 @@ def model_choice(name: str, key: str = GROUP) -> str:
     config = file_of_hub(name, CONFIG, REVISION) if _ID.fullmatch(name) else None
     if config is None:
         raise UserError(
-            f"{key}={name!r} is no hub id of conf/model, and not in the local Hugging Face cache"
+            f"{key}={brief(name)!r} is no hub id of conf/model, and not in the local Hugging Face cache"
             f"{near_names(name, hub_names(), at_most=1)}; valid: a name or hub id of conf/model (model=?), a folder, "
-            f"or first, where there is a network: hf download {name if _ID.fullmatch(name) else '<owner>/<name>'}"
+            f"or first, where there is a network: hf download {brief(name) if _ID.fullmatch(name) else '<owner>/<name>'}"
         )
     _check_family(config, name, key)
     return PREFIX + _quoted(name)

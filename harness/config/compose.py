@@ -44,6 +44,7 @@ from espalier.harness.config.overrides import (
     check_values,
     expand,
     in_full,
+    in_open_table,
     in_quotes,
     models_first,
     parse,
@@ -205,7 +206,8 @@ def without_cells(argv: Sequence[str]) -> list[str]:
 
 def _in_choices(overrides: Sequence[str]) -> list[str]:
     """Return typed overrides as Hydra's grammar and groups have them."""
-    return [in_full(quoted(text)) for text in checkpoint_names.with_checkpoints(overrides)]
+    typed = checkpoint_names.with_checkpoints(overrides)
+    return [in_open_table(in_full(quoted(text))) for text in typed]
 
 
 def _check_flags(options: argparse.Namespace) -> None:
@@ -281,7 +283,7 @@ def _compose(overrides: Sequence[str], loader: Loader) -> DictConfig:
         raise
     except HYDRAS as error:
         raise _explain(error, overrides, loader) from error
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
         raise not_yaml(error) from error
 
 
@@ -302,6 +304,10 @@ def _explain(error: Exception, overrides: Sequence[str], loader: Loader) -> User
             problem = _absent(_key(text), valid)
             if problem is not None:
                 return problem
+            if isinstance(OmegaConf.select(valid, _key(text)), DictConfig):
+                return UserError(
+                    f"{text}: {_key(text)} is a table; valid: {_key(text)}={{name: value}}"
+                )
     return fallback
 
 

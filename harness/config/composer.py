@@ -79,7 +79,7 @@ class Composer:
             pieces = self.pieces(overrides)
             if pieces is not None:
                 return resolved_pieces(pieces)
-        except (HydraException, OmegaConfBaseException, yaml.MarkedYAMLError, UserError):
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UserError):
             # Composing the cell in full raises the error with its reason.
             pass
         return resolved(self.in_full(overrides))

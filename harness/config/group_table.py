@@ -11,6 +11,7 @@ from pathlib import Path
 from espalier.harness.config.method_kinds import method_kind
 from espalier.harness.config.name_source import descriptions
 from espalier.harness.config.own_choices import OwnChoices, own_choices
+from espalier.harness.errors import plain
 
 #: The parts of `method=?`, by kind; the last one lists CONTROLS.
 KINDS = {
@@ -106,7 +107,9 @@ def _page(
     hints: Sequence[str] = (),
 ) -> str:
     """Return rows under the titles of their parts, in columns of one width, and hints."""
-    lines = iter(_lines([head, *(row for rows in parts.values() for row in rows)]))
+    # Names of files and comments are a plug-in's.
+    rows = ([head], *parts.values())
+    lines = iter(_lines([[*map(plain, row)] for part in rows for row in part]))
     page = next(lines)
     for title, rows in parts.items():
         page += (f"\n{_wrapped(title)}" if title else "") + "".join(islice(lines, len(rows)))
@@ -134,7 +137,7 @@ def _lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, _width(), break_on_hyphens=False) + "\n"
+    return textwrap.fill(plain(text), _width(), break_on_hyphens=False) + "\n"
 
 
 def _width() -> int:

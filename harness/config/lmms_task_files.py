@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from espalier.harness.errors import UserError, near_names
+from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
 
 #: Top-level settings of a task file that declare its names, each with its continuation lines.
 _DECLARES = re.compile(
@@ -24,11 +24,19 @@ _DECLARES = re.compile(
 Settings = dict[str, Any]
 
 
-class _Loader(yaml.CSafeLoader):
+class _Loader(yaml.SafeLoader):
     """Reads `!function utils.f` as the string `utils.f`, so that no code of a task runs."""
 
 
-_Loader.add_multi_constructor("!", lambda loader, suffix, node: str(node.value))
+class _FastLoader(yaml.CSafeLoader):
+    """The same in C, where nesting without end ends the process."""
+
+
+for _loader in (_Loader, _FastLoader):
+    _loader.add_multi_constructor("!", lambda loader, suffix, node: str(node.value))
+
+#: Brackets, and characters of a line, up to which a text is not deeply nested.
+SHALLOW = 2000
 
 
 @dataclass(frozen=True)
@@ -151,19 +159,30 @@ def read_yaml(path: Path, text: str | None = None) -> Settings:
     """Return the table that a file of settings holds, or `text` of it.
 
     Raises:
-        UserError: the file is not UTF-8, not YAML or not a table; the message has the file and the line.
+        UserError: the file cannot be read, or is not UTF-8, not YAML or not a table; the message has the file and the
+            line.
     """
     try:
         # Some files begin with a byte order mark.
         text = path.read_text("utf-8-sig") if text is None else text
-        table = yaml.load(text, _Loader) or {}
+        table = yaml.load(text, _loader_of(text)) or {}
     except UnicodeDecodeError as error:
         raise not_text(error, path) from error
-    except yaml.MarkedYAMLError as error:
+    except yaml.YAMLError as error:
         raise not_yaml(error, path) from error
+    except FOREIGN as error:
+        raise UserError(
+            f"{path} cannot be read ({first_words(error)}); valid: YAML in a plain file"
+        ) from error
     if not isinstance(table, dict):
         raise UserError(f"{path} must be a table of key: value pairs")
     return table
+
+
+def _loader_of(text: str) -> type[yaml.SafeLoader | yaml.CSafeLoader]:
+    brackets = text.count("[") + text.count("{")
+    longest = max(map(len, text.splitlines()), default=0)
+    return _FastLoader if max(brackets, longest) < SHALLOW else _Loader
 
 
 def not_text(error: UnicodeDecodeError, path: Path) -> UserError:
@@ -171,8 +190,10 @@ def not_text(error: UnicodeDecodeError, path: Path) -> UserError:
     return UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); valid: UTF-8")
 
 
-def not_yaml(error: yaml.MarkedYAMLError, path: Path | None = None) -> UserError:
+def not_yaml(error: yaml.YAMLError, path: Path | None = None) -> UserError:
     """Return the error for a file that does not parse: its name, the line and the problem."""
+    if not isinstance(error, yaml.MarkedYAMLError):  # signs that YAML does not have
+        return UserError(f"{path or 'config'}: {first_words(error)}; valid: YAML")
     mark = error.problem_mark
     name = path or (mark.name if mark else "config")
     line = f", line {mark.line + 1}" if mark else ""

@@ -51,6 +51,16 @@ def in_full(override: str) -> str:
     return f"{SHORT[name]}={value}" if equals and name in SHORT else override
 
 
+def in_open_table(override: str) -> str:
+    """Return an override of a setting by a table so that it may have names of its own: `cluster.options={qos: long}`.
+
+    Hydra adds names to a table with `++` alone; those of a closed table are checked by its reader.
+    """
+    key, _, value = override.partition("=")
+    opens = value.startswith("{") and "." in key and key[0] not in "+~" and key not in HEEDED
+    return f"++{override}" if opens else override
+
+
 def models_first(overrides: Sequence[str]) -> list[str]:
     """Return overrides with the model first, so that cells of one model are neighbours and it is loaded once."""
     return sorted(overrides, key=lambda text: not text.startswith("model="))

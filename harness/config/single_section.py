@@ -59,7 +59,7 @@ def compose_section(
     if len(files.owners(group, name)) == 1:
         try:
             return section_alone(group, files.read_choice(group, name), values)
-        except (*HYDRAS, OSError, yaml.MarkedYAMLError):
+        except (*HYDRAS, OSError, yaml.YAMLError):
             # It refers to other sections, or composing in full raises the error with its reason.
             pass
     return section_in_full(group, name, key or group, values, folders)

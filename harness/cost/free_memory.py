@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from espalier.harness.errors import FOREIGN
+
 PROC = Path("/proc")
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -72,7 +74,7 @@ def _group_rooms(proc: Path, groups: Path) -> Iterator[int]:
     """Yield the bytes that each control group above this process still allows."""
     try:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except FOREIGN:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
@@ -92,7 +94,7 @@ def _group_room(folder: Path) -> Iterator[int]:
             limit = (folder / limit_file).read_text(encoding="utf-8").strip()
             usage = int((folder / usage_file).read_text(encoding="utf-8"))
             stat = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
-        except OSError:
+        except FOREIGN:
             continue
         if limit.isdecimal():  # version 2 writes `max` if there is no limit
             # Cached file pages count as usage, but are dropped when memory is needed.
@@ -106,7 +108,7 @@ def _kilobytes(path: Path, name: str) -> int | None:
     """Return the entry `name: <n> kB` of a file of /proc in bytes; None if there is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except FOREIGN:
         return None
     return next(
         (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None

@@ -92,7 +92,8 @@ def read_layout(
     unplaced = sum(map(len, queues.values()))
     if unplaced:
         raise UserError(
-            f"{unplaced} images or videos of the batch have no placeholder in their prompts"
+            f"model: {unplaced} images or videos of the batch have no placeholder in their prompts; valid: the image "
+            "token of the checkpoint's config.json, and a template that writes it for each of them"
         )
 
     def stack(name: str, filler: int = 0) -> Tensor:

@@ -1,15 +1,22 @@
-"""Contributions of samples to the metrics of a run, whether the metrics are means or not."""
+"""Contributions of samples to the metrics of a run, whether the metrics are means or not.
+
+For these a task's aggregation is called again, on parts of the samples and in this process: whatever else it does, such
+as asking a server, it does each time. `benchmark.blocks=0` leaves out all but the check of a mean.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
 import math
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,7 +37,6 @@ from espalier.harness.evaluation.metric_scores import (
     needed_metrics,
 )
 from espalier.harness.evaluation.samples import Key
-from espalier.harness.evaluation.sandbox import Effect, without_effects
 from espalier.harness.evaluation.statistical_units import Partition, partition
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 from espalier.harness.stats import by_unit
@@ -162,11 +168,8 @@ def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Ke
     values = [value for value in numbers if value is not None]
     if len(values) < len(numbers):
         return True
-    try:
-        with without_effects() as folder:
-            return is_mean(aggregation(task, metric, folder), list(raw.values()), values)
-    except Effect:
-        return True
+    with _called_again() as folder:
+        return is_mean(aggregation(task, metric, folder), list(raw.values()), values)
 
 
 def _leave_one_out(
@@ -183,7 +186,7 @@ def _leave_one_out(
     blocks, clusters = parts.blocks, parts.clusters
     keys = [(name, doc_id) for doc_id in raw]
     try:
-        with without_effects() as folder:
+        with _called_again() as folder:
             aggregate = aggregation(task, metric, folder)
             recomputed = float(aggregate(list(raw.values())))
             if value is None or not math.isclose(recomputed, value, rel_tol=1e-6, abs_tol=1e-9):
@@ -195,13 +198,19 @@ def _leave_one_out(
             influences = influence(
                 aggregate, list(raw.values()), [blocks[doc_id] for doc_id in raw]
             )
-    except Effect as effect:
-        return MetricShare(ONCE, note=f"its aggregation {effect}, so it is computed once only")
     except NoContributions as reason:
         return MetricShare(ONCE, note=str(reason))
     contributions = dict(zip(keys, map(float, influences.values), strict=True))
     units_of = {key: (name, blocks[key[1]]) for key in keys}
     return MetricShare(INFLUENCE, contributions, units_of, stderr=influences.stderr)
+
+
+@contextmanager
+def _called_again() -> Iterator[Path]:
+    """Drop printed text, and yield a folder for files, which is removed at the end of the block."""
+    text = io.StringIO()
+    with TemporaryDirectory() as folder, redirect_stdout(text), redirect_stderr(text):
+        yield Path(folder)
 
 
 def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.errors import tell_once
+from espalier.harness.errors import tell_once, text_of
 from espalier.harness.evaluation.journal_media import json_value
 from espalier.harness.specs.think_tags import spoken
 
@@ -138,7 +138,7 @@ class Failure:
     @classmethod
     def from_exception(cls, key: Key, error: BaseException) -> Failure:
         """Return a sample's failure with the first line of its exception, less the task's name, which is in the key."""
-        first = next(iter(str(error).splitlines()), "")
+        first = next(iter(text_of(error).splitlines()), "")
         named = f"benchmark.task={key[0]!r}: "
         if first.startswith(named):
             return cls(*key, first.removeprefix(named))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
@@ -33,25 +32,6 @@ Patch = AbstractContextManager[Any]
 
 #: The letter of an option that cannot be read: no option has it.
 UNREAD = ""
-
-# ---------------------------------------------------------------------- Python
-
-
-@contextmanager
-def sleep_checked(check: Callable[[], None]) -> Iterator[None]:
-    """Python 3.11, `time.sleep`: it raises no audit event, so that the sandbox's hook does not see it.
-
-    `check` is called before each sleep; it raises to refuse the sleep.
-    """
-    sleep = time.sleep
-
-    def checked(seconds: float) -> None:
-        check()
-        sleep(seconds)
-
-    with mock.patch.object(time, "sleep", checked):
-        yield
-
 
 # ---------------------------------------------------------------------- lmms-eval: loading
 

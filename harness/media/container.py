@@ -14,7 +14,7 @@ from av.packet import Packet
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, Vide
     try:
         # An absolute path cannot be mistaken for a protocol; titles that are not UTF-8 must not fail.
         container = av.open(str(Path(name).absolute()), metadata_errors="replace")
-    except (av.FFmpegError, OSError) as problem:
+    except (*FOREIGN, av.FFmpegError) as problem:
         raise UserError(f"video {name!r} cannot be opened: {reason(problem)}") from problem
     with container:
         yield container, _video_stream(container, name)

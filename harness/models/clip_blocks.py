@@ -47,7 +47,7 @@ def _feature_layer(tower: Any, feature: int) -> int:
         or abs(feature) > depth
     ):
         raise UserError(
-            f"the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
-            f"valid: -1 to -{depth}"
+            f"model: the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
+            f"valid in its config.json: -1 to -{depth}"
         )
     return feature - 1 if feature >= 0 else depth + feature

@@ -26,7 +26,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
     LlavaOnevisionPreTrainedModel,
 )
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import FLUSH, JOINS
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
 from espalier.harness.models.loader import config_of, load_part
@@ -154,7 +154,7 @@ def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
             else stated
         )
         return [[int(height), int(width)] for width, height in sizes]
-    except (ValueError, TypeError) as error:
+    except FOREIGN as error:
         raise UserError(
             f"config.json: image_grid_pinpoints={stated!r} cannot be loaded; valid: a list of sizes in pixels"
         ) from error

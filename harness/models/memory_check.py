@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 
 if TYPE_CHECKING:
     from espalier.harness.cost.facts import StackFacts
@@ -40,7 +40,7 @@ def free_bytes() -> FreeMemory:
 def _available() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except FOREIGN:
         return sys.maxsize
     values = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return 1024 * int(next(values, sys.maxsize))

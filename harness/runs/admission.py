@@ -42,7 +42,7 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.dataset_copies import Copies, check_place
 from espalier.harness.store.files.digests import Digests
-from espalier.harness.store.files.folder_checks import check_files, check_folder
+from espalier.harness.store.files.folder_checks import below, check_files, check_folder
 from espalier.methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.
@@ -162,6 +162,7 @@ def _use_no_network(spec: RunSpec, ranks: Ranks) -> None:
 def _check_log(spec: RunSpec, ranks: Ranks) -> None:
     if spec.log == "wandb":
         wandb_log.check(spec.log_options)
+        below(spec.store, "wandb")
 
 
 def _check_device_map(spec: RunSpec, ranks: Ranks) -> None:

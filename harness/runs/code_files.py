@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from espalier.harness.errors import FOREIGN
 from espalier.harness.store.files.digests import digest
 
 #: Folders of the repository; their modules are imported below `espalier`.
@@ -139,7 +140,7 @@ def parse(content: bytes) -> SourceFile:
     """Return the digest and the imports of a Python file."""
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):  # a task that does not run is not for a key to refuse
+    except FOREIGN:  # a task that does not run is not for a key to refuse
         return SourceFile(sha256(content).hexdigest())
     writer = _NormalForm()
     for statement in tree.body:

@@ -108,7 +108,7 @@ def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
         return
     if isinstance(path, str):
         folder = located(path)
-        if not (folder / "config.json").exists():
+        if not os.path.exists(folder / "config.json"):
             raise UserError(
                 f"model.path={str(folder)!r} holds no model{other_format(folder)}; "
                 f"valid: a directory with config.json and *.safetensors"

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from espalier.harness.cost.decode_bound import stored_tensors
+from espalier.harness.errors import FOREIGN
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.version import __version__
@@ -63,7 +64,7 @@ def processor_name() -> str:
     """Return the processor's name as Linux gives it, else the machine type."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except FOREIGN:
         return platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from inspect import getfile
 from pathlib import Path
 
@@ -28,9 +29,30 @@ class PluginCode:
 
 def plugins_of(spec: RunSpec) -> list[PluginCode]:
     """Return the users' code that defines a run's method, compressor, model families and benchmark."""
-    roots = dict.fromkeys(root.resolve() for root in _roots(spec))
+    return _named(_roots(spec))
+
+
+def plugin_at(reference: CodeReference) -> PluginCode | None:
+    """Return the code in the place of a class, which is not imported; None: nothing is there."""
+    root = reference.file or _package(reference.place.partition(".")[0])
+    return None if root is None or not root.exists() else _named([root])[0]
+
+
+def _package(name: str) -> Path | None:
+    """Return the folder of a package, or the file of a module; None: there is none."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
+    return None if not places or places[0] is None else Path(places[0])
+
+
+def _named(roots: Iterable[Path]) -> list[PluginCode]:
+    """Return code by its files or packages; what lies inside an installed plug-in is the plug-in's."""
+    resolved = dict.fromkeys(root.resolve() for root in roots)
     titles = {plugin.root.resolve(): plugin.title for plugin in installed() if plugin.root}
-    inside = [next((top for top in titles if root.is_relative_to(top)), root) for root in roots]
+    inside = [next((top for top in titles if root.is_relative_to(top)), root) for root in resolved]
     return [PluginCode(titles.get(root, str(root)), root) for root in dict.fromkeys(inside)]
 
 

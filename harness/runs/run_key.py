@@ -25,7 +25,7 @@ from espalier.harness.models.quantisation import quantisation_of, quantised_pack
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.code_files import CodeFiles, code_files, stamp_of
 from espalier.harness.runs.own_code import is_importable, own_code, source_file
-from espalier.harness.runs.plugin_code import plugins_of
+from espalier.harness.runs.plugin_code import PluginCode, plugins_of
 from espalier.harness.runs.run_settings import Contents, cell_of, settings_of
 from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.runs.served.engine_server import server_version
@@ -162,9 +162,9 @@ def key_parts(
     unpackers = [package for model in models for package in quantised_packages(model)]
     entries = entry_files(spec, method, code)
     entries += [path for files in sources.values() for path in files if path.suffix == ".py"]
-    plugins = {plugin.root: _plugin_files(plugin.root) for plugin in plugins_of(spec)}
-    entries += [path for files in plugins.values() for path in files if path.suffix == ".py"]
-    plugin_digests = [_digest(root, files, digests, code) for root, files in plugins.items()]
+    plugins = plugins_of(spec)
+    entries += [p for plugin in plugins for p in _plugin_files(plugin.root) if p.suffix == ".py"]
+    plugin_digests = [plugin_digest(plugin, digests, code) for plugin in plugins]
     return {
         "key_version": KEY_VERSION,
         "cell": cell_of(spec),
@@ -258,6 +258,11 @@ def _inside(source: Path) -> list[Path]:
     if source.is_file():
         return [source]
     return [path for pattern in TASK_FILES for path in source.rglob(pattern)]
+
+
+def plugin_digest(plugin: PluginCode, digests: Digests, code: CodeFiles) -> str:
+    """Return the digest of a user's code, as rows have it; nothing is imported."""
+    return _digest(plugin.root, _plugin_files(plugin.root), digests, code)
 
 
 def _plugin_files(root: Path) -> list[Path]:

@@ -22,7 +22,7 @@ from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import Command
 from espalier.harness.config.method_kinds import method_kind
 from espalier.harness.config.plugin_source import CLASSES, PATHS
-from espalier.harness.errors import FOREIGN, StoreLost
+from espalier.harness.errors import FOREIGN, StoreLost, UserError
 from espalier.harness.paths import ROOT, located
 from espalier.harness.runs.code_files import FOLDERS, stamp_of
 from espalier.harness.specs.hub_cache import file_of_hub
@@ -31,6 +31,7 @@ from espalier.harness.specs.plugins.installed import installed
 from espalier.harness.store import RunDir
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import Digests, digest
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.untrusted_json import read_json
 
 #: Start of paths in this package; all of its files are hashed.
@@ -112,8 +113,8 @@ class StoredCell:
         """Note the run of the cell's row; nothing is written to a store that cannot be written."""
         run = RunDir(self.store / "runs" / row["run_key"])
         if not row["extra"]["failures"] and os.access(self.store, os.W_OK):
-            with suppress(StoreLost, OSError):
-                self.file.parent.mkdir(exist_ok=True)
+            with suppress(StoreLost, UserError, OSError):
+                below(self.store, "cells").mkdir(exist_ok=True)
                 durable.replace(self.file, f"{json.dumps(self._note(run))}\n".encode())
 
     def _note(self, run: RunDir) -> dict[str, str]:

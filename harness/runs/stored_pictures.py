@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from copy import deepcopy
 from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.group_lists import ConfFolders
-from espalier.harness.config.overrides import spelled
-from espalier.harness.errors import UserError, first_words, plain
-from espalier.harness.paths import CONF
+from espalier.harness.config.lmms_task_files import library
+from espalier.harness.config.overrides import in_full
+from espalier.harness.config.own_data_section import NAME as OWN_DATA
+from espalier.harness.config.task_source import PREFIX as TASK
+from espalier.harness.errors import UserError, first_words, foreign, plain
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.sample_pictures import SamplePicture, draw_samples
-from espalier.harness.specs.plugins.installed import conf_folders
+from espalier.harness.runs.stored_code import code_digests, named_choices, stored_code
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import AnsweredRun
@@ -43,7 +46,19 @@ ANSWERED = ("model", "method", "draft", "benchmark", "engine", "artifacts")
 SCORED = ("files", "metrics", "headline", "higher_is_better", "derived", "answers", "intervals")
 
 #: Settings that follow from others, or that a row has and no config key sets.
-DERIVED = ("model.adapter", "model.revision", "model.facts", "draft", "artifacts")
+DERIVED = ("model.adapter", "model.revision", "model.facts", "benchmark.data", "draft", "artifacts")
+
+#: How a user allows other code than that of the row.
+OTHER_CODE = "the code of then, or --set method=<file>.py:<class> for another"
+
+#: The config key that chooses each part of a run.
+GROUPS = {
+    key: in_full(f"{key}=").removesuffix("=")
+    for key in ("model", "benchmark", "method", "compressor")
+}
+
+#: Entries of a row's cell that are compared as they are; names of models and benchmarks have several spellings.
+CELL = ("method", "variant", "ratio", "keep", "budget_rule", "seed")
 
 #: A value that a block lacks.
 _ABSENT = object()
@@ -129,60 +144,104 @@ def _write_page(path: Path, title: str, samples: Sequence[tuple[SamplePicture, W
 def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = ()) -> Job:
     """Return the job that answers samples as those of a row were answered.
 
+    Names of the row are looked up, and its values are put into the composed config: no text of a row is read as an
+    override. Code that it names is imported while it has the digest in the row.
+
     Args:
         row: as stored.
         store: where calibrations are searched first.
-        overrides: of its command line that a row does not hold, such as `model.path=...`.
+        overrides: of its command line that a row does not hold, such as `model.path=...`; `method=...` allows code with
+            another digest.
 
     Raises:
         UserError: a setting of the row cannot be made again; the line names it.
     """
-    cell = _cell_overrides(row)
-    job = _job([*cell, f"store={spelled(str(store))}", *overrides])
-    settable = [
-        f"{key}={spelled(value)}"
+    typed = {in_full(text).lstrip("+~").partition("=")[0] for text in overrides}
+    run = f"run {row['run_key'][:12]}"
+    with foreign(f"{run} cannot be made again from its row", "a row that this version wrote"):
+        names = {key: name for key, name in _names(row).items() if GROUPS[key] not in typed}
+        values = {key: value for key, value in _cell_values(row).items() if key not in typed}
+        for key in ("method", "compressor"):
+            code = stored_code(row, names[key], OTHER_CODE) if key in names else None
+            if code is not None:
+                values |= {f"{key}.name": names[key], f"{key}.code": code, f"{key}.params": {}}
+                names[key] = "none"
+        choices = [f"{GROUPS[key]}={_choice(key, name, typed)}" for key, name in names.items()]
+    command = read_command([*choices, *overrides])
+    assert command is not None  # only options request information from Hydra
+    (cell,) = command.cells
+    values["store"] = str(store)
+    job = _job(cell, values)
+    settable = {
+        key: value
         for path, value in _differences(row["settings"], job.parts["settings"])
-        if (key := _config_key(path, job)) is not None
-    ]
+        if (key := _config_key(path, job)) is not None and key not in typed
+    }
     if settable:
-        job = _job([*cell, *settable, f"store={spelled(str(store))}", *overrides])
+        job = _job(cell, values | settable)
     differences = [path for path, _ in _differences(row["settings"], job.parts["settings"])]
+    differences += [key for key in CELL if job.parts["cell"].get(key) not in (None, row.get(key))]
+    if typed.isdisjoint(GROUPS.values()) and job.parts.get("plugins", []) != code_digests(row):
+        differences.append("extra.plugins")
     if differences:
         raise UserError(
-            f"run {row['run_key'][:12]} cannot be made again from its row: {', '.join(differences)} differ; "
+            f"{run} cannot be made again from its row: {', '.join(differences)} differ; "
             "valid: --set with the overrides of its command line, such as model.path=<folder>, or the files of then"
         )
     return job
 
 
-def _job(overrides: Sequence[str]) -> Job:
-    command = read_command(overrides)
-    assert command is not None  # only options request information from Hydra
-    (cell,) = command.cells
-    return admit(replace(build_spec(cell), offline=True), Digests(), places=False)
+def _job(cell: Cell, values: Mapping[str, Any]) -> Job:
+    """Return the job of a cell after values, by their dotted keys, have replaced those of the config."""
+    changed = deepcopy(dict(cell))
+    for key, value in values.items():
+        *tables, name = key.split(".")
+        table: Any = changed
+        for part in tables:
+            table = table.get(part) if isinstance(table, dict) else None
+        if isinstance(table, dict):  # else the setting stays different, and the caller names it
+            table[name] = value
+    return admit(replace(build_spec(changed), offline=True), Digests(), places=False)
 
 
-def _cell_overrides(row: Mapping[str, Any]) -> list[str]:
+def _names(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names that a row has of the config's groups."""
     method, _, compressor = row["method"].partition("+")
-    limit = row["settings"]["benchmark"]["limit"]
-    return [
-        f"model={row['model']}",
-        f"benchmark={row['benchmark']}",
-        f"method={_place(row, method)}",
-        f"method.variant={row['variant']}",
-        *([f"compressor={_place(row, compressor)}"] if compressor else []),
-        f"ratio={row['ratio']}" if row.get("keep") is None else f"keep={row['keep']}",
-        f"budget.rule={row['budget_rule']}",
-        f"seed={row['seed']}",
-        f"limit={spelled(limit)}",
-    ]
+    names = {"model": row["model"], "benchmark": row["benchmark"], "method": method}
+    return {**names, "compressor": compressor} if compressor else names
 
 
-def _place(row: Mapping[str, Any], name: str) -> str:
-    """Return what chooses a method: its name, or the place of a user's class that no folder of configs names."""
-    owners = ConfFolders((CONF, *conf_folders())).owners("method", name)
-    places: Mapping[str, str] = row["extra"].get("code", {})
-    return name if owners or name not in places else spelled(places[name])
+def _cell_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
+        "method.variant": row["variant"],
+        "keep": row.get("keep"),
+        "budget.rule": row["budget_rule"],
+        "seed": row["seed"],
+        "limit": row["settings"]["benchmark"]["limit"],
+    }
+    # A number of kept tokens leaves the ratio open.
+    return {**values, "ratio": None if "keep" in row else row["ratio"]}
+
+
+def _choice(key: str, name: str, typed: Collection[str]) -> str:
+    """Return the choice of a group that a name in a row stands for.
+
+    Raises:
+        UserError: there is none, or the row is of own data whose place is not given.
+    """
+    if name in named_choices("method" if key == "compressor" else key):
+        return name
+    if key == "benchmark" and name.startswith(f"{OWN_DATA}:"):
+        if "benchmark.path" not in typed:
+            raise UserError(
+                f"benchmark={name!r}: its row does not hold the place of your data; "
+                "valid: --set benchmark.path=<file or folder>"
+            )
+        return OWN_DATA
+    task = name.removeprefix(TASK)
+    if key == "benchmark" and task != name and task in library().names:
+        return name
+    raise UserError(f"{key}={name!r} is no name of conf/{key}; valid: --set {key}=<name or place>")
 
 
 def _differences(
@@ -206,6 +265,9 @@ def _config_key(path: str, job: Job) -> str | None:
         return None
     if path == "benchmark.limit":
         return "limit"
+    if path.startswith("benchmark.score."):
+        name = path.rpartition(".")[2]
+        return "benchmark.score" if name == "name" else f"benchmark.tolerance.{name}"
     if path.startswith("method.params.") and len(job.method.parts) > 1:
         owner, _, name = path.removeprefix("method.params.").partition(".")
         if not name:

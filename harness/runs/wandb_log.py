@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from espalier.harness.errors import UserError, plain, tell_once, unknown_name
+from espalier.harness.errors import FOREIGN, UserError, plain, tell_once, unknown_name
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.settings import Names, Text, choice, read_value
 from espalier.harness.specs.comparable import amount
@@ -347,7 +347,7 @@ def reachable(address: str) -> bool:
             urlopen(address, timeout=ANSWER).close()
         except HTTPError:
             return True  # a refusal is a response
-        except (OSError, ValueError):
+        except FOREIGN:
             return False
         return True
 

@@ -13,7 +13,10 @@ from typing import Any
 
 from filelock import FileLock
 
+from espalier.harness.errors import FOREIGN
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.folder_checks import below
+from espalier.harness.store.files.untrusted_json import read_json
 
 #: Seconds to wait for another command that logs the same run.
 PATIENCE = 60.0
@@ -33,13 +36,13 @@ class MirrorMark:
 
     @classmethod
     def of(cls, store: Path, key: str) -> MirrorMark:
-        """Return the mark of a run of a store."""
-        return cls(store / "wandb", key)
+        """Return the mark of a run of a store; raises UserError if the folder is a link."""
+        return cls(below(store, "wandb"), key)
 
     @classmethod
     def all(cls, store: Path) -> list[MirrorMark]:
         """Return the marks of a store, ordered by key."""
-        paths = sorted((store / "wandb" / "mirrored").glob("*.json"))
+        paths = sorted(below(store, "wandb", "mirrored").glob("*.json"))
         return [cls.of(store, path.stem) for path in paths]
 
     @property
@@ -50,8 +53,8 @@ class MirrorMark:
     def read(self) -> dict[str, Any]:
         """Return the content; empty if the file is missing or damaged, and the run is then logged again."""
         try:
-            content = json.loads(self.path.read_bytes())
-        except (FileNotFoundError, ValueError):
+            content = read_json(self.path)
+        except FOREIGN:
             return {}
         return content if isinstance(content, dict) else {}
 
@@ -66,13 +69,14 @@ class MirrorMark:
         Raises:
             filelock.Timeout: another command still logs it after `PATIENCE` seconds.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        below(self.root, "mirrored").mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_suffix(".lock"), timeout=PATIENCE):
             yield
 
     def folders(self) -> list[Path]:
         """Return the offline runs of the key."""
-        return sorted(self.root.glob(f"offline-run-*-{self.key}"))
+        folders = self.root.glob(f"offline-run-*-{self.key}")
+        return sorted(folder for folder in folders if not folder.is_symlink())
 
     def clear(self) -> None:
         """Remove the mark and the outdated offline runs."""

@@ -139,8 +139,8 @@ def build_method(name: str, params: Mapping[str, Any], code: str | None = None) 
         built: Method = method(**values)
     except MethodError as error:
         raise UserError(str(error)) from error
-    except Exception as error:  # a user's class may raise anything
-        if code is None:
+    except BaseException as error:  # a user's class may raise anything
+        if code is None or isinstance(error, KeyboardInterrupt):
             raise
         raise UserError(
             f"method={name!r} cannot be built: {failure(error)}; valid: hyper-parameters that its class takes"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -23,15 +23,18 @@ def cached_commit(model: ModelSpec) -> str | None:
 
 def cached_file(model: ModelSpec, name: str) -> Path | None:
     """Return a file of `model.hub` at `model.revision` in the local Hugging Face cache, if it is there."""
-    return None if model.hub is None else file_of_hub(model.hub, name, model.revision)
+    return file_of_hub(model.hub, name, model.revision)
 
 
-def file_of_hub(hub: str, name: str, revision: str | None) -> Path | None:
-    """Return a file of a model's repository in the local Hugging Face cache, if it is there."""
+def file_of_hub(hub: str | None, name: str, revision: str | None) -> Path | None:
+    """Return a file of a model's repository in the local Hugging Face cache; None: it is not there, or not an id."""
     # As OFFLINE sets it.
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(hub, name, revision=revision)
+    try:
+        path = try_to_load_from_cache(str(hub), name, revision=revision)
+    except FOREIGN:  # the hub has its own rules for names
+        return None
     return Path(path) if isinstance(path, str) else None
 
 
@@ -64,8 +67,8 @@ def data_set_cached(name: str) -> bool:
 
 def other_format(path: Path) -> str:
     """Return a hint for a place without a checkpoint that holds a LoRA adapter or GGUF files; "" for any other."""
-    if (path / "adapter_config.json").is_file():
+    if os.path.isfile(path / "adapter_config.json"):
         return " but a LoRA adapter, to be merged into its model first (merge_and_unload of peft)"
-    if path.suffix == ".gguf" or next(path.glob("*.gguf"), None) is not None:
+    if path.suffix == ".gguf" or (os.path.isdir(path) and any(path.glob("*.gguf"))):
         return " but GGUF, the format of llama.cpp"
     return ""

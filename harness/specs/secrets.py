@@ -12,6 +12,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from espalier.harness.errors import FOREIGN
+
 MASK = "***"
 
 #: A part of a key of this many letters is masked, too: servers shorten keys that they repeat.
@@ -25,6 +27,7 @@ _NAMED = re.compile(
     r"(?i)(.*[_-])?(api_?key|apikey|key|token|secret|password|passwd|auth|authorization|bearer|credentials?)"
 )
 _SETTING = re.compile(r"([\w.+~-]+)[\"']?\s*[:=]\s*[\"']?([^,{}\[\]\"'=]+)")
+_QUERY = re.compile(r"[?&;#]([\w.~-]+)=([^&;#\s\"']+)")
 _LOOKS = re.compile(r"\b(?:sk|pk|hf|gsk|xai)[-_][\w-]{8,}")
 
 #: The part before the host of an address.
@@ -54,7 +57,7 @@ def typed(arguments: Iterable[str]) -> tuple[str, ...]:
     matches: list[str] = []
     for argument in arguments:
         matches += _LOOKS.findall(argument)
-        for name, value in _SETTING.findall(argument):
+        for name, value in (*_SETTING.findall(argument), *_QUERY.findall(argument)):
             if names_a_key(name) and not value.strip().replace(".", "").isdigit():
                 matches += [value.strip(), *value.split()]
     return tuple(dict.fromkeys(word for word in matches if len(word) > 3))
@@ -78,7 +81,7 @@ def scrub(files: Iterable[Path], keys: Iterable[str | None]) -> None:
             clean = masked(text, keys)
             if clean != text:
                 file.write_text(clean, encoding="utf-8", errors="surrogateescape")
-        except OSError:
+        except FOREIGN:
             continue
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -25,12 +26,16 @@ from espalier.harness.store import failures
 from espalier.harness.store.answer_digest import matches_row
 from espalier.harness.store.claims import WITHOUT_LOCKS, claim, tidy
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
 from espalier.harness.store.row_shape import BLOCKS, SHAPE, check_complete, read_row
 from espalier.harness.store.schema import SCHEMA, Newer
 
-__all__ = ["BLOCKS", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
+__all__ = ["BLOCKS", "RUN_KEY", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "Store", "Unreadable"]
+
+#: Form of a run key, the name of a run's folder.
+RUN_KEY = re.compile(r"[0-9a-f]{16}")
 
 #: Bytes that a store must have room for, about one row.
 PROBE = 16_384
@@ -133,11 +138,12 @@ class RunDir:
             return None
 
     def check_writable(self) -> None:
-        """Raise UserError if files of another user keep this one from computing or resuming the run.
+        """Raise UserError if links, or files of another user, keep this one from computing or resuming the run.
 
         An existing row can be read all the same.
         """
         for path in (self.path, *self.path.glob("*.jsonl")):
+            below(self.path.parents[1], *path.relative_to(self.path.parents[1]).parts)
             needed = os.W_OK | os.X_OK if path == self.path else os.W_OK
             if path.exists() and not os.access(path, needed):
                 raise UserError(
@@ -171,7 +177,7 @@ class Store:
         Raises:
             UserError: the directory cannot be created.
         """
-        path = self.root / "runs" / key
+        path = below(self.root, "runs", key)
         try:
             if not path.is_dir():
                 path.mkdir(parents=True, exist_ok=True)
@@ -182,7 +188,7 @@ class Store:
 
     def check_writable(self) -> None:
         """Raise UserError unless a file can be written and removed below the root."""
-        runs = self.root / "runs"
+        runs = below(self.root, "runs")
         try:
             runs.mkdir(parents=True, exist_ok=True)
             # It has no name, so nothing remains if the process dies here.

@@ -161,7 +161,10 @@ def _text(answer: StoredAnswer, name: str) -> str:
 
 
 def _media(answer: StoredAnswer) -> str:
-    return ", ".join(str(item.get("from")) for item in answer.prompt.get("media", ()))
+    """Return where the pictures and videos of a sample come from: their files, else their place in the data set."""
+    return ", ".join(
+        str(item.get("path", item.get("from"))) for item in answer.prompt.get("media", ())
+    )
 
 
 def _gain(gain: Interval | None) -> str:

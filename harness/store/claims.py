@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from espalier.harness.errors import StoreLost
 from espalier.harness.store.debris import remove_debris
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.files.lease import LEASE, Terms, take
 
@@ -42,7 +43,9 @@ def claim(
 
     Raises:
         StoreLost: the disk does not take the files of lock and lease.
+        UserError: the folder is a link.
     """
+    below(folder.parents[1], folder.parent.name, folder.name)
     with ExitStack() as resources:
         try:
             claimed = _acquire(resources, folder, patience, terms, journals)

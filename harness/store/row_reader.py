@@ -18,6 +18,7 @@ from espalier.harness.errors import StoreLost
 from espalier.harness.store import RunDir, Unreadable, access_error, folders_in
 from espalier.harness.store.column_index import ColumnBuilder, Columns, FileStamp, write
 from espalier.harness.store.row_blocks import Row, RowSplitter, blocks_of, part_of, row_of
+from espalier.harness.store.row_shape import LARGEST
 
 #: The columns are rewritten when at least one row in this many is not in them; reading fewer takes less time.
 STALE = 100
@@ -146,7 +147,7 @@ def _changed(folder: Path) -> float:
 
 
 def _content(path: Path) -> tuple[FileStamp, bytes]:
-    """Return the stamp of a file before it is read, and its bytes; no bytes if it is not a file or cannot be read."""
+    """Return the stamp of a file before it is read, and its bytes; no bytes if it is too large or no file."""
     try:
         # Reading a pipe would never end.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -155,7 +156,7 @@ def _content(path: Path) -> tuple[FileStamp, bytes]:
     try:
         state = os.fstat(file)
         with suppress(OSError):
-            if stat.S_ISREG(state.st_mode):
+            if stat.S_ISREG(state.st_mode) and state.st_size <= LARGEST:
                 return _stamp(state), os.read(file, state.st_size)
         return _stamp(state), b""
     finally:

@@ -11,6 +11,9 @@ from typing import Any
 from espalier.harness.store.files.untrusted_json import read_json
 from espalier.harness.store.schema import upgraded
 
+#: Bytes that the file of a row may have; reading one takes several times as much memory.
+LARGEST = 64 * 2**20
+
 #: Entries that every row has, with their types.
 SHAPE: Mapping[str, type | tuple[type, ...]] = {
     "run_key": str,
@@ -44,7 +47,7 @@ OPTIONAL_EXTRA: Mapping[str, type] = {
 
 def read_row(path: Path) -> dict[str, Any]:
     """Return the row in a file; raises ValueError with the reason if the content does not have the shape of a row."""
-    row = read_json(path)
+    row = read_json(path, LARGEST)
     if not isinstance(row, dict):
         raise ValueError("not a table")
     row = upgraded(row)

@@ -19,6 +19,7 @@ from typing import Any
 from espalier.harness.errors import UserError, foreign, tell_once
 from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.untrusted_json import read_json
 
 #: Version of the files; a file of another version is refused.
@@ -83,12 +84,13 @@ def announce(store: Path, argv: Sequence[str], cells: Sequence[SweepCell]) -> Pa
 
     Raises:
         StoreLost: the disk is full or cannot be written.
+        UserError: the folder of sweeps is a link.
     """
     content = json.dumps([list(argv), [cell.key for cell in cells]])
-    path = store / "sweeps" / f"{hashlib.sha256(content.encode()).hexdigest()[:12]}.json"
+    path = below(store, "sweeps") / f"{hashlib.sha256(content.encode()).hexdigest()[:12]}.json"
     if path.exists():
         with suppress(OSError):  # of another user
-            os.utime(path)  # commands without a name use the newest file
+            os.utime(path, follow_symlinks=False)  # commands without a name use the newest file
         return path
     record = {
         "version": VERSION,

@@ -6,6 +6,7 @@ No reader of a store looks there. Files moved back are in the store again; `gc -
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,13 @@ from typing import NamedTuple
 
 from espalier.harness.errors import StoreLost, UserError, first_words
 from espalier.harness.store.claims import claim
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.lease import DEFAULT_TERMS, LEASE
 
 NAME = ".trash"
+
+#: Names of the folders that `gc` makes there.
+FOLDER = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?")
 
 
 class Waste(NamedTuple):
@@ -84,14 +89,22 @@ def move(store: Path, waste_items: Iterable[Waste]) -> MoveResult:
 
 
 def contents(store: Path) -> list[Waste]:
-    """Return the content of the trash, a folder for each `gc`, the oldest first."""
+    """Return the content of the trash, a folder for each `gc`, the oldest first; nothing else that lies there.
+
+    Raises:
+        UserError: the trash is a link, or cannot be read.
+    """
     try:
-        folders = sorted((store / NAME).iterdir())
+        folders = sorted(below(store, NAME).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise _unusable(store, error) from error
-    return [Waste(path, "moved there by gc", size_of(path)) for path in folders]
+    return [
+        Waste(path, "moved there by gc", size_of(path))
+        for path in folders
+        if FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    ]
 
 
 def purge(waste_items: Iterable[Waste]) -> int:
@@ -103,10 +116,7 @@ def purge(waste_items: Iterable[Waste]) -> int:
     freed = 0
     for waste in waste_items:
         try:
-            if waste.path.is_dir() and not waste.path.is_symlink():
-                shutil.rmtree(waste.path)
-            else:
-                waste.path.unlink()
+            shutil.rmtree(waste.path)
         except OSError as error:
             raise StoreLost(
                 f"store: {waste.path} cannot be removed: {first_words(error)}; {freed:,} bytes were freed before"
@@ -134,7 +144,7 @@ def _new_folder(store: Path) -> Path:
     name = time.strftime("%Y-%m-%dT%H-%M-%S")
     number = 0
     while True:
-        folder = store / NAME / (f"{name}-{number}" if number else name)
+        folder = below(store, NAME) / (f"{name}-{number}" if number else name)
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

@@ -75,7 +75,8 @@ def waste(
             f"store={str(store)!r} cannot be written: {error.strerror or error}; valid: a store of your own"
         ) from error
     for place in (store, store / "runs", store / "sweeps", store / "cells"):
-        yield from _temporaries(place, now)
+        if place == store or not place.is_symlink():
+            yield from _temporaries(place, now)
     for entry in runs:
         try:
             yield from _waste_of_run(entry, kept_commits, days, now)

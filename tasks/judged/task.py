@@ -18,7 +18,7 @@ try:
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.store.files import durable
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 
 #: Folders of the repository: videos as files, in some copies, and as pickles, on the hub.
 FILES, PICKLES = "video", "video_pkl"
@@ -94,14 +94,7 @@ class MMBenchVideo(ConfigurableMessagesTask):
                 videos = DataUnpickler(stream).load()
             if not isinstance(videos, Mapping):
                 raise pickle.UnpicklingError("it is not a table")
-        except (
-            pickle.UnpicklingError,
-            EOFError,
-            ValueError,
-            IndexError,
-            KeyError,
-            TypeError,
-        ) as error:
+        except (*FOREIGN, pickle.UnpicklingError) as error:
             raise self._error(
                 f"{str(file)!r} is damaged: {error}; valid: fetch it again"
             ) from error

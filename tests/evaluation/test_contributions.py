@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from espalier.harness.evaluation.lmms_tasks import quiet
 from espalier.harness.evaluation.metric_scores import check_derived, members_of, needed_metrics
 from espalier.harness.evaluation.sample_contributions import ScoredRun, score
 from espalier.harness.evaluation.samples import read_scorings, score_entries
+from espalier.harness.evaluation.upstream import tokens_remembered
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit
 from tests.evaluation.test_influence import pairs, yes_no
@@ -218,26 +219,27 @@ def test_what_a_task_writes_goes_to_a_folder_that_goes_away(tmp_path: Path) -> N
     assert not any(path.exists() for path in paths)
 
 
-@pytest.mark.parametrize("effect", ["writes a file", "opens a connection"])
-def test_an_aggregation_with_effects_is_not_computed_again(effect: str, tmp_path: Path) -> None:
+def test_an_aggregation_is_called_again_in_silence(capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[int] = []
 
-    def effective(values: Any) -> float:
-        if calls:
-            if effect == "writes a file":
-                (tmp_path / "submission.json").write_text("[]")
-            else:
-                socket.create_connection(("127.0.0.1", 9))
-        calls.append(1)
+    def loud(values: Any) -> float:
+        print("noise")
+        print("noise", file=sys.stderr)
+        calls.append(len(values))
         return float(pope_aggregate_f1_score(values))
 
     _, samples = split(0, 40)
-    scored = run({"t": ({"f1": effective}, samples)}, bench("f1"))
-    assert scored.metrics["f1"]["stderr"] is None
-    assert scored.metrics["f1"]["value"] is not None
-    assert scored.scores == {}
-    assert scored.how["f1"]["note"] == f"its aggregation {effect}, so it is computed once only"
-    assert list(tmp_path.iterdir()) == []
+    results: Any = {
+        "results": {"t": {"f1,none": pope_aggregate_f1_score([s["f1"] for s in samples])}},
+        "samples": {"t": samples},
+    }
+    scored = score(results, [task_of("t", {"f1": loud})], bench("f1"), ours=False)
+    assert scored.how["f1"]["how"] == "influence"
+    assert calls.count(39) == 40
+    assert capsys.readouterr() == ("", "")
+    calls.clear()
+    score(results, [task_of("t", {"f1": loud})], bench("f1", blocks=0), ours=False)
+    assert calls == []
 
 
 def test_a_benchmark_may_forbid_it_and_a_changing_value_does() -> None:
@@ -312,3 +314,23 @@ def test_unparsed_answers_are_counted_where_the_task_tells() -> None:
     assert run({"t": ({"acc": mean["acc"]}, silent)}, bench("acc")).unparsed is None
     tables = {"t": (mean, samples), "u": ({"acc": mean["acc"]}, silent)}
     assert run(tables, bench("t/acc")).unparsed is None
+
+
+def test_captions_go_to_the_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class PTBTokenizer:
+        def tokenize(self, captions: dict[Any, list[dict[str, str]]]) -> dict[Any, list[str]]:
+            asked.extend(one["caption"] for several in captions.values() for one in several)
+            return {k: [one["caption"].lower() for one in v] for k, v in captions.items()}
+
+    name = "pycocoevalcap.tokenizer.ptbtokenizer"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(PTBTokenizer=PTBTokenizer))
+    real = PTBTokenizer.tokenize
+    with tokens_remembered():
+        first = PTBTokenizer().tokenize({7: [{"caption": "A dog"}, {"caption": "Two"}]})
+        again = PTBTokenizer().tokenize({1: [{"caption": "Two"}], 2: [{"caption": "New"}]})
+    assert first == {7: ["a dog", "two"]}
+    assert again == {1: ["two"], 2: ["new"]}
+    assert asked == ["A dog", "Two", "New"]
+    assert PTBTokenizer.tokenize is real

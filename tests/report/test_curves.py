@@ -18,12 +18,12 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.influence import influence
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
+from espalier.harness.reports.curves.curve_files import draw_curves, file_name, write_curves
 from espalier.harness.reports.curves.curve_points import Curve
 from espalier.harness.reports.curves.figures import spread
 from espalier.harness.reports.curves.gain_dots import DOTS, draw_gains
-from espalier.harness.reports.curves.method_report import file_name, write_report
 from espalier.harness.reports.curves.method_report import page as sweep_page
+from espalier.harness.reports.curves.method_report import write_report
 from espalier.harness.reports.curves.redraw import redraw
 from espalier.harness.reports.curves.report_page import config_names
 from espalier.harness.specs.run_spec import RunSpec
@@ -242,6 +242,13 @@ def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> Non
     assert "[task:pope](task_pope.md)" in pages["README.md"]
     assert "](task_pope.svg)" in pages["task_pope.md"]
     assert file_name("pope") == "pope"
+    hostile = ("\x1b[2J", "a|b", "a\nb", "\u202eexe", "x" * 3000, "ü" * 3000, "../..", "<b>", '"')
+    names = {file_name(name) for name in hostile}
+    assert len(names) == len(hostile)
+    assert all(
+        len(name.encode()) < 200 and not set(name) & set("/|<>\"'\n\x1b\u202e") for name in names
+    )
+    assert file_name("a|b") != file_name("a/b") == "a_b"
 
 
 def uncorrected(curve: Curve) -> Curve:
@@ -426,7 +433,7 @@ def add_f1(root: Path, method: str, ratio: float, right: float, told: bool = Tru
     run.journal.append(*score_entries(scores if told else {}, of))
     row = run.row()
     assert row is not None
-    note = None if told else "its aggregation opens a connection, so it is computed once only"
+    note = None if told else "benchmark.blocks=0: computed once only"
     counts = {"samples": len(scores) if told else 0, "units": N // 2, "note": note}
     row["extra"]["aggregation"] = {"acc": {"how": "influence" if told else "once", **counts}}
     run.commit(row)
@@ -453,9 +460,7 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
 
 def test_a_headline_without_contributions_says_why_there_is_no_curve(tmp_path: Path) -> None:
     add_f1(tmp_path, "none", 0.0, 0.95, told=False)
-    with pytest.raises(
-        UserError, match="acc: its aggregation opens a connection, so it is computed once"
-    ):
+    with pytest.raises(UserError, match=r"acc: benchmark\.blocks=0: computed once"):
         read_panels(tmp_path, ["yes_no"])
 
 

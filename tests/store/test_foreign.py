@@ -89,7 +89,7 @@ READERS = (("ls",), ("verify", "--dry"), ("gc",), ("gc", "--keep-code", "c1"), (
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     root = tmp_path / "store"
-    for key in ("aa", "bb"):
+    for key in ("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"):
         add(root, key, [1, 0])
     return root
 
@@ -103,7 +103,7 @@ def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert code in (0, 1), (command, err)
         printed[" ".join(command)] = "\n".join(out + err)
     assert sweep(["status", "--store", str(store)]) == 0
-    assert "bb" in printed["ls"]
+    assert "bbbbbbbbbbbbbbbb" in printed["ls"]
     assert ": 1 rows" in printed["export OUT"] or ": 2 rows" in printed["export OUT"]
     return printed
 
@@ -112,13 +112,24 @@ def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_row_that_is_none_is_named(
     damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ROWS[damage](store / "runs" / "aa" / "row.json")
+    ROWS[damage](store / "runs" / "aaaaaaaaaaaaaaaa" / "row.json")
     printed = overview(store, tmp_path, capsys)
     for reader in ("ls", "verify --dry", "export OUT"):
         # errors are told once a process, so that of the export may have been told before
-        assert "aa" in printed[reader] or reader == "export OUT"
+        assert "aaaaaaaaaaaaaaaa" in printed[reader] or reader == "export OUT"
     assert "damaged" in printed["ls"]
-    assert [row["run_key"] for row in Store(store).rows()] == ["bb"]
+    assert [row["run_key"] for row in Store(store).rows()] == ["bbbbbbbbbbbbbbbb"]
+
+
+def test_a_row_of_a_gigabyte_is_not_read(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store / "runs" / ("a" * 16) / "row.json"
+    with path.open("r+b") as file:
+        file.truncate(2**40)  # more than any memory; it takes no room
+    printed = overview(store, tmp_path, capsys)
+    assert "it has more than 64 MiB" in printed["ls"]
+    assert "a" * 16 in printed["verify --dry"]
 
 
 @pytest.mark.parametrize("damage", FILES)
@@ -126,7 +137,7 @@ def test_a_row_that_is_none_is_named(
 def test_other_files_that_are_none_stop_nobody(
     name: str, damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for key in ("aa", "cc"):
+    for key in ("aaaaaaaaaaaaaaaa", "cccccccccccccccc"):
         path = Store(store).run(key).path / name
         path.unlink(missing_ok=True)
         FILES[damage](path)
@@ -135,7 +146,7 @@ def test_other_files_that_are_none_stop_nobody(
 
 @pytest.mark.parametrize("damage", FILES)
 def test_a_sweep_that_is_none_is_passed_over(damage: str, store: Path) -> None:
-    cell = SweepCell("aa", "m", "fastv", "b", 0.5, "", None, ("method=fastv",))
+    cell = SweepCell("aaaaaaaaaaaaaaaa", "m", "fastv", "b", 0.5, "", None, ("method=fastv",))
     announce(store, ["+experiment=mine"], [cell])
     FILES[damage](store / "sweeps" / "zz.json")
     for name in (None, "mine"):

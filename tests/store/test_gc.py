@@ -23,7 +23,12 @@ DIRTY = f"{COMMIT}-dirty"
 FULL = f"{COMMIT}{'5' * 28}"
 
 #: Rows of the store, each with its commit.
-ROWS = {"aa": COMMIT, "bb": DIRTY, "cc": OTHER, "dd": None}
+ROWS = {
+    "aaaaaaaaaaaaaaaa": COMMIT,
+    "bbbbbbbbbbbbbbbb": DIRTY,
+    "cccccccccccccccc": OTHER,
+    "dddddddddddddddd": None,
+}
 
 
 def of(commit: str | None) -> dict[str, Any]:
@@ -50,8 +55,10 @@ def test_a_commit_is_named_by_any_length_of_it(
 ) -> None:
     code, out, err = run_cli(capsys, "gc", "--keep-code", name, "--yes", "--store", store)
     assert code == 0
-    assert keys(store) == ["aa", "bb", "dd"]
-    assert [line.partition(" (")[0] for line in out] == [f"{store}/runs/cc: of code {OTHER}"]
+    assert keys(store) == ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "dddddddddddddddd"]
+    assert [line.partition(" (")[0] for line in out] == [
+        f"{store}/runs/cccccccccccccccc: of code {OTHER}"
+    ]
     assert f"rows by commit: {COMMIT} (1), {DIRTY} (1), no commit (1)" in err[0]
     assert "-dirty had changes on top of its commit, and stays with it" in err[0]
     assert "a row without a commit stays" in err[0]
@@ -62,17 +69,21 @@ def test_changes_on_top_of_a_commit_are_named_alone(
 ) -> None:
     assert run_cli(capsys, "gc", "--keep-code", DIRTY[2:], "--yes", "--store", store)[0] == 2
     assert run_cli(capsys, "gc", "--keep-code", f"{FULL}-dirty", "--yes", "--store", store)[0] == 0
-    assert keys(store) == ["bb", "dd"]
+    assert keys(store) == ["bbbbbbbbbbbbbbbb", "dddddddddddddddd"]
 
 
 def test_a_tag_in_front_of_a_commit_hides_it_from_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for key, commit in (("aa", f"v0.1-3-g{COMMIT}"), ("bb", "v0.1"), ("cc", OTHER)):
+    for key, commit in (
+        ("aaaaaaaaaaaaaaaa", f"v0.1-3-g{COMMIT}"),
+        ("bbbbbbbbbbbbbbbb", "v0.1"),
+        ("cccccccccccccccc", OTHER),
+    ):
         add(tmp_path, key, [1], extra=of(commit))
     names = ("--keep-code", FULL, "--keep-code", "v0.1")
     assert run_cli(capsys, "gc", *names, "--yes", "--store", tmp_path)[0] == 0
-    assert keys(tmp_path) == ["aa", "bb"]
+    assert keys(tmp_path) == ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"]
 
 
 def test_several_commits_may_be_kept(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +126,7 @@ def test_only_some_of_many_commits_are_named() -> None:
 def test_the_beginning_of_two_commits_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for key, commit in (("aa", "abcd11111111"), ("bb", "abcd22222222")):
+    for key, commit in (("aaaaaaaaaaaaaaaa", "abcd11111111"), ("bbbbbbbbbbbbbbbb", "abcd22222222")):
         add(tmp_path, key, [1], extra=of(commit))
     code, _, (line,) = run_cli(capsys, "gc", "--keep-code", "abcd", "--yes", "--store", tmp_path)
     assert code == 2
@@ -123,7 +134,7 @@ def test_the_beginning_of_two_commits_is_refused(
 
 
 def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Store(store).run("cc")
+    run = Store(store).run("cccccccccccccccc")
     run.forced.append({"task": "t", "doc_id": 0, "answer": "x"})
     with run.claim(0) as held:
         assert held
@@ -131,19 +142,19 @@ def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixtu
         options = ("--keep-code", COMMIT, "--days", 0, "--yes")
         assert run_cli(capsys, "gc", *options, "--store", store)[0] == 0
         assert (run.path / "forced.jsonl").exists()
-    assert "cc" in keys(store)
+    assert "cccccccccccccccc" in keys(store)
 
 
 def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
     from espalier.harness.store.trash import Waste, move
 
-    path = store / "runs" / "cc"
+    path = store / "runs" / "cccccccccccccccc"
     # In a separate process: lmms-eval lets all locks of one path in a process be the same lock.
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
 
     def compute() -> None:
-        with Store(store).run("cc").claim(0) as held:
+        with Store(store).run("cccccccccccccccc").claim(0) as held:
             assert held
             ready.set()
             leave.wait(300)
@@ -164,17 +175,21 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
 def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = Store(store).run("cc").row()
+    before = Store(store).run("cccccccccccccccc").row()
     for _ in range(2):
         run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
-        (folder,) = [one for one in (store / ".trash").iterdir() if (one / "runs" / "cc").is_dir()]
-        assert sorted(path.name for path in (folder / "runs" / "cc").iterdir()) == [
+        (folder,) = [
+            one
+            for one in (store / ".trash").iterdir()
+            if (one / "runs" / "cccccccccccccccc").is_dir()
+        ]
+        assert sorted(path.name for path in (folder / "runs" / "cccccccccccccccc").iterdir()) == [
             "journal.jsonl",
             "row.json",
             "spec.json",
         ]
-        shutil.move(folder / "runs" / "cc", store / "runs" / "cc")
-        assert Store(store).run("cc").row() == before
+        shutil.move(folder / "runs" / "cccccccccccccccc", store / "runs" / "cccccccccccccccc")
+        assert Store(store).run("cccccccccccccccc").row() == before
     run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     code, out, (line,) = run_cli(capsys, "gc", "--purge", "--store", store)
     assert (code, len(out)) == (0, 3)
@@ -182,7 +197,7 @@ def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
     assert any((store / ".trash").iterdir())
     assert run_cli(capsys, "gc", "--purge", "--yes", "--store", store)[0] == 0
     assert not any((store / ".trash").iterdir())
-    assert keys(store) == ["aa", "bb", "dd"]
+    assert keys(store) == ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "dddddddddddddddd"]
     options = ("--purge", "--keep-code", COMMIT, "--yes")
     assert run_cli(capsys, "gc", *options, "--store", store)[0] == 2
 
@@ -191,22 +206,26 @@ def test_no_reader_looks_into_the_trash(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
-    (store / ".trash" / "broken" / "runs" / "ee").mkdir(parents=True)
-    (store / ".trash" / "broken" / "runs" / "ee" / "row.json").write_text("{")
-    assert [entry.key for entry in entries(store)] == ["aa", "bb", "dd"]
+    (store / ".trash" / "broken" / "runs" / "eeeeeeeeeeeeeeee").mkdir(parents=True)
+    (store / ".trash" / "broken" / "runs" / "eeeeeeeeeeeeeeee" / "row.json").write_text("{")
+    assert [entry.key for entry in entries(store)] == [
+        "aaaaaaaaaaaaaaaa",
+        "bbbbbbbbbbbbbbbb",
+        "dddddddddddddddd",
+    ]
     assert write_tables(store, tmp_path / "tables").rows == 3
     assert run_cli(capsys, "verify", "--store", store)[0] == 0
-    assert main(["show", "cc", "--store", str(store)]) == 2
+    assert main(["show", "cccccccccccccccc", "--store", str(store)]) == 2
 
 
 def test_what_cannot_be_moved_is_named_and_the_rest_goes(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(store, "ee", [1], extra=of("c" * 12))
+    add(store, "eeeeeeeeeeeeeeee", [1], extra=of("c" * 12))
     plain = os.rename
 
     def rename(source: Path, target: Path) -> None:
-        if Path(source).name == "cc":
+        if Path(source).name == "cccccccccccccccc":
             raise PermissionError(13, "Permission denied")
         plain(source, target)
 
@@ -217,8 +236,13 @@ def test_what_cannot_be_moved_is_named_and_the_rest_goes(
     monkeypatch.setattr(shutil, "copytree", refuse)
     code, _, err = run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     assert code == 1
-    assert f"{store}/runs/cc: stays, it cannot be moved (Permission denied)" in err
-    assert keys(store) == ["aa", "bb", "cc", "dd"]
+    assert f"{store}/runs/cccccccccccccccc: stays, it cannot be moved (Permission denied)" in err
+    assert keys(store) == [
+        "aaaaaaaaaaaaaaaa",
+        "bbbbbbbbbbbbbbbb",
+        "cccccccccccccccc",
+        "dddddddddddddddd",
+    ]
 
 
 def test_a_trash_that_is_a_file_is_one_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import espalier
 import run
@@ -24,8 +26,11 @@ from espalier.harness.runs.sample_pictures import draw_samples
 from espalier.harness.runs.stored_pictures import job_of_row
 from espalier.harness.seedling.scene_benchmarks import sample_scene
 from espalier.harness.store import Store
+from espalier.harness.store.answer_view import answer_lines
 from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.stored_answers import StoredAnswer
 from espalier.methods.fastv import FastV
+from tests.plugins.packages import method as code_of
 
 SETTINGS = (
     *("benchmark=seedling_vqa", "limit=4", "json=false", "engine.batch_size=3"),
@@ -73,6 +78,144 @@ def test_stacks_and_counts_are_made_again(tmp_path: Path, argv: tuple[str, ...])
     job = admit(build_spec(command.cells[0]), Digests(), places=False)
     row = {"run_key": job.key, **job.outline()}
     assert job_of_row(row, tmp_path).key == job.key
+
+
+def row_of_line(*argv: str) -> dict[str, Any]:
+    """The row of a run, as far as it is known before it runs."""
+    command = read_command(argv)
+    assert command is not None
+    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    plugins = [{"digest": digest} for digest in job.parts.get("plugins", ())]
+    row = {"run_key": job.key, **job.outline()}
+    row["extra"] = {**row["extra"], "plugins": plugins}
+    copy: dict[str, Any] = json.loads(json.dumps(row))
+    return copy
+
+
+#: Code that leaves a file where it is imported.
+TRACE = "\nfrom pathlib import Path; Path({!r}).touch()\n"
+
+
+@pytest.fixture
+def coded(tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """A row of a user's method, and its file, which has changed since."""
+    file = tmp_path / "mine.py"
+    file.write_text(code_of(), encoding="utf-8")
+    row = row_of_line(f"method={file}:FirstTokens", "benchmark=seedling_vqa", "limit=1")
+    row["extra"]["code"] = {"FirstTokens": f"{file}:FirstTokens"}
+    return row, file
+
+
+def test_code_of_a_row_runs_while_it_has_the_digest_of_the_row(
+    coded: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    row, file = coded
+    assert job_of_row(row, tmp_path).key == row["run_key"]
+    mark = tmp_path / "imported"
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(TRACE.format(str(mark)))
+    with pytest.raises(espalier.UserError, match=r"has changed since.*--set method=") as caught:
+        job_of_row(row, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not mark.exists()
+    job_of_row(row, tmp_path, [f"method={file}:FirstTokens"])
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["{other}:FirstTokens", "mine.py:FirstTokens", "~/mine.py:FirstTokens", "{gone}:F", 5]
+)
+def test_code_without_a_digest_in_the_row_is_not_imported(
+    coded: tuple[dict[str, Any], Path],
+    place: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row, file = coded
+    other, mark = tmp_path / "other.py", tmp_path / "imported"
+    other.write_text(code_of("FirstTokens") + TRACE.format(str(mark)), encoding="utf-8")
+    monkeypatch.chdir(file.parent)
+    if isinstance(place, str):
+        place = place.format(other=other, gone=tmp_path / "gone.py")
+    row["extra"]["code"] = {"FirstTokens": place}
+    with pytest.raises(espalier.UserError, match="not imported") as caught:
+        job_of_row(row, tmp_path)
+    assert "\n" not in str(caught.value)
+    del row["extra"]["plugins"]
+    row["extra"]["code"] = {"FirstTokens": f"{file}:FirstTokens"}
+    with pytest.raises(espalier.UserError, match="not imported"):
+        job_of_row(row, tmp_path)
+    assert not mark.exists()
+
+
+@pytest.fixture(scope="module")
+def plain_row() -> dict[str, Any]:
+    return row_of_line("method=fastv", "benchmark=seedling_vqa", "limit=1")
+
+
+#: Texts that a command line would read as something else.
+TEXTS = (
+    *("x y=1", "fastv,none", "${oc.env:HOME}", '"quoted"', "[1]", "{a: 1}", "+x.y=1", ""),
+    *(
+        "../method/fastv",
+        "mine.py:FirstTokens",
+        "task:../x",
+        "data:x",
+        "checkpoint:%2Ftmp",
+        "glob(*)",
+    ),
+)
+
+
+@pytest.mark.parametrize("key", ["model", "benchmark", "method", "variant", "budget_rule", "seed"])
+def test_a_name_in_a_row_is_no_command_line(
+    plain_row: dict[str, Any], tmp_path: Path, key: str
+) -> None:
+    for text in TEXTS:
+        with pytest.raises(espalier.UserError) as caught:
+            job_of_row({**plain_row, key: text}, tmp_path)
+        assert "\n" not in str(caught.value)
+        assert os.environ["HOME"] not in str(caught.value)
+
+
+def test_a_setting_in_a_row_is_a_value(plain_row: dict[str, Any], tmp_path: Path) -> None:
+    row = json.loads(json.dumps(plain_row))
+    for text in TEXTS:
+        generation = row["settings"]["model"]["generation"] | {"until": [f"{text}."]}
+        row["settings"]["model"]["generation"] = generation
+        row["settings"]["benchmark"]["prompt"] = {"words": text}
+        spec = job_of_row(row, tmp_path).spec
+        assert spec.benchmark.prompt == {"words": text}
+        assert spec.model.generation == generation
+
+
+def test_a_run_on_own_data_needs_its_place_and_its_content(tmp_path: Path) -> None:
+    for number in range(2):
+        Image.new("RGB", (32, 32)).save(tmp_path / f"{number}.png")
+    data = tmp_path / "own, data.csv"
+    lines = ["image,question,answer", "0.png,which ?,red", "1.png,which ?,blue"]
+    data.write_text("\n".join(lines), encoding="utf-8")
+    place = f"benchmark.path='{data}'"
+    row = row_of_line("benchmark=data", place, "benchmark.score=contains", "method=none")
+    assert row["benchmark"] == "data:own, data"
+    with pytest.raises(espalier.UserError, match=r"valid: --set benchmark\.path="):
+        job_of_row(row, tmp_path)
+    assert job_of_row(row, tmp_path, [place]).key == row["run_key"]
+    data.write_text("\n".join([*lines[:2], "1.png,which ?,green"]), encoding="utf-8")
+    with pytest.raises(espalier.UserError, match=r"benchmark\.data differ"):
+        job_of_row(row, tmp_path, [place])
+
+
+def test_a_task_of_the_library_is_made_again(tmp_path: Path) -> None:
+    override = "model.closed_vocabulary=false"
+    row = row_of_line("benchmark=task:ai2d", "method=none", "limit=1", override)
+    assert job_of_row(row, tmp_path, [override]).key == row["run_key"]
+
+
+def test_answers_name_the_files_of_own_pictures() -> None:
+    media = [{"from": "json/test/7#0", "path": "/own/a.png"}, {"from": "json/test/7#1"}]
+    answer = StoredAnswer(("t", 7), "a", {"media": media}, 1.0, 1.0, ("t", 7))
+    assert answer_lines([answer])[1][0][-1] == "/own/a.png, json/test/7#1"
 
 
 @pytest.mark.slow

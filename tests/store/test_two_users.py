@@ -34,8 +34,8 @@ def open_path() -> Iterator[Path]:
 @pytest.fixture
 def store(open_path: Path) -> Path:
     root = open_path / "store"
-    add(root, "aa", [1, 0])
-    Store(root).run("bb").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
+    add(root, "aaaaaaaaaaaaaaaa", [1, 0])
+    Store(root).run("bbbbbbbbbbbbbbbb").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     return root
 
 
@@ -69,8 +69,10 @@ def by_another_user(work: Callable[[], object]) -> object:
 @as_root
 def test_rows_that_are_there_are_served_and_nothing_is_written(store: Path) -> None:
     before = sorted(store.rglob("*"))
-    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == ["aa"]
-    for command in (["ls"], ["show", "aa"], ["verify", "--dry"]):
+    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == [
+        "aaaaaaaaaaaaaaaa"
+    ]
+    for command in (["ls"], ["show", "aaaaaaaaaaaaaaaa"], ["verify", "--dry"]):
         code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
         assert code == 0
     assert [path for path in sorted(store.rglob("*")) if path.name != "index.columns"] == before
@@ -86,14 +88,16 @@ def test_tables_of_a_store_of_another_user_can_be_written(store: Path, open_path
 
 @as_root
 def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Path) -> None:
-    line = by_another_user(lambda: Store(store).run("bb").check_writable())
-    assert str(line).startswith(f"UserError: store={str(store)!r}: run bb belongs to user ")
+    line = by_another_user(lambda: Store(store).run("bbbbbbbbbbbbbbbb").check_writable())
+    assert str(line).startswith(
+        f"UserError: store={str(store)!r}: run bbbbbbbbbbbbbbbb belongs to user "
+    )
     assert "it cannot be computed or resumed; valid: a store of your own" in str(line)
     # A folder that the group may write holds a journal that it may not.
-    (store / "runs" / "bb").chmod(0o777)
-    line = by_another_user(lambda: Store(store).run("bb").check_writable())
-    assert "may not write bb/journal.jsonl" in str(line)
-    line = by_another_user(lambda: Store(store).run("bb").journal.append({"a": 1}))
+    (store / "runs" / "bbbbbbbbbbbbbbbb").chmod(0o777)
+    line = by_another_user(lambda: Store(store).run("bbbbbbbbbbbbbbbb").check_writable())
+    assert "may not write bbbbbbbbbbbbbbbb/journal.jsonl" in str(line)
+    line = by_another_user(lambda: Store(store).run("bbbbbbbbbbbbbbbb").journal.append({"a": 1}))
     assert str(line).startswith("StoreLost: ")
     assert "goes on" not in str(line)
 
@@ -102,7 +106,7 @@ def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Pat
 def test_what_a_group_shares_can_be_gone_on_with(open_path: Path) -> None:
     mask = os.umask(0)
     try:
-        run = Store(open_path / "shared").run("aa")
+        run = Store(open_path / "shared").run("aaaaaaaaaaaaaaaa")
         run.journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     finally:
         os.umask(mask)
@@ -114,14 +118,19 @@ def test_what_a_group_shares_can_be_gone_on_with(open_path: Path) -> None:
 def test_a_run_that_its_owner_keeps_is_named_and_passed_over(
     store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    add(store, "cc", [1])
-    (store / "runs" / "aa").chmod(0o700)
-    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == ["cc"]
-    assert f"{store}/runs/aa/row.json cannot be read (Permission denied)" in capfd.readouterr().err
+    add(store, "cccccccccccccccc", [1])
+    (store / "runs" / "aaaaaaaaaaaaaaaa").chmod(0o700)
+    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == [
+        "cccccccccccccccc"
+    ]
+    assert (
+        f"{store}/runs/aaaaaaaaaaaaaaaa/row.json cannot be read (Permission denied)"
+        in capfd.readouterr().err
+    )
     for command in (["ls"], ["verify", "--dry"], ["gc"]):
         code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
         assert code in ((1,) if command == ["verify", "--dry"] else (0, 1))
-    line = by_another_user(lambda: Store(store).run("aa").row())
+    line = by_another_user(lambda: Store(store).run("aaaaaaaaaaaaaaaa").row())
     assert str(line).startswith("Unreadable: ")
     assert "force=true" not in str(line)
     assert issubclass(Unreadable, UserError)
@@ -133,13 +142,16 @@ def test_what_another_user_may_not_move_stays(
 ) -> None:
     for folder in (store, store / "runs"):
         folder.chmod(0o777)
-    age(store / "runs" / "bb", 99)
+    age(store / "runs" / "bbbbbbbbbbbbbbbb", 99)
     code = by_another_user(lambda: main(["gc", "--yes", "--store", str(store)]))
     assert code == 1
-    assert "runs/bb: stays, it cannot be moved (Permission denied)" in capfd.readouterr().err
-    assert (store / "runs" / "bb" / "journal.jsonl").exists()
+    assert (
+        "runs/bbbbbbbbbbbbbbbb: stays, it cannot be moved (Permission denied)"
+        in capfd.readouterr().err
+    )
+    assert (store / "runs" / "bbbbbbbbbbbbbbbb" / "journal.jsonl").exists()
 
 
 def test_the_owner_of_everything_is_never_refused(store: Path) -> None:
-    Store(store).run("bb").check_writable()
+    Store(store).run("bbbbbbbbbbbbbbbb").check_writable()
     shutil.rmtree(store)

@@ -76,8 +76,8 @@ def age(path: Path, days: float) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     root = tmp_path / "store"
-    add(root, "aa", [1, 0])
-    add(root, "bb", [1, 1], method="none", ratio=0.0)
+    add(root, "aaaaaaaaaaaaaaaa", [1, 0])
+    add(root, "bbbbbbbbbbbbbbbb", [1, 1], method="none", ratio=0.0)
     return root
 
 
@@ -85,17 +85,27 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_ls_lists_runs_of_every_state(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Store(store).run("cc").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
-    (Store(store).run("dd").path / "failed.json").write_text('{"cause": "no memory left"}')
-    (Store(store).run("ee").path / "row.json").write_text("{")
-    with Store(store).run("ff").claim(0) as claimed:
+    Store(store).run("cccccccccccccccc").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
+    (Store(store).run("dddddddddddddddd").path / "failed.json").write_text(
+        '{"cause": "no memory left"}'
+    )
+    (Store(store).run("eeeeeeeeeeeeeeee").path / "row.json").write_text("{")
+    with Store(store).run("ffffffffffffffff").claim(0) as claimed:
         assert claimed
         code, out, err = run_cli(capsys, "ls", "--store", store)
     states = {line.split()[0]: line.split()[1] for line in out[1:]}
     assert code == 0
     assert states == {
-        **{"aa": "done", "bb": "done", "cc": "unfinished"},
-        **{"dd": "failed", "ee": "damaged", "ff": "running"},
+        **{
+            "aaaaaaaaaaaaaaaa": "done",
+            "bbbbbbbbbbbbbbbb": "done",
+            "cccccccccccccccc": "unfinished",
+        },
+        **{
+            "dddddddddddddddd": "failed",
+            "eeeeeeeeeeeeeeee": "damaged",
+            "ffffffffffffffff": "running",
+        },
     }
     assert any("acc 0.500" in line for line in out)
     assert any("no memory left" in line for line in out)
@@ -103,11 +113,11 @@ def test_ls_lists_runs_of_every_state(store: Path, capsys: pytest.CaptureFixture
 
 
 def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    age(store / "runs" / "aa" / "row.json", 3)
+    age(store / "runs" / "aaaaaaaaaaaaaaaa" / "row.json", 3)
     for options, keys in (
-        (("--method", "none"), ["bb"]),
-        (("--days", 1), ["bb"]),
-        (("--status", "done"), ["aa", "bb"]),
+        (("--method", "none"), ["bbbbbbbbbbbbbbbb"]),
+        (("--days", 1), ["bbbbbbbbbbbbbbbb"]),
+        (("--status", "done"), ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"]),
         (("--status", "failed"), []),
     ):
         _, out, _ = run_cli(capsys, "ls", "--store", store, *options)
@@ -125,26 +135,35 @@ def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_ages_are_in_the_largest_unit_and_select_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
     ages = {59: "59 s", 60: "1 min", 3599: "60 min", 3600: "1 h", DAY - 1: "24 h", DAY: "1 d"}
-    runs = [RunEntry(Path("aa"), UNFINISHED, {}, 1e9 - seconds) for seconds in (*ages, DAY + 0.5)]
+    runs = [
+        RunEntry(Path("aaaaaaaaaaaaaaaa"), UNFINISHED, {}, 1e9 - seconds)
+        for seconds in (*ages, DAY + 0.5)
+    ]
     assert [table_cells(run)[8] for run in runs] == [*ages.values(), "1 d"]
     assert select_runs(runs, {}, None, 1.0) == runs[-2::-1]
 
 
 def test_ls_shows_a_label_after_the_method(store: Path) -> None:
-    row = add(store, "cc", [1])
-    Store(store).run("cc").commit(row | {"extra": row["extra"] | {"label": "K=3"}})
+    row = add(store, "cccccccccccccccc", [1])
+    Store(store).run("cccccccccccccccc").commit(row | {"extra": row["extra"] | {"label": "K=3"}})
     methods = {run.key: table_cells(run)[3] for run in entries(store)}
-    assert methods == {"aa": "fastv", "bb": "none", "cc": "fastv K=3"}
+    assert methods == {
+        "aaaaaaaaaaaaaaaa": "fastv",
+        "bbbbbbbbbbbbbbbb": "none",
+        "cccccccccccccccc": "fastv K=3",
+    }
 
 
 def test_the_index_is_not_trusted_over_the_files(store: Path) -> None:
-    assert [entry.key for entry in entries(store)] == ["aa", "bb"]
-    add(store, "aa", [1, 1, 1, 0])
+    assert [entry.key for entry in entries(store)] == ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"]
+    add(store, "aaaaaaaaaaaaaaaa", [1, 1, 1, 0])
     assert entries(store)[0].summary["value"] == 0.75
-    shutil.rmtree(store / "runs" / "bb")
-    add(store, "cc", [1])
-    assert [entry.key for entry in entries(store)] == ["aa", "cc"]
-    assert [entry.key for entry in entries(store, only={"cc", "zz"})] == ["cc"]
+    shutil.rmtree(store / "runs" / "bbbbbbbbbbbbbbbb")
+    add(store, "cccccccccccccccc", [1])
+    assert [entry.key for entry in entries(store)] == ["aaaaaaaaaaaaaaaa", "cccccccccccccccc"]
+    assert [entry.key for entry in entries(store, only={"cccccccccccccccc", "zz"})] == [
+        "cccccccccccccccc"
+    ]
 
 
 # ---------------------------------------------------------------- gc
@@ -154,10 +173,13 @@ def test_gc_lists_and_removes_what_nobody_needs(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = store / "runs"
-    fresh = runs / "aa" / f".row.json-0000000a-{'0' * 32}"
-    dead = runs / "aa" / f".row.json-0000000a-{'1' * 32}"
-    forced = runs / "bb" / "forced.jsonl"
-    old, young = Store(store).run("cc").path, Store(store).run("dd").path
+    fresh = runs / "aaaaaaaaaaaaaaaa" / f".row.json-0000000a-{'0' * 32}"
+    dead = runs / "aaaaaaaaaaaaaaaa" / f".row.json-0000000a-{'1' * 32}"
+    forced = runs / "bbbbbbbbbbbbbbbb" / "forced.jsonl"
+    old, young = (
+        Store(store).run("cccccccccccccccc").path,
+        Store(store).run("dddddddddddddddd").path,
+    )
     for path in (fresh, dead, forced, old / "journal.jsonl", young / "journal.jsonl"):
         path.write_text("x")
     for path in (dead, forced, old):
@@ -184,15 +206,18 @@ def test_gc_lists_and_removes_what_nobody_needs(
 def test_gc_removes_rows_of_other_code_when_asked_and_leaves_what_runs(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add(store, "cc", [1], extra={"failures": [], "environment": {"commit": "c2"}})
-    running = Store(store).run("dd")
+    add(store, "cccccccccccccccc", [1], extra={"failures": [], "environment": {"commit": "c2"}})
+    running = Store(store).run("dddddddddddddddd")
     running.journal.append({})
     age(running.path, 99)
     with running.claim(0):
         age(running.path, 99)
         run_cli(capsys, "gc", "--store", store, "--keep-code", "c2", "--yes", "--days", 0)
-    assert [row["run_key"] for row in Store(store).rows()] == ["cc"]
-    assert sorted(path.name for path in (store / "runs").iterdir()) == ["cc", "dd"]
+    assert [row["run_key"] for row in Store(store).rows()] == ["cccccccccccccccc"]
+    assert sorted(path.name for path in (store / "runs").iterdir()) == [
+        "cccccccccccccccc",
+        "dddddddddddddddd",
+    ]
 
 
 # ---------------------------------------------------------------- verify
@@ -204,7 +229,7 @@ def test_a_whole_store_is_whole(store: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_verify_puts_damaged_lines_aside(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = store / "runs" / "aa" / "journal.jsonl"
+    path = store / "runs" / "aaaaaaaaaaaaaaaa" / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{damaged\n", b"[7]\n", *lines[2:], b'{"torn']))
     code, (line,), _ = run_cli(capsys, "verify", "--store", store, "--dry")
@@ -222,22 +247,25 @@ def test_verify_puts_damaged_lines_aside(store: Path, capsys: pytest.CaptureFixt
 
 def test_verify_sees_what_a_row_is_not_of(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = store / "runs"
-    for key in ("aa", "bb"):
+    for key in ("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"):
         path = runs / key / "journal.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        if key == "aa":
+        if key == "aaaaaaaaaaaaaaaa":
             lines[0]["answer"] = "another"
             lines[2]["scores"]["acc"] = 0.5
         else:
             lines = [line for line in lines if line["doc_id"] == 0]
         path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    add(store, "cc", [1])
-    (runs / "cc" / "row.json").write_text('{"schema": 99}')
+    add(store, "cccccccccccccccc", [1])
+    (runs / "cccccccccccccccc" / "row.json").write_text('{"schema": 99}')
     code, out, (line,) = run_cli(capsys, "verify", "--store", store)
     assert code == 1
-    assert out[0] == f"{runs}/aa: the answers in the journal are not those that the row is of"
-    assert out[1] == f"{runs}/aa: acc is 0.5 in the row, 0.25 by the journal's scores"
-    assert out[2] == f"{runs}/bb: the journal has 1 answers, the row is of 2"
+    assert (
+        out[0]
+        == f"{runs}/aaaaaaaaaaaaaaaa: the answers in the journal are not those that the row is of"
+    )
+    assert out[1] == f"{runs}/aaaaaaaaaaaaaaaa: acc is 0.5 in the row, 0.25 by the journal's scores"
+    assert out[2] == f"{runs}/bbbbbbbbbbbbbbbb: the journal has 1 answers, the row is of 2"
     assert "schema 99; this version reads 1 to" in out[3]
     assert line.endswith("4 wrong")
 
@@ -255,7 +283,7 @@ def first(row: dict[str, Any]) -> dict[str, Any]:
 def test_a_row_of_an_older_version_is_lifted_and_its_file_left_alone(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Store(store).run("aa")
+    run = Store(store).run("aaaaaaaaaaaaaaaa")
     row = run.row()
     assert row is not None
     old = first(row)
@@ -294,14 +322,14 @@ def test_tables_of_an_export_are_never_half_there(
 
     folder = tmp_path / "tables"
     write_tables(store, folder)
-    add(store, "cc", [1])
+    add(store, "cccccccccccccccc", [1])
     plain = durable.replace
 
     def between(path: Path, content: bytes) -> None:
         plain(path, content)
         if path.name == "samples.parquet":
             # Scores are there before their rows: a reader is refused, and reads no run without its scores.
-            with pytest.raises(UserError, match=r"run cc is not in rows\.parquet"):
+            with pytest.raises(UserError, match=r"run cccccccccccccccc is not in rows\.parquet"):
                 read_tables(folder)
 
     with monkeypatch.context() as patch:

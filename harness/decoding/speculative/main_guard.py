@@ -9,7 +9,7 @@ from multiprocessing import current_process
 from pathlib import Path
 from types import FrameType
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 
 #: The remedy in each error line.
 REMEDY = 'the call below `if __name__ == "__main__":`, or engine.transport=threads'
@@ -63,7 +63,7 @@ def _is_guarded(file: Path, line: int) -> bool:
     """Return whether a line runs only if `__name__` identifies the file as the script; an unreadable file passes."""
     try:
         body = ast.parse(file.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
+    except FOREIGN:
         return True
     return any(_tests_name(test) for test in _tests(body, line))
 

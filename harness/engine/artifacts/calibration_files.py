@@ -23,6 +23,7 @@ from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.untrusted_json import read_json
 
 if TYPE_CHECKING:
@@ -146,11 +147,12 @@ class Artifact:
 
         Raises:
             StoreLost: the disk is full or cannot be written.
+            UserError: the folder of calibrations is a link.
         """
         described = {**self._identity(None), "dtype": self.model.dtype, **made_from}
         described["key"] = _key(described)
         path = self._paths()[0]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        below(path.parents[1], path.parent.name).mkdir(parents=True, exist_ok=True)
         tensors = {self.tensor: tensor.contiguous().cpu()}
         durable.replace(path, save(tensors, metadata={"key": described["key"]}))
         durable.replace(path.with_suffix(".json"), f"{json.dumps(described, indent=2)}\n".encode())

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, foreign
 from espalier.harness.settings import Text, check_keys, read_value
 from espalier.harness.store.files.digests import digest
 
@@ -72,13 +72,8 @@ def read_prompt(path: Path) -> JudgePrompt:
         UserError: the file cannot be read, or holds something else.
     """
     key = f"judge.prompt={str(path)!r}"
-    try:
+    with foreign(f"{key} cannot be read", "a YAML file with user and, if wanted, system and name"):
         table = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        problem = " ".join(str(error).split())
-        raise UserError(
-            f"{key} cannot be read: {problem}; valid: a YAML file with user and, if wanted, system and name"
-        ) from error
     if not isinstance(table, Mapping):
         raise UserError(f"{key} must be a YAML table with user and, if wanted, system and name")
     return prompt_of(key, {str(name): value for name, value in table.items()}, path.stem)

@@ -15,10 +15,11 @@ from typing import Any
 
 from filelock import FileLock
 
-from espalier.harness.errors import StoreLost, tell_once
+from espalier.harness.errors import FOREIGN, StoreLost, tell_once
 from espalier.harness.store import WITHOUT_LOCKS
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import digest
+from espalier.harness.store.files.folder_checks import below
 
 #: Increased when the meaning of the key changes.
 VERSION = 1
@@ -50,6 +51,10 @@ class VerdictStore:
 
     root: Path
 
+    def __post_init__(self) -> None:
+        """Raise UserError if the folder is a link."""
+        below(self.root.parent, self.root.name)
+
     def get(self, key: str) -> StoredVerdict | None:
         """Return a verdict; None if there is none or it is damaged, which is reported."""
         path = self._path(key)
@@ -60,7 +65,7 @@ class VerdictStore:
                 raise ValueError("of another question")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except FOREIGN as error:
             tell_once(f"judge: {path} is damaged and does not count: {error}")
             return None
         return verdict
@@ -98,7 +103,7 @@ class VerdictStore:
         """Lock verdicts for writing; on a file system without locks the last write wins."""
         lock = FileLock(self.root / "lock")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            below(self.root, folder.name).mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS or not folder.is_dir():

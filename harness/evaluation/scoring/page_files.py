@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.media import pdf
 
 Row = dict[str, Any]
@@ -132,7 +132,7 @@ LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
 def _json(file: Path) -> Iterable[Any]:
     try:
         pages = json.loads(_text(file))
-    except ValueError as error:
+    except FOREIGN as error:
         raise UserError(
             f"{str(file)!r} is damaged: {error}; valid: the file as released"
         ) from error
@@ -147,7 +147,7 @@ def _json_lines(file: Path) -> Iterable[Any]:
             continue
         try:
             yield json.loads(line)
-        except ValueError as error:
+        except FOREIGN as error:
             raise UserError(f"{str(file)!r}, row {number} is damaged: {error}") from error
 
 

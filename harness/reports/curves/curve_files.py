@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -22,6 +24,22 @@ from espalier.harness.store.unparsed_mark import FOOTNOTE
 SUFFIXES = ("png", "svg", "md", "tex", "csv")
 
 UNPRUNED = "unpruned"
+
+#: Signs that stay in names of files, and the bytes of such a name.
+_UNSAFE = re.compile(r"[^\w .,+=()@%-]")
+LONGEST = 120
+
+
+def file_name(text: str) -> str:
+    """Return a name of a row as that of a file: without signs that a terminal, a page or a folder reads otherwise.
+
+    A link to `task:pope.md` would be read as the scheme `task`. A digest tells names apart that lose other signs.
+    """
+    safe = _UNSAFE.sub("_", text)
+    if safe == text.replace(":", "_").replace("/", "_") and len(safe.encode()) <= LONGEST:
+        return safe
+    cut = safe.encode()[:LONGEST].decode(errors="ignore")
+    return f"{cut}-{sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def write_curves(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from espalier.harness.reports.curves import curve_table, report_page
 from espalier.harness.reports.curves.comparison import read_panels
+from espalier.harness.reports.curves.curve_files import file_name
 from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.gain_dots import draw_gains
@@ -43,11 +44,6 @@ def write_report(
         yield write_text(folder / f"{path.name}.md", page(panel, model, names, gaps))
         yield from save(draw_gains(panel, panel.groups(), names), path, ("svg",))
     yield write_text(folder / "README.md", overview(panels, model, names))
-
-
-def file_name(benchmark: str) -> str:
-    """Return a benchmark's name as a file name: a link to `task:pope.md` would be read as the scheme `task`."""
-    return benchmark.replace(":", "_").replace("/", "_")
 
 
 def page(panel: CurvePanel, model: str, names: Mapping[str, str], gaps: Gaps) -> list[str]:

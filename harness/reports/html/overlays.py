@@ -14,10 +14,10 @@ from espalier.harness.api.apply import apply
 from espalier.harness.api.loaded_models import Model, load
 from espalier.harness.errors import UserError
 from espalier.harness.reports.html.page_content import kind_of
-from espalier.harness.reports.html.page_rows import PageResults
+from espalier.harness.reports.html.page_rows import CodeOf, PageResults
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.comparable import name
+from espalier.harness.specs.comparable import Row, name
 
 #: Validation scenes, each with a question about a position; the model that answers.
 FIRST, EXAMPLES = 9_000_000, 3
@@ -28,11 +28,15 @@ PRUNING = ("control", "before the LLM", "inside the LLM")
 RATIOS = 6
 
 
-def overlays(results: PageResults) -> dict[str, Any]:
+def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:
     """Return pictures, questions, and for each pruning curve the kept tokens by ratio.
 
     A mask is a text of 0 and 1, one character for each token in row order. A method that the embedded model cannot run
     is excluded with the reason.
+
+    Args:
+        results: of the page.
+        code_of: finds the code of a user's method.
 
     Cost: an answer for each curve, ratio and picture.
     """
@@ -42,10 +46,15 @@ def overlays(results: PageResults) -> dict[str, Any]:
     model, questions = load(MODEL), samples("seedling_rec", "val", 0, FIRST, EXAMPLES)
     scenes = [Image.fromarray(sample_scene(question).image) for question in questions]
     curves: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for curve, (method, params, ratios) in pruning_curves.items():
+    for curve, (row, ratios) in pruning_curves.items():
+        try:
+            code = code_of(row, row["method"])
+        except UserError as error:
+            results.drop("no picture of kept tokens", f"{curve}: {error}")
+            continue
         for ratio in ratios:
             try:
-                masks = _masks(model, method, params, ratio, scenes, questions)
+                masks = _masks(model, row, code, ratio, scenes, questions)
             except UserError as error:
                 results.drop("no picture of kept tokens", f"{curve} at {ratio:g}: {error}")
                 continue
@@ -57,32 +66,32 @@ def overlays(results: PageResults) -> dict[str, Any]:
     return {"pictures": pictures, "curves": curves, "model": MODEL}
 
 
-def _pruning_curves(results: PageResults) -> dict[str, tuple[str, Mapping[str, Any], list[float]]]:
-    """Return method, hyper-parameters and ratios of each pruning curve."""
-    pruning_curves: dict[str, tuple[str, Mapping[str, Any], list[float]]] = {}
+def _pruning_curves(results: PageResults) -> dict[str, tuple[Row, list[float]]]:
+    """Return a row and the ratios of each pruning curve."""
+    pruning_curves: dict[str, tuple[Row, list[float]]] = {}
     for result in results.rows:
         row = result.row
         if kind_of(row) in PRUNING and not row["extra"].get("cache") and 0 < row["ratio"] < 1:
-            params = row["settings"]["method"]["params"]
-            ratios = pruning_curves.setdefault(name(row), (row["method"], params, []))[2]
+            ratios = pruning_curves.setdefault(name(row), (row, []))[1]
             if row["ratio"] not in ratios:
                 ratios.append(row["ratio"])
-    for _, _, ratios in pruning_curves.values():
+    for _, ratios in pruning_curves.values():
         ratios[:] = sorted(ratios)[:RATIOS]
     return pruning_curves
 
 
 def _masks(
     model: Model,
-    method: str,
-    params: Mapping[str, Any],
+    row: Row,
+    code: str | None,
     ratio: float,
     scenes: Sequence[Image.Image],
     questions: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     masks = []
     # An instance, because some hyper-parameters have the name of an argument of `apply`.
-    with apply(model, build_method(method, params), ratio) as pruned:
+    method = build_method(row["method"], row["settings"]["method"]["params"], code)
+    with apply(model, method, ratio) as pruned:
         for scene, question in zip(scenes, questions, strict=True):
             answer = pruned.ask(scene, question["question"], max_new_tokens=1)
             kept = set(answer.kept_indices)

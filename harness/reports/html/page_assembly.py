@@ -15,10 +15,10 @@ from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.paths import ROOT, short_path
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
-from espalier.harness.reports.html.page_rows import BLOCKS, PageResults, gather
+from espalier.harness.reports.html.page_rows import BLOCKS, CodeOf, PageResults, gather
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
 from espalier.harness.reports.tables.table_page import fragment
@@ -41,13 +41,16 @@ SCRIPTS = (
 )
 
 
-def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[str, Any]:
+def collect(
+    stores: Sequence[Path], positions: str, code_of: CodeOf | None = None
+) -> dict[str, Any]:
     """Return the content of the page.
 
     Args:
         stores: run stores and folders of tables.
         positions: the position policy of the results.
-        drawn: whether to run the embedded model, to show what methods keep.
+        code_of: finds the code of rows' methods, to run them with the embedded model and show what they keep
+            (`overlays`); None: nothing is run.
 
     Raises:
         UserError: there are no results, or a table is damaged.
@@ -59,11 +62,11 @@ def collect(stores: Sequence[Path], positions: str, drawn: bool = True) -> dict[
     unscored(results)
     page_panels, means = panels(results)
     drawings: dict[str, Any] = {"pictures": [], "curves": {}}
-    if drawn:
+    if code_of is not None:
         # Imported here: the embedded model needs torch and transformers, which take seconds to import.
         from espalier.harness.reports.html.overlays import overlays
 
-        drawings = overlays(results)
+        drawings = overlays(results, code_of)
     page_lines = lines(results.rows)
     content: dict[str, Any] = {
         "stores": [short_path(store.absolute()) for store in stores],
@@ -183,8 +186,9 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
         for store in stores:
             try:
                 report.write(store, Path(folder))
-            except UserError as error:
-                results.drop(f"no picture of {source.title.lower()}", f"{store}: {error}")
+            except (*FOREIGN, RuntimeError) as error:  # of names and numbers in rows, in a figure
+                reason = error if isinstance(error, UserError) else first_words(error)
+                results.drop(f"no picture of {source.title.lower()}", f"{store}: {reason}")
                 continue
             return {path.stem: path.read_bytes() for path in Path(folder).glob("*.svg")}
     return {}

@@ -22,8 +22,12 @@ BLOCKS = (
     *("extra.headline", "extra.higher_is_better", "extra.aggregation", "extra.unparsed"),
     *("extra.label", "extra.params", "extra.sites", "extra.environment"),
     *("extra.speculative", "extra.cache", "extra.diffusion"),
-    *("extra.discriminates", "extra.first_token"),
+    *("extra.discriminates", "extra.first_token", "extra.code", "extra.plugins"),
 )
+
+#: Returns the place of the user's class that a row names for a method, None for a name of conf/; raises UserError for
+#: code that is not the row's.
+CodeOf = Callable[[Row, str], str | None]
 
 
 @dataclass

@@ -34,6 +34,7 @@ from espalier.harness.runs.status_line import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.folder_checks import below
 
 #: Settings of a job: it draws nothing, and skips cells that cannot run on its machine.
 OF_A_JOB = {"curves": None, "report": None, "refused": "skip", "json": True}
@@ -129,7 +130,7 @@ def _start(
     store: Path,
 ) -> Jobs:
     """Write the files of jobs and start the jobs."""
-    folder = store / "cluster" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    folder = below(store, "cluster") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     _make(folder)
     if isinstance(launcher, Slurm):
         launcher.folder = folder / "slurm"

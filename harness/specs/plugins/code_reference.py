@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 
-from espalier.harness.errors import UserError, brief
+from espalier.harness.errors import FOREIGN, UserError, brief, text_of
 
 _PATTERN = re.compile(r"(.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
@@ -69,7 +69,7 @@ class CodeReference:
             )
         try:
             tree = ast.parse(self.file.read_bytes(), str(self.file))
-        except (OSError, SyntaxError, ValueError) as error:
+        except FOREIGN as error:
             raise self._failed(key, error) from error
         names = set(_names(tree))
         if self.name not in names and "*" not in names:
@@ -85,7 +85,9 @@ class CodeReference:
         self.check(key)
         try:
             module = import_module(self.place) if self.file is None else _module_of(self.file)
-        except (Exception, SystemExit) as error:  # a user's file may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a user's file may raise anything
             if isinstance(error, ModuleNotFoundError) and _lies_in(self.place, error.name):
                 raise UserError(
                     f"{key}={str(self)!r}: there is no module {error.name}; valid: {REMEDY}"
@@ -117,7 +119,7 @@ def failure(error: BaseException, file: Path | None = None) -> str:
         path = None if file is None else str(file.resolve())
         frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename[0] != "<"]
         last = ([frame for frame in frames if frame.filename == path] or frames)[-1]
-        place, reason = f"{last.filename}:{last.lineno}", str(error)
+        place, reason = f"{last.filename}:{last.lineno}", text_of(error)
     words = " ".join(f"{type(error).__name__}: {reason}".split()).removesuffix(":")
     return f"{brief(words)} ({place})"
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from espalier.harness.errors import FOREIGN, first_words
 from espalier.harness.specs.plugins.code_reference import CodeReference
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 #: The group of entry points.
 GROUP = "espalier.plugins"
@@ -52,17 +53,34 @@ def installed() -> tuple[Plugin, ...]:
     if not _declared():
         return ()
     # Takes 25 ms, which a command without plug-ins need not wait for.
-    from importlib.metadata import entry_points
+    from importlib.metadata import distributions
 
-    plugins = [_plugin(entry) for entry in entry_points(group=GROUP)]
-    by_root = {plugin.root or plugin.problem: plugin for plugin in plugins}
+    plugins = [plugin for package in distributions() for plugin in _plugins(package)]
+    by_root = {plugin.root or plugin.problem: plugin for plugin in reversed(plugins)}
     return tuple(sorted(by_root.values(), key=lambda plugin: plugin.title))
 
 
 def _declared() -> bool:
     """Return whether any installed package declares an entry point of the group."""
     files = (path for place in sys.path for path in Path(place).glob("*.*-info/entry_points.txt"))
-    return any(GROUP.encode() in path.read_bytes() for path in files)
+    return any(map(_names_group, files))
+
+
+def _names_group(path: Path) -> bool:
+    try:
+        return GROUP.encode() in path.read_bytes()
+    except FOREIGN:
+        return False
+
+
+def _plugins(package: Distribution) -> list[Plugin]:
+    """Return the plug-ins of a package; none if another program has damaged its metadata."""
+    try:
+        return [_plugin(entry) for entry in package.entry_points.select(group=GROUP)]
+    except FOREIGN as error:
+        place = str(package.locate_file(""))
+        line = f"a package of {place} is passed over: its metadata cannot be read ({first_words(error)})"
+        return [Plugin(place, None, f"{line}; valid: UTF-8")]
 
 
 def conf_folders() -> tuple[Path, ...]:
@@ -92,7 +110,7 @@ def adapters() -> list[str]:
 def _adapters(path: Path) -> Iterator[str]:
     try:
         section = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except FOREIGN:
         return  # its error line appears when its name is used
     reference = CodeReference.parse(section.get("adapter")) if isinstance(section, dict) else None
     if reference is not None:

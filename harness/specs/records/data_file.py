@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, foreign
+from espalier.harness.errors import FOREIGN, UserError, foreign
 from espalier.harness.paths import IN_PACKAGE
 from espalier.harness.specs.records.record import Mistakes
 from espalier.harness.store.files.dataset_copies import check_place
@@ -208,7 +208,7 @@ def _json_lines(file: Path, source: str) -> tuple[list[Any], list[str]]:
         place = f"line {number}"
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except FOREIGN as error:
             mistakes.add(place, f"no JSON ({error}); valid: one {{...}} a line")
             continue
         if not isinstance(row, dict):

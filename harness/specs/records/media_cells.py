@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.media.images import BROKEN, complete_only
 from espalier.harness.specs.records.data_file import ADDRESS, VIDEOS
 from espalier.harness.specs.records.record import Medium
@@ -71,7 +71,7 @@ def items(cell: Any) -> list[Any] | None:
     for read in (json.loads, ast.literal_eval):
         try:
             entries = read(cell.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except FOREIGN:
             continue
         return entries if isinstance(entries, list) else None
     return None

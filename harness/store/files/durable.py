@@ -23,12 +23,13 @@ def append(path: Path, lines: str) -> None:
     """Write whole lines to the end of a file and return when they are on the disk; a missing file is created.
 
     Raises:
-        StoreLost: the disk is full or cannot be written. Earlier lines are intact; the last new one may be torn.
+        StoreLost: the disk is full or cannot be written, or the file is a link. Earlier lines are intact; the last new
+            one may be torn.
 
     Cost: one write and one fsync, and one more fsync if the file is new.
     """
     with _store_errors(path):
-        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, MODE)
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, MODE)
         try:
             size = os.fstat(file).st_size
             # First end the torn line of a killed run, or the new line would be appended to it.
@@ -96,6 +97,8 @@ def _store_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "finished samples are kept, the same command goes on from them"
+        if error.errno == errno.ELOOP:
+            advice = "valid: a file in place of the link"
         if error.errno in REFUSED:
             advice = "the store's content is kept; valid: a store that this user may write"
         reason = error.strerror or error

@@ -10,6 +10,22 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import DEMO, short_path
 
 
+def below(store: Path, *names: str) -> Path:
+    """Return a folder of a store, which need not exist yet.
+
+    Raises:
+        UserError: it or a folder above it in the store is a link, so that it may lie elsewhere.
+    """
+    path = store
+    for name in names:
+        path = path / name
+        if path.is_symlink():
+            raise UserError(
+                f"store={str(store)!r}: {path} is a link, which may lead out of the store; valid: a folder"
+            )
+    return path
+
+
 def check_folder(key: str, folder: Path) -> None:
     """Raise UserError unless files can be made in `folder`, which need not exist yet; no file remains.
 

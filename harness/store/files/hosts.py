@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import getnode
 
+from espalier.harness.errors import FOREIGN
+
 #: Variables that SLURM sets in an array job: the array's number and the job's index in it.
 ARRAY = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
@@ -22,7 +24,7 @@ def kernel() -> str:
     """
     try:
         name = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
-    except OSError:  # not Linux
+    except FOREIGN:  # not Linux
         name = f"{getnode():012x}"
     return name.replace("-", "")[:8]
 

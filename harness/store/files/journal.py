@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, tell_once
+from espalier.harness.errors import FOREIGN, UserError, foreign, tell_once
 from espalier.harness.store.files import durable
 
 
@@ -79,8 +80,9 @@ class Journal:
 
     def files(self) -> list[Path]:
         """Return the existing files, the first process's first."""
-        further = sorted(self.path.parent.glob(f"{self.path.stem}.*{self.path.suffix}"))
-        return [path for path in (self.path, *further) if path.exists()]
+        name = re.compile(rf"{re.escape(self.path.stem)}(\.take\d+)?(\.rank\d+)?\.jsonl")
+        further = [path for path in self.path.parent.glob("*") if name.fullmatch(path.name)]
+        return sorted(filter(Path.exists, further), key=lambda path: (path != self.path, path))
 
     def _take_files(self) -> list[Path]:
         names = f"{self.path.stem}.take*{self.path.suffix}"
@@ -110,7 +112,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     try:
         # The closing brace is the last byte of an entry, so a torn line is never valid JSON.
         entry = json.loads(line)
-    except (ValueError, RecursionError):
+    except FOREIGN:
         return None
     return entry if isinstance(entry, dict) else None
 
@@ -124,7 +126,5 @@ def _bytes(path: Path) -> bytes:
     # Reading a pipe would never end.
     if not path.is_file():
         raise UserError(f"store: {path} is not a file; remove it")
-    try:
+    with foreign(f"store: {path} cannot be read", "the right to read it"):
         return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"store: {path} cannot be read: {error.strerror or error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -21,8 +22,18 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; raises as `read_bytes`, ValueError and RecursionError."""
+def read_json(path: Path, largest: float = math.inf) -> Any:
+    """Return the content of a JSON file.
+
+    Args:
+        path: the file.
+        largest: number of bytes that it may have.
+
+    Raises:
+        OSError, ValueError, RecursionError: as `read_bytes`, or it is too large, or no JSON.
+    """
+    if path.stat().st_size > largest:
+        raise ValueError(f"it has more than {largest / 2**20:g} MiB")
     return json.loads(read_bytes(path), parse_constant=refuse_constant)
 
 

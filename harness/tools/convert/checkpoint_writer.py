@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from espalier.harness.errors import FOREIGN, UserError, print_lines
+from espalier.harness.errors import FOREIGN, UserError, foreign, print_lines
 from espalier.harness.kinds.checks.checkpoint_files import check_shards
 from espalier.harness.tools.convert.shards import (
     Rename,
@@ -71,8 +71,9 @@ def open_release(source: Path, target: Path) -> Release:
     Raises:
         UserError: it has no usable config.json or no weights, or `target` is in use.
     """
-    if target.exists() and any(target.iterdir()):
-        raise UserError(f"{str(target)!r} is not empty; give a new directory")
+    with foreign(f"output={str(target)!r} cannot be written", "a new directory"):
+        if target.exists() and any(target.iterdir()):
+            raise UserError(f"{str(target)!r} is not empty; give a new directory")
     shards = shards_of(source)
     check_shards(source, f"the release {str(source)!r}")
     shapes = shapes_of(shards)

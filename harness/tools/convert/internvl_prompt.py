@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import ChatFrame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
 
@@ -20,7 +20,7 @@ def read_prompt(file: Path, name: str) -> ChatFrame:
     """
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+    except FOREIGN as error:
         raise UserError(f"{str(file)!r} tells no chat format ({error})") from error
     formats = [_keywords(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     template = next((entry for entry in formats if entry.get("name") == name), None)
@@ -51,6 +51,6 @@ def _keywords(call: ast.Call) -> dict[str, object]:
             continue
         try:
             keywords[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except ValueError:
+        except FOREIGN:
             continue
     return keywords

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 # when it is imported, where a type checker does not see them.
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto  # type: ignore[attr-defined]
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import FOREIGN, UserError
 
 #: The character that replaces a space, also the one that is put before a text.
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -34,7 +34,7 @@ def read_pieces(file: Path) -> Any:
     model = ModelProto()
     try:
         model.ParseFromString(file.read_bytes())
-    except (OSError, DecodeError) as error:
+    except (*FOREIGN, DecodeError) as error:
         raise UserError(f"{str(file)!r} is no sentencepiece model ({error})") from error
     if model.trainer_spec.model_type != _BPE:
         raise UserError(f"{str(file)!r} cannot be converted; valid: a sentencepiece model of BPE")

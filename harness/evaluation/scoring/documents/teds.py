@@ -12,6 +12,8 @@ from lxml import etree
 from table_recognition_metric import TEDS
 from table_recognition_metric.utils import CustomConfig
 
+from espalier.harness.errors import FOREIGN
+
 #: A table of an answer with more than MANY elements, and more than TIMES those of the reference, is wrong: its score
 #: could not reach 1 / TIMES, and the distance of large trees takes minutes.
 MANY, TIMES = 400, 4
@@ -70,7 +72,7 @@ def _table(page: str) -> lxml.html.HtmlElement | None:
     parser = lxml.html.HTMLParser(remove_comments=True, encoding="utf-8")
     try:
         document = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
-    except (etree.ParserError, ValueError):
+    except (*FOREIGN, etree.ParserError):
         return None
     tables = document.xpath("body/table")
     return tables[0] if tables else None

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import lxml.html
 from lxml import etree
 
+from espalier.harness.errors import FOREIGN
+
 #: Largest span of a cell; answers may give any number.
 WIDEST = 100
 
@@ -124,7 +126,7 @@ def _of_html(answer: str) -> Iterator[Grid]:
     parser = lxml.html.HTMLParser(remove_comments=True, encoding="utf-8")
     try:
         page = lxml.html.fromstring(f"<div>{answer}</div>".encode(errors="replace"), parser=parser)
-    except (etree.ParserError, ValueError):
+    except (*FOREIGN, etree.ParserError):
         return
     for table in page.iter("table"):
         lines = list(table.iter("tr"))
