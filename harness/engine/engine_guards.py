@@ -50,8 +50,10 @@ def check_generation(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def check_text_config(config: Any) -> None:
+def check_text_config(config: Any, where: str) -> None:
     """Refuse unlisted stacks with sliding-window or linear layers: their caches are not plain lists of keys.
+
+    `where` is the start of the error line.
 
     Raises:
         UserError: names the first such layer.
@@ -60,7 +62,8 @@ def check_text_config(config: Any) -> None:
     for layer, kind in enumerate(kinds):
         if kind != "full_attention":
             raise UserError(
-                f"decoder layer {layer} is {kind!r}; the engine supports full_attention layers only"
+                f"{where}: decoder layer {layer} is {kind!r}, and what such layers see or hold is described for families with a "
+                "file of their own alone (docs/models.md); valid: full_attention layers"
             )
 
 

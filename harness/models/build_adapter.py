@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from espalier.harness.models.loader import (
     load_checkpoint,
     source_of,
 )
-from espalier.harness.models.measured_facts import check_facts
+from espalier.harness.models.measured_facts import check_facts, reading_parts
 from espalier.harness.models.memory_check import check_memory, free_bytes
 from espalier.harness.models.quantisation import quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
@@ -49,9 +50,10 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     config, processor = read_parts(family, spec)
     # Checked without weights first, before memory is taken.
     skeleton = build_skeleton(family.class_of(config), config, spec)
-    # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
-    probe = family(skeleton, copy(processor), spec)
-    check_facts(probe)
+    with reading_parts(spec, config):
+        # On a copy: an adapter replaces its processor's chat template, and the real one must find the checkpoint's.
+        probe = family(skeleton, copy(processor), spec)
+        check_facts(probe)
     check_memory(
         spec, (stored_bytes(spec) or weight_bytes(skeleton)) // _shards(probe), free_bytes()
     )
@@ -97,15 +99,25 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
     settle_head(config, spec, family.renames)
-    text = config.get_text_config(decoder=True)
+    with reading_parts(spec, config):
+        text = config.get_text_config(decoder=True)
     if getattr(text, "output_router_logits", False):
         # A loss of training, for as many tokens as the mask has: it ends steps of decoding with an error.
         text.output_router_logits = False
+    return config, read_processor(family, spec)
+
+
+def read_processor(family: type[Adapter], spec: ModelSpec) -> Any:
+    """Return the processor of a checkpoint.
+
+    Raises:
+        UserError: a file is missing or wrong.
+    """
     problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
     with foreign(problem, "the checkpoint's original files", MALFORMED):
         processor = family.load_processor(spec)
         _ = processor.tokenizer  # what has none is refused here
-    return config, processor
+    return processor
 
 
 def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
@@ -117,8 +129,9 @@ def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
     config, processor = read_parts(family, spec)
     skeleton = build_skeleton(family.class_of(config), config, spec)
     skeleton.generation_config = generation_config_of(spec, config)
-    adapter = family(skeleton, processor, spec)
-    check_facts(adapter)
+    with reading_parts(spec, config):
+        adapter = family(skeleton, processor, spec)
+        check_facts(adapter)
     return adapter
 
 
@@ -159,9 +172,15 @@ def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             f"model.attention={spec.attention!r} cannot run here ({first_words(error)}); valid: sdpa, eager"
         ) from error
     except MALFORMED as error:
+        eager = replace(spec, attention="eager")
+        valid = ""
+        if spec != eager:
+            with suppress(UserError):
+                build_skeleton(model_class, config, eager)
+                valid = "; valid: model.attention=eager"
         raise UserError(
             f"model={spec.name}: its configuration does not build a {model_class.__name__} with "
-            f"model.attention={spec.attention!r} ({first_words(error)})"
+            f"model.attention={spec.attention!r} ({first_words(error)}){valid}"
         ) from error
 
 

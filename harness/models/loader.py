@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MALFORMED: tuple[type[Exception], ...] = (
     *FOREIGN,
     RuntimeError,
+    StopIteration,
+    AssertionError,
     ImportError,
     SafetensorError,
     StrictDataclassError,
