@@ -16,8 +16,8 @@ from transformers import LlavaForConditionalGeneration
 
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks import checkpoint_check
-from espalier.harness.kinds.checks.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.store.files.digests import Digests
 from tests.tiny import LLAVA, save_llava
 
