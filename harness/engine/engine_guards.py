@@ -62,8 +62,8 @@ def check_text_config(config: Any, where: str) -> None:
     for layer, kind in enumerate(kinds):
         if kind != "full_attention":
             raise UserError(
-                f"{where}: decoder layer {layer} is {kind!r}, and what such layers see or hold is described for families with a "
-                "file of their own alone (docs/models.md); valid: full_attention layers"
+                f"{where}: decoder layer {layer} is {kind!r}; such layers need a description of what they see or hold, "
+                "as families with a file in harness/models have it; valid: full_attention"
             )
 
 

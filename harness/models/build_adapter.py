@@ -18,11 +18,13 @@ from torch import nn
 from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
+from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.loader import (
     MALFORMED,
     check_type,
     config_of,
     load_checkpoint,
+    pretrained,
     source_of,
 )
 from espalier.harness.models.measured_facts import check_facts, reading_parts
@@ -31,6 +33,7 @@ from espalier.harness.models.quantisation import quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
@@ -54,9 +57,10 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
         # On a copy: an adapter replaces its processor's chat template, and the real one must find the checkpoint's.
         probe = family(skeleton, copy(processor), spec)
         check_facts(probe)
-    check_memory(
-        spec, (stored_bytes(spec) or weight_bytes(skeleton)) // _shards(probe), free_bytes()
-    )
+    stored, shards = stored_bytes(spec), _shards(probe)
+    # Quantised weights have other sizes than the skeleton's.
+    planned = skeleton if stored is None else None
+    check_memory(spec, (stored or weight_bytes(skeleton)) // shards, free_bytes(), planned)
     if spec.weights == "random":
         model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
@@ -96,6 +100,8 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
     if spec.weights == "random":
         processor = random_processor(family, spec)
         return family.configuration(spec, processor.tokenizer), processor
+    if spec.path is not None:
+        check_checkpoint(spec.path, Digests())
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
     settle_head(config, spec, family.renames)
@@ -139,7 +145,8 @@ def generation_config_of(spec: ModelSpec, config: Any) -> GenerationConfig:
     """Return a checkpoint's generation_config.json, or what its configuration implies, as `from_pretrained`."""
     source, revision = source_of(spec)
     try:
-        return GenerationConfig.from_pretrained(source, **revision)
+        config: GenerationConfig = pretrained(GenerationConfig, source, **revision)
+        return config
     except OSError:  # the file is optional
         return GenerationConfig.from_model_config(config)
 

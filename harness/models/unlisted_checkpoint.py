@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import build_skeleton, read_processor
 from espalier.harness.models.chat_templates import template_of_processor
+from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.loader import config_of, source_of
 from espalier.harness.models.measured_facts import read_facts, reading_parts
 from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +46,8 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
     Raises:
         UserError: the checkpoint is of no supported family, or does not describe the model completely.
     """
+    if spec.path is not None:
+        check_checkpoint(spec.path, Digests())
     spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
     adapter = ADAPTERS.load(spec.adapter)
     if not adapter.self_described:

@@ -63,9 +63,15 @@ def data_set_cached(name: str) -> bool:
 
 
 def other_format(path: Path) -> str:
-    """Return a hint for a place without a checkpoint that holds a LoRA adapter or GGUF files; "" for any other."""
+    """Return a hint for a place without a checkpoint: it is missing, or of another format; "" for any other."""
+    if not path.exists():
+        return ": it does not exist"
     if (path / "adapter_config.json").is_file():
         return " but a LoRA adapter, to be merged into its model first (merge_and_unload of peft)"
     if path.suffix == ".gguf" or next(path.glob("*.gguf"), None) is not None:
         return " but GGUF, the format of llama.cpp"
+    if next(path.glob("*.bin"), None) is not None:
+        return " but *.bin, pickles of torch, to be saved as *.safetensors first (save_pretrained)"
+    if path.is_file():
+        return ": it is a file"
     return ""
