@@ -59,6 +59,9 @@ def check_text_config(config: Any, where: str) -> None:
         UserError: names the first such layer.
     """
     kinds = getattr(config, "layer_types", None) or []
+    window = getattr(config, "sliding_window", None)
+    if not kinds and window is not None and window < config.max_position_embeddings:
+        kinds = ["sliding_attention"]  # of all layers, as in Mistral 7B v0.1
     for layer, kind in enumerate(kinds):
         if kind != "full_attention":
             raise UserError(

@@ -20,6 +20,9 @@ from espalier.harness.errors import FOREIGN
 #: Packages with values that templates may see; other values become their class's name, as in transformers.
 SEEN = ("builtins", "collections", "datetime", "decimal", "numpy")
 
+#: Errors of values that cannot be sent to a program.
+UNSENT: tuple[type[Exception], ...] = (*FOREIGN, pickle.PicklingError)
+
 
 class TooMuch(RuntimeError):
     """A template would take more than its share of memory or time."""
@@ -114,6 +117,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] in SEEN:
             return NotImplemented
+        plain: Any
         for plain in (str, dict, list, tuple):
             if isinstance(value, plain):
                 return plain, (plain(value),)
@@ -124,6 +128,6 @@ def _pickled(request: object) -> bytes:
     stream = io.BytesIO()
     try:
         _Pickler(stream).dump(request)
-    except (*FOREIGN, pickle.PicklingError) as error:
+    except UNSENT as error:
         raise Unrendered(type(error).__name__, str(error)) from error
     return stream.getvalue()

@@ -110,6 +110,7 @@ STACKS = {
     "jamba": ({"num_experts": 2, "mamba_d_state": 4}, "has no self_attn or attention"),
     "cohere2": ({}, "decoder layer 0 is 'sliding_attention'"),
     "exaone4": ({}, "decoder layer 0 is 'sliding_attention'"),
+    "mistral": ({"sliding_window": 8}, "decoder layer 0 is 'sliding_attention'"),
     "gemma4_text": (
         {
             "hidden_size_per_layer_input": 0,
