@@ -145,10 +145,10 @@ def generation_config_of(spec: ModelSpec, config: Any) -> GenerationConfig:
     """Return a checkpoint's generation_config.json, or what its configuration implies, as `from_pretrained`."""
     source, revision = source_of(spec)
     try:
-        config: GenerationConfig = pretrained(GenerationConfig, source, **revision)
-        return config
+        stated: GenerationConfig = pretrained(GenerationConfig, source, **revision)
     except OSError:  # the file is optional
         return GenerationConfig.from_model_config(config)
+    return stated
 
 
 def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:

@@ -102,11 +102,11 @@ def check_shards(folder: Path, key: str) -> None:
     Cost: the header of each file.
     """
     weights = sorted(folder.glob("*.safetensors"))
-    for file in weights:
-        damage = _damage(file)
+    for shard in weights:
+        damage = _damage(shard)
         if damage is not None:
             raise UserError(
-                f"{key}: weight file {file.name!r} is damaged: {damage}; valid: the original file"
+                f"{key}: weight file {shard.name!r} is damaged: {damage}; valid: the original file"
             )
     index = folder / (INDEX if weights else PICKLES_INDEX)
     if not index.is_file():

@@ -147,7 +147,8 @@ def linear_widths(module: nn.Module) -> tuple[int, ...]:
     ]
     if not maps:
         matrices = (tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
-        return _first(matrices, f"{type(module).__name__} has no matrix")
+        shape: tuple[int, ...] = _first(matrices, f"{type(module).__name__} has no matrix")
+        return shape
     return (maps[0].in_features, *(linear.out_features for linear in maps))
 
 

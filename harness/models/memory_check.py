@@ -14,7 +14,7 @@ from transformers.integrations.accelerate import _get_device_map
 from espalier.harness.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from transformers import PreTrainedModel
 
     from espalier.harness.cost.facts import StackFacts
     from espalier.harness.specs.run_spec import ModelSpec
@@ -96,7 +96,7 @@ def weight_limits(spec: ModelSpec, free: FreeMemory) -> FreeMemory:
 
 
 def check_memory(
-    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: nn.Module | None = None
+    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: PreTrainedModel | None = None
 ) -> None:
     """Raise UserError if a model does not fit in memory together with the longest prompt.
 
@@ -137,7 +137,9 @@ def check_memory(
     )
 
 
-def _fits(spec: ModelSpec, weights: int, free: FreeMemory, skeleton: nn.Module | None) -> bool:
+def _fits(
+    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: PreTrainedModel | None
+) -> bool:
     """Return whether `model.device_map` places all weights where they may be."""
     places = weight_limits(spec, free)
     if weights > sum(places.values()):
@@ -164,7 +166,9 @@ def check_placed(spec: ModelSpec, places: Mapping[str, int | str | torch.device]
         )
 
 
-def _remedies(spec: ModelSpec, weights: int, free: FreeMemory, skeleton: nn.Module | None) -> str:
+def _remedies(
+    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: PreTrainedModel | None
+) -> str:
     """Return settings that would fit; device_map=auto only if it holds the weights and the longest prompt."""
     remedies = []
     multi_card = len([place for place in free if place != "cpu"]) > 1 and spec.device != "cpu"

@@ -33,6 +33,9 @@ SECONDS = 2
 #: Letters that a prompt may have.
 MOST_LETTERS = 1_000_000
 
+#: What the expressions of a template can raise: they call methods of any value.
+FAILURES: tuple[type[Exception], ...] = (*FOREIGN, TemplateError, RuntimeError, AssertionError)
+
 #: Returns the text of a template with its values.
 Renderer = Callable[[str, Mapping[str, Any]], str]
 
@@ -83,7 +86,7 @@ def _reply(render: Renderer, template: str, values: Mapping[str, Any]) -> dict[s
         text = render(template, values)
     except MemoryError:
         os._exit(1)
-    except (TemplateError, *FOREIGN, RuntimeError, AssertionError) as error:
+    except FAILURES as error:
         return {"error": type(error).__name__, "message": brief(str(error))}
     if len(text) > MOST_LETTERS:
         os._exit(1)

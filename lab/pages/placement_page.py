@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from unittest.mock import patch
 
-from torch import nn
+from transformers import PreTrainedModel
 from transformers.integrations import accelerate
 
 from espalier.harness.config.build_spec import build_spec
@@ -69,7 +69,7 @@ def _line(spec: ModelSpec) -> list[str]:
     return [f"`{spec.name}`", *sizes, *(verdict(spec, skeleton, *cards) for cards in CARDS)]
 
 
-def verdict(spec: ModelSpec, skeleton: nn.Module, cards: int, size: int) -> str:
+def verdict(spec: ModelSpec, skeleton: PreTrainedModel, cards: int, size: int) -> str:
     """Return the setting under which a model fits on some cards."""
     free: dict[int | str, int] = {card: size * GIB - TAKEN for card in range(cards)}
     free["cpu"] = 0
