@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from espalier.harness.errors import UserError
+from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.conversations import FRAMES, TAGGED
+from espalier.harness.specs.bounded_templates import render
 from espalier.harness.specs.prompt_templates import checked, rendered
+from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.specs.template_child import MEMORY
+from tests.family_runs import Tiny
+from tests.tiny import chat
 
 SAMPLE = {"q": "hi", "options": ["a", "b"], "number": 123456789}
 
@@ -77,3 +89,78 @@ def test_a_template_is_refused_within_seconds(template: str) -> None:
 @pytest.mark.parametrize(("template", "text"), PLAIN)
 def test_a_template_is_rendered_as_jinja_does(template: str, text: str) -> None:
     assert rendered(checked("benchmark.text", template), SAMPLE, "row 0") == text
+
+
+#: Chat templates of checkpoints, with all that transformers defines for them.
+ATTACKS = (
+    "{% if strftime_now('%Y') %}{% endif %}{% set x = 'x' * 4000000000 %}",
+    "{% if lipsum %}{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}{% endif %}",
+    "{% set a = ([[1,2,3,4,5]]*30000)|sum(start=[]) %}",
+    "{% set a = (1).to_bytes(4000000000, 'big') %}",
+    "{% if '' == strftime_now('x' * 900000000) %}{% endif %}",
+    "{% set a = lipsum(n=9999999) %}",
+    "{% set a = ('a' * 400000)|wordwrap(1)|title|urlize * 9999 %}",
+    "{% set a = messages|tojson(indent=999999999) %}",
+)
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    tiny = Tiny("llava").adapter
+    tiny.spec = replace(tiny.spec, conversation=CHECKPOINT)
+    return tiny
+
+
+@pytest.mark.parametrize("template", ATTACKS)
+def test_a_checkpoint_s_template_takes_no_more_than_its_share(template: str, adapter) -> None:
+    adapter.processor.chat_template = template
+    with pytest.raises(UserError, match="it takes too much time or memory") as caught:
+        render_chat(adapter, chat("w1"))
+    assert len(str(caught.value).splitlines()) == 1
+    # Of all programs that have ended: none took more.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < max(MEMORY, 2**30)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *(frame.template(TAGGED) for frame in FRAMES.values()),
+        "{% generation %}{{ messages|tojson }}{% endgeneration %}{{ bos_token }}{{ enable_thinking }}",
+        "{%- for m in messages %}\n  {{ m.role }}{% if loop.index > 1 %}{% break %}{% endif %}\n{% endfor %}\n",
+        "{{ strftime_now('%B')|length > 2 }}{{ namespace(a=1).a }}{{ messages[0].content[0].image }}",
+    ],
+)
+def test_a_chat_is_rendered_as_the_library_does(template: str, adapter) -> None:
+    adapter.processor.chat_template = template
+    turns = chat("w1 w2", 0)
+    expected = adapter.processor.apply_chat_template(turns, add_generation_prompt=True)
+    assert render_chat(adapter, turns) == expected
+
+
+def test_a_template_that_fails_is_one_line(adapter) -> None:
+    adapter.processor.chat_template = "{{ raise_exception('roles\nmust alternate') }}"
+    with pytest.raises(UserError, match="TemplateError: roles must alternate; valid: null"):
+        render_chat(adapter, chat("w1"))
+
+
+def test_an_interrupted_template_leaves_no_text_to_the_next() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(30) %}{% endfor %}{% endfor %}{{ a }}"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    assert render("question", "{{ a }}", {"a": 1}) == "1"
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises(KeyboardInterrupt):
+            render("question", loop, {"a": 2})
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert render("question", "{{ a }}", {"a": 3}) == "3"
+
+
+def test_a_column_that_is_no_text_is_its_kind(tmp_path: Path) -> None:
+    sample = {"picture": Image.new("RGB", (2, 2)), "file": tmp_path, "counts": [1, 2.5, None]}
+    assert rendered("{{ picture }} {{ counts }}", sample, "row 0") == "<Image> [1, 2.5, None]"
+    assert "PosixPath" in rendered("{{ file }}", sample, "row 0")

@@ -24,7 +24,7 @@ from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.chat_templates import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
-from espalier.harness.models.measured_facts import read_facts
+from espalier.harness.models.measured_facts import read_facts, reading_parts
 from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
 from espalier.harness.paths import CONF, located
 from espalier.harness.settings import check_keys, choice, read_value
@@ -179,7 +179,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         )
         adapter.check_settings(spec)
         processor = adapter.adopt_processor(deepcopy(hf_processor), spec)
-        with borrow(hf_model, processor, spec) as probe:
+        with reading_parts(spec, hf_model.config), borrow(hf_model, processor, spec) as probe:
             facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
         spec = replace(spec, facts=facts)
         with borrow(hf_model, processor, spec) as loaded:

@@ -51,17 +51,23 @@ def check_generation(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def check_text_config(config: Any) -> None:
+def check_text_config(config: Any, where: str) -> None:
     """Refuse unlisted stacks with sliding-window or linear layers: their caches are not plain lists of keys.
+
+    `where` is the start of the error line.
 
     Raises:
         UserError: names the first such layer.
     """
     kinds = getattr(config, "layer_types", None) or []
+    window = getattr(config, "sliding_window", None)
+    if not kinds and window is not None and window < config.max_position_embeddings:
+        kinds = ["sliding_attention"]  # of all layers, as in Mistral 7B v0.1
     for layer, kind in enumerate(kinds):
         if kind != "full_attention":
             raise UserError(
-                f"decoder layer {layer} is {kind!r}; the engine supports full_attention layers only"
+                f"{where}: decoder layer {layer} is {kind!r}; such layers need a description of what they see or hold, "
+                "as families with a file in harness/models have it; valid: full_attention"
             )
 
 

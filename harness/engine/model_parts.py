@@ -97,12 +97,12 @@ class ModelParts(ABC):
     def tower_layers(self) -> nn.ModuleList:
         """Return all layers of the tower, from the one module list that contains the attention."""
         attention = self.tower_attention(None)
-        return next(
-            module
-            for module in self.tower.modules()
-            if isinstance(module, nn.ModuleList)
-            and any(attention in layer.modules() for layer in module)
-        )
+        for module in self.tower.modules():
+            if isinstance(module, nn.ModuleList) and any(
+                attention in layer.modules() for layer in module
+            ):
+                return module
+        raise ValueError(f"{type(self.tower).__name__} has no list of layers")
 
     def tower_windows(self) -> int:
         """Return the number of tower layers with attention inside windows."""

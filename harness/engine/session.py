@@ -17,7 +17,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts.priors import Prior
 from espalier.harness.engine.attention_probe import AttentionTap
-from espalier.harness.engine.engine_guards import check_generation, check_text_config, no_emulation
+from espalier.harness.engine.engine_guards import check_generation, no_emulation
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.generation_loop import generate_answers
@@ -112,8 +112,6 @@ class Session:
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
         facts = adapter.facts
-        if adapter.layer_types is None and (facts.text.linear is None or facts.sites):
-            check_text_config(adapter.decoder.config)
         if backend == "emulate" and facts.text.linear is not None:
             raise UserError(no_emulation(adapter.spec.name))
         self.adapter = adapter

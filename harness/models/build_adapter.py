@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +18,22 @@ from torch import nn
 from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
+from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.loader import (
     MALFORMED,
     check_type,
     config_of,
     load_checkpoint,
+    pretrained,
     source_of,
 )
-from espalier.harness.models.measured_facts import check_facts
+from espalier.harness.models.measured_facts import check_facts, reading_parts
 from espalier.harness.models.memory_check import check_memory, free_bytes
 from espalier.harness.models.quantisation import quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
@@ -49,12 +53,14 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     config, processor = read_parts(family, spec)
     # Checked without weights first, before memory is taken.
     skeleton = build_skeleton(family.class_of(config), config, spec)
-    # On a copy: an adapter replaces its processor's chat template, and the real adapter must find the checkpoint's.
-    probe = family(skeleton, copy(processor), spec)
-    check_facts(probe)
-    check_memory(
-        spec, (stored_bytes(spec) or weight_bytes(skeleton)) // _shards(probe), free_bytes()
-    )
+    with reading_parts(spec, config):
+        # On a copy: an adapter replaces its processor's chat template, and the real one must find the checkpoint's.
+        probe = family(skeleton, copy(processor), spec)
+        check_facts(probe)
+    stored, shards = stored_bytes(spec), _shards(probe)
+    # Quantised weights have other sizes than the skeleton's.
+    planned = skeleton if stored is None else None
+    check_memory(spec, (stored or weight_bytes(skeleton)) // shards, free_bytes(), planned)
     if spec.weights == "random":
         model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
@@ -94,18 +100,30 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
     if spec.weights == "random":
         processor = random_processor(family, spec)
         return family.configuration(spec, processor.tokenizer), processor
+    if spec.path is not None:
+        check_checkpoint(spec.path, Digests())
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
     settle_head(config, spec, family.renames)
-    text = config.get_text_config(decoder=True)
+    with reading_parts(spec, config):
+        text = config.get_text_config(decoder=True)
     if getattr(text, "output_router_logits", False):
         # A loss of training, for as many tokens as the mask has: it ends steps of decoding with an error.
         text.output_router_logits = False
+    return config, read_processor(family, spec)
+
+
+def read_processor(family: type[Adapter], spec: ModelSpec) -> Any:
+    """Return the processor of a checkpoint.
+
+    Raises:
+        UserError: a file is missing or wrong.
+    """
     problem = f"model={spec.name}: the processor of {source_of(spec)[0]!r} cannot be used"
     with foreign(problem, "the checkpoint's original files", MALFORMED):
         processor = family.load_processor(spec)
         _ = processor.tokenizer  # what has none is refused here
-    return config, processor
+    return processor
 
 
 def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
@@ -117,8 +135,9 @@ def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
     config, processor = read_parts(family, spec)
     skeleton = build_skeleton(family.class_of(config), config, spec)
     skeleton.generation_config = generation_config_of(spec, config)
-    adapter = family(skeleton, processor, spec)
-    check_facts(adapter)
+    with reading_parts(spec, config):
+        adapter = family(skeleton, processor, spec)
+        check_facts(adapter)
     return adapter
 
 
@@ -126,9 +145,10 @@ def generation_config_of(spec: ModelSpec, config: Any) -> GenerationConfig:
     """Return a checkpoint's generation_config.json, or what its configuration implies, as `from_pretrained`."""
     source, revision = source_of(spec)
     try:
-        return GenerationConfig.from_pretrained(source, **revision)
+        stated: GenerationConfig = pretrained(GenerationConfig, source, **revision)
     except OSError:  # the file is optional
         return GenerationConfig.from_model_config(config)
+    return stated
 
 
 def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:
@@ -159,9 +179,15 @@ def build_skeleton(model_class: Any, config: Any, spec: ModelSpec) -> Any:
             f"model.attention={spec.attention!r} cannot run here ({first_words(error)}); valid: sdpa, eager"
         ) from error
     except MALFORMED as error:
+        eager = replace(spec, attention="eager")
+        valid = ""
+        if spec != eager:
+            with suppress(UserError):
+                build_skeleton(model_class, config, eager)
+                valid = "; valid: model.attention=eager"
         raise UserError(
             f"model={spec.name}: its configuration does not build a {model_class.__name__} with "
-            f"model.attention={spec.attention!r} ({first_words(error)})"
+            f"model.attention={spec.attention!r} ({first_words(error)}){valid}"
         ) from error
 
 

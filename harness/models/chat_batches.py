@@ -54,6 +54,7 @@ def refusal_error(
         f"picture {number} ({picture.width}x{picture.height})"
         for number, picture in enumerate(media.pictures)
     ]
+    words = " ".join(str(refusal).split())
     for number, picture in enumerate(media.pictures):
         try:
             processor.image_processor(images=[picture], return_tensors="pt")
@@ -61,13 +62,17 @@ def refusal_error(
             sizes = [sizes[number]]
             break
     else:
+        if sizes and not media.clips:
+            return UserError(
+                f"{where}the processor of model={model!r} takes {', '.join(sizes)} alone, and not in a list with the "
+                f"prompt: {words}"
+            )
         sizes += [
             f"video {number} (frames of {clip.frames.shape[2]}x{clip.frames.shape[1]})"
             for number, clip in enumerate(media.clips)
         ]
     if not sizes:
         return refusal
-    words = " ".join(str(refusal).split())
     return UserError(f"{where}{', '.join(sizes)} does not fit model={model!r}: {words}")
 
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-
-from jinja2 import Template, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.models.conversations import flatten_template, sha256_of, takes_parts
 from espalier.harness.models.loader import MALFORMED, unreadable
-from espalier.harness.specs.bounded_templates import FAILURES, Bounded, TooMuch, render
+from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.think_tags import Thinking
 
@@ -125,17 +118,20 @@ def render_chat(adapter: Adapter, chat: Chat) -> str:
     Raises:
         UserError: the checkpoint's template fails on the chat, or exceeds the bounds.
     """
-    write = adapter.processor.apply_chat_template
-    options = thinking_options(adapter.spec, adapter.processor.chat_template)
+    processor = adapter.processor
+    options = thinking_options(adapter.spec, processor.chat_template)
     if adapter.spec.conversation != CHECKPOINT:
+        write = processor.apply_chat_template
         return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
+    # The library renders with these values too.
+    values = {**processor.tokenizer.special_tokens_map, **options}
+    values |= {"conversations": [chat], "add_generation_prompt": True}
     try:
-        check_bounds(adapter.processor.chat_template, chat, options)
-        return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-    except FAILURES as error:
+        return render("chat", processor.chat_template, values)
+    except (TooMuch, Unrendered) as error:
         raise UserError(
             f"model.conversation={CHECKPOINT!r}: the chat template of model={adapter.spec.name!r}: "
-            f"{type(error).__name__}: {error}; valid: null for the family's own, {adapter.conversation}"
+            f"{error}; valid: null for the family's own, {adapter.conversation}"
         ) from error
 
 
@@ -158,39 +154,3 @@ def thinking_options(spec: ModelSpec, template: str) -> dict[str, bool]:
 
 def _thinking(spec: ModelSpec) -> Thinking:
     return Thinking.of(spec.generation.get("thinking")) or Thinking()
-
-
-def check_bounds(
-    template: object, chat: Chat, options: Mapping[str, bool] = MappingProxyType({})
-) -> None:
-    """Render a checkpoint's template in a sandbox with limits on memory and time.
-
-    Other errors are ignored here: the library's environment defines more filters and renders the template itself.
-
-    Raises:
-        TooMuch: the template exceeds a limit.
-    """
-    if isinstance(template, str):
-        try:
-            render(_bounded(template), {"messages": chat, "add_generation_prompt": True, **options})
-        except TooMuch:
-            raise
-        except FAILURES:
-            return
-
-
-@cache  # parsed once, rendered for every prompt
-def _bounded(template: str) -> Template:
-    options = {"trim_blocks": True, "lstrip_blocks": True}
-    return Bounded(**options, extensions=[_Generation, loopcontrols]).from_string(template)
-
-
-class _Generation(Extension):
-    """A parser of `{% generation %}`, which marks answers in templates for training."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the nodes between the marks."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

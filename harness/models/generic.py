@@ -215,10 +215,7 @@ class GenericAdapter(Adapter):
         where = f"model={spec.name}: {type(model).__name__}, which has no file here, cannot be used"
         if missing:
             raise UserError(f"{where}: it lacks {', '.join(missing)}")
-        try:
-            check_text_config(decoder.config)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from error
+        check_text_config(decoder.config, where)
 
 
 def _holds(gap: Sequence[int], marks: Sequence[int]) -> bool:

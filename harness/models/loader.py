@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 MALFORMED: tuple[type[Exception], ...] = (
     *FOREIGN,
     RuntimeError,
+    StopIteration,
+    AssertionError,
     ImportError,
     SafetensorError,
     StrictDataclassError,
@@ -72,6 +75,11 @@ def quiet_library() -> Iterator[None]:
         logging.getLogger(record.name).handle(record)
 
 
+def pretrained(part_class: Any, source: str | PathLike[str], **options: Any) -> Any:
+    """Return `part_class.from_pretrained` without the checkpoint's own code, which the library would offer to run."""
+    return part_class.from_pretrained(source, trust_remote_code=False, **options)
+
+
 def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
     """Return `part_class.from_pretrained` of the run's checkpoint: a processor, a tokenizer, an image processor.
 
@@ -80,7 +88,7 @@ def load_part(spec: ModelSpec, part_class: Any, **options: Any) -> Any:
     """
     source, revision = source_of(spec)
     try:
-        return part_class.from_pretrained(source, **revision, **options)
+        return pretrained(part_class, source, **revision, **options)
     except MALFORMED as error:
         raise unreadable(spec, error) from error
 
@@ -139,7 +147,8 @@ def load_checkpoint(
         # Packed weights cannot be moved by `to`.
         options["device_map"] = {"": spec.device}
     try:
-        model, report = model_class.from_pretrained(
+        model, report = pretrained(
+            model_class,
             source,
             config=config,
             dtype=getattr(torch, spec.dtype),

@@ -5,7 +5,8 @@ No function reads weights; a model may be on the meta device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,14 @@ from espalier.harness.cost.facts import (
     StackFacts,
     WideFacts,
 )
+from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, foreign
+from espalier.harness.models.loader import MALFORMED
 from espalier.methods.signals import SIGNALS
 
 if TYPE_CHECKING:
-    pass
+    from espalier.harness.specs.run_spec import ModelSpec
 
 #: Names of the same parts in transformers' families.
 ATTENTION = ("self_attn", "attention", "attn")
@@ -39,6 +42,21 @@ SHARED_GATE = "shared_expert_gate"
 LINEAR = "linear_attn"
 
 
+def reading_parts(spec: ModelSpec, config: Any) -> AbstractContextManager[None]:
+    """Return a context in which any error of reading a model's parts becomes one line.
+
+    Args:
+        spec: the model; its name is in the line.
+        config: its configuration in the library.
+    """
+    decoder = getattr(getattr(config, "text_config", config), "model_type", None)
+    return foreign(
+        f"model={spec.name}: a {config.model_type} with the decoder {decoder!r} has parts that the engine cannot read",
+        "a decoder of layers with attention and an MLP each, such as Llama's and Qwen's",
+        MALFORMED,
+    )
+
+
 def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
     """Return the facts of a stack in which only layer 0 may differ from the others, by the width of its MLP.
 
@@ -51,11 +69,14 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
     index = 0 if wide is not None else -1 if linear is None else linear.interval - 1
     attention = _part(layers[index], ATTENTION)
     output = _part(attention, OUTPUT)
-    heads = next(
-        int(getattr(place, name))
-        for place in (attention, getattr(attention, "config", None))
-        for name in HEADS
-        if hasattr(place, name)
+    heads = _first(
+        (
+            int(getattr(place, name))
+            for place in (attention, getattr(attention, "config", None))
+            for name in HEADS
+            if hasattr(place, name)
+        ),
+        f"{type(attention).__name__} has no number of heads",
     )
     head_dim = output.in_features // heads
     first, body = _mlp(layers[0]), _mlp(layers[-1])
@@ -125,7 +146,9 @@ def linear_widths(module: nn.Module) -> tuple[int, ...]:
         if isinstance(part, nn.Linear) and not name.endswith(("gate_proj", "k_proj", "v_proj"))
     ]
     if not maps:
-        return next(tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
+        matrices = (tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
+        shape: tuple[int, ...] = _first(matrices, f"{type(module).__name__} has no matrix")
+        return shape
     return (maps[0].in_features, *(linear.out_features for linear in maps))
 
 
@@ -171,8 +194,15 @@ def _key_width(attention: Any, queries: int) -> int:
 
 def _part(module: Any, names: Sequence[str]) -> Any:
     """Return the attribute of a module under the first name that exists, without Gemma 4's clipping wrapper."""
-    part = next(getattr(module, name) for name in names if hasattr(module, name))
+    present = (getattr(module, name) for name in names if hasattr(module, name))
+    part = _first(present, f"{type(module).__name__} has no {' or '.join(names)}")
     return getattr(part, "linear", part)
+
+
+def _first(values: Iterable[Any], problem: str) -> Any:
+    for value in values:
+        return value
+    raise ValueError(problem)
 
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
@@ -315,8 +345,12 @@ def read_facts(
 
 def text_stack(adapter: ModelParts) -> StackFacts:
     """Return the sizes of the decoder."""
-    types = getattr(adapter.decoder.config, "layer_types", None) or ()
-    return read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
+    config = adapter.decoder.config
+    types = getattr(config, "layer_types", None) or ()
+    stack = read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
+    if adapter.layer_types is None and stack.linear is None:
+        check_text_config(config, f"model={adapter.spec.name}")
+    return stack
 
 
 def tower_stack(adapter: ModelParts) -> StackFacts:

@@ -9,15 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from transformers.integrations.accelerate import _get_device_map
 
 from espalier.harness.errors import FOREIGN, UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from espalier.harness.cost.facts import StackFacts
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Free bytes by number of the GPU, or `cpu`.
 FreeMemory = Mapping[int | str, int]
+
+#: Places from which layers are copied for each token.
+SLOW = {"cpu", "disk"}
 
 #: Vectors of the hidden size that a layer holds at once for each token: residual stream, its norm, queries, keys,
 #: values and the output of attention.
@@ -50,8 +56,7 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
     """Return the bytes that one GPU needs in addition to weights for the longest prompt (`spec.longest` tokens).
 
     The sum of: the KV cache of the GPU's layers; the activations of one layer or one tower block for all tokens, with
-    the scores of eager attention; the weights of one layer, since layers are not split between GPUs. An estimate from
-    the sizes of the model; allocators take a few percent more.
+    the scores of eager attention. An estimate from the sizes of the model; allocators take a few percent more.
 
     Args:
         spec: the model, with the length of its longest prompt.
@@ -62,8 +67,7 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
     cache = text.entry_values * size * tokens
     layer = _layer_values(text, tokens, spec) * size
     block = _layer_values(tower, PATCHES * tokens, replace(spec, attention="sdpa")) * size
-    weights = size * text.hidden * (4 * text.hidden + 3 * text.intermediate)
-    return int(cache * share) + max(layer, block) + weights
+    return int(cache * share) + max(layer, block)
 
 
 def _layer_values(stack: StackFacts, tokens: int, spec: ModelSpec) -> int:
@@ -91,8 +95,20 @@ def weight_limits(spec: ModelSpec, free: FreeMemory) -> FreeMemory:
     return {**places, "cpu": free["cpu"] if spec.offload or not cards else 0}
 
 
-def check_memory(spec: ModelSpec, weights: int, free: FreeMemory) -> None:
-    """Raise UserError if `weights` bytes do not fit in memory together with the longest prompt."""
+def check_memory(
+    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: PreTrainedModel | None = None
+) -> None:
+    """Raise UserError if a model does not fit in memory together with the longest prompt.
+
+    Args:
+        spec: the model.
+        weights: bytes of its weights.
+        free: bytes by device.
+        skeleton: the model without weights, if its layers are spread as they are; they are not split between GPUs, so
+            that a sum that fits is not enough. None: sums are compared.
+
+    Cost: half a second for the largest.
+    """
     if spec.device_map is not None:
         places = weight_limits(spec, free)
         cards = [place for place in places if place != "cpu"]
@@ -102,12 +118,12 @@ def check_memory(spec: ModelSpec, weights: int, free: FreeMemory) -> None:
                 f"model.max_memory places {_gib(host)} of model={spec.name} on the host, and those layers are copied "
                 "for each token; valid: model.offload=true, or cpu: 0"
             )
-        allowed = sum(places.values())
-        if weights > allowed:
+        if not _fits(spec, weights, free, skeleton):
+            whole = ", layer by layer" if weights <= sum(places.values()) else ""
             raise UserError(
-                f"model={spec.name}: {_gib(weights)} of weights do not fit into {_list(places)}, the memory of "
+                f"model={spec.name}: {_gib(weights)} of weights do not fit into {_list(places)}{whole}, the memory of "
                 f"model.device_map={spec.device_map!r} without {_prompt(spec)}; "
-                f"valid: {_remedies(spec, weights, free)}"
+                f"valid: {_remedies(spec, weights, free, skeleton)}"
             )
         return
     place = _place(spec.device)
@@ -117,8 +133,22 @@ def check_memory(spec: ModelSpec, weights: int, free: FreeMemory) -> None:
     suffix = "" if place == "cpu" else f" besides {_prompt(spec)}"
     raise UserError(
         f"model={spec.name}: {_gib(weights)} of weights do not fit on model.device={spec.device!r}, where "
-        f"{_gib(max(available, 0))} are free{suffix}; valid: {_remedies(spec, weights, free)}"
+        f"{_gib(max(available, 0))} are free{suffix}; valid: {_remedies(spec, weights, free, skeleton)}"
     )
+
+
+def _fits(
+    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: PreTrainedModel | None
+) -> bool:
+    """Return whether `model.device_map` places all weights where they may be."""
+    places = weight_limits(spec, free)
+    if weights > sum(places.values()):
+        return False
+    if skeleton is None or spec.offload or len(places) == 1:
+        return True
+    # The plan that loading makes of the same limits.
+    plan = _get_device_map(skeleton, spec.device_map, dict(places), None)
+    return not SLOW & {str(place) for place in plan.values()}
 
 
 def check_placed(spec: ModelSpec, places: Mapping[str, int | str | torch.device]) -> None:
@@ -128,7 +158,7 @@ def check_placed(spec: ModelSpec, places: Mapping[str, int | str | torch.device]
         spec: the model.
         places: devices of its modules, chosen by the library (`hf_device_map`).
     """
-    slow = sorted({str(place) for place in places.values()} & {"cpu", "disk"})
+    slow = sorted(SLOW & {str(place) for place in places.values()})
     if slow and len({str(place) for place in places.values()}) > len(slow) and not spec.offload:
         raise UserError(
             f"model={spec.name}: layers would be placed on {' and '.join(slow)} and copied for each token; "
@@ -136,7 +166,9 @@ def check_placed(spec: ModelSpec, places: Mapping[str, int | str | torch.device]
         )
 
 
-def _remedies(spec: ModelSpec, weights: int, free: FreeMemory) -> str:
+def _remedies(
+    spec: ModelSpec, weights: int, free: FreeMemory, skeleton: PreTrainedModel | None
+) -> str:
     """Return settings that would fit; device_map=auto only if it holds the weights and the longest prompt."""
     remedies = []
     multi_card = len([place for place in free if place != "cpu"]) > 1 and spec.device != "cpu"
@@ -144,7 +176,7 @@ def _remedies(spec: ModelSpec, weights: int, free: FreeMemory) -> str:
         plan = replace(spec, device_map="auto", max_memory={}, offload=offload)
         tried = spec.device_map is not None and offload == spec.offload and not spec.max_memory
         possible = (multi_card or offload) and spec.device != "cpu" and not tried
-        if possible and weights <= sum(weight_limits(plan, free).values()):
+        if possible and _fits(plan, weights, free, skeleton):
             suffix = ", model.offload=true, slowly" if offload else ""
             remedies.append(f"model.device_map=auto{suffix} ({_list(weight_limits(plan, free))})")
             break

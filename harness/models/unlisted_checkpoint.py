@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.build_adapter import build_skeleton, read_processor
 from espalier.harness.models.chat_templates import template_of_processor
+from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.loader import config_of, source_of
-from espalier.harness.models.measured_facts import read_facts
+from espalier.harness.models.measured_facts import read_facts, reading_parts
 from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +46,8 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
     Raises:
         UserError: the checkpoint is of no supported family, or does not describe the model completely.
     """
+    if spec.path is not None:
+        check_checkpoint(spec.path, Digests())
     spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
     adapter = ADAPTERS.load(spec.adapter)
     if not adapter.self_described:
@@ -52,11 +56,12 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
             "completely; valid: a name of conf/model, with path=<this folder>"
         )
     adapter.check_settings(spec)
-    config, processor = adapter.checkpoint_config(spec), adapter.load_processor(spec)
+    config, processor = adapter.checkpoint_config(spec), read_processor(adapter, spec)
     if conversation and spec.conversation is None:
         template = template_of_processor(processor)
         spec = replace(spec, conversation=CHECKPOINT if template else None)
-    skeleton = build_skeleton(adapter.class_of(config), config, spec)
-    probe = adapter(skeleton, processor, spec)
-    facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
+    with reading_parts(spec, config):
+        skeleton = build_skeleton(adapter.class_of(config), config, spec)
+        probe = adapter(skeleton, processor, spec)
+        facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
     return replace(spec, facts=facts)

@@ -8,6 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
+
+from transformers import PreTrainedModel
+from transformers.integrations import accelerate
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -47,7 +51,9 @@ def page() -> str:
     request = read_command(["-m", f"model={','.join(names)}", "model.weights=random"])
     assert request is not None
     specs = [replace(build_spec(cell).model, device="cuda:0") for cell in request.cells]
-    lines = [_line(spec) for spec in specs if spec.architecture and spec.hub is not None]
+    # The library leaves out cards that this machine does not have.
+    with patch.object(accelerate, "get_max_memory", dict):
+        lines = [_line(spec) for spec in specs if spec.architecture and spec.hub is not None]
     titles = [f"{number} x {size} GB" if number > 1 else f"{size} GB" for number, size in CARDS]
     head = ("`model=`", "weights (GiB)", "longest prompt (tokens)", "for it (GiB)", *titles)
     return HEAD + table(head, lines)
@@ -57,18 +63,19 @@ def _line(spec: ModelSpec) -> list[str]:
     """Return a line of the table."""
     family = ADAPTERS.load(spec.adapter)
     config = family.configuration(spec, byte_tokenizer(family.special))
-    weights = weight_bytes(build_skeleton(family.class_of(config), config, spec))
+    skeleton = build_skeleton(family.class_of(config), config, spec)
+    weights = weight_bytes(skeleton)
     sizes = [f"{weights / GIB:.1f}", f"{spec.longest:,}", f"{prompt_bytes(spec) / GIB:.1f}"]
-    return [f"`{spec.name}`", *sizes, *(_verdict(spec, weights, *cards) for cards in CARDS)]
+    return [f"`{spec.name}`", *sizes, *(verdict(spec, skeleton, *cards) for cards in CARDS)]
 
 
-def _verdict(spec: ModelSpec, weights: int, cards: int, size: int) -> str:
+def verdict(spec: ModelSpec, skeleton: PreTrainedModel, cards: int, size: int) -> str:
     """Return the setting under which a model fits on some cards."""
     free: dict[int | str, int] = {card: size * GIB - TAKEN for card in range(cards)}
     free["cpu"] = 0
     for setting, plan in (("fits", None), ("auto", "auto")):
         try:
-            check_memory(replace(spec, device_map=plan), weights, free)
+            check_memory(replace(spec, device_map=plan), weight_bytes(skeleton), free, skeleton)
         except UserError:
             continue
         return setting

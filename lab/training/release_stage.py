@@ -116,8 +116,10 @@ def load_exported(folder: Path) -> Any:
     # The model classes take seconds to import, and only exported models need them.
     from transformers import AutoModelForImageTextToText
 
-    loaded: Any = AutoModelForImageTextToText.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True
+    from espalier.harness.models.loader import pretrained
+
+    loaded: Any = pretrained(
+        AutoModelForImageTextToText, folder, dtype=torch.float32, output_loading_info=True
     )
     model, report = loaded
     if report["missing_keys"] or report["unexpected_keys"]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,16 @@ import pytest
 from huggingface_hub._local_folder import write_download_metadata
 from transformers import LlavaForConditionalGeneration
 
+import espalier
+from espalier.harness.cli.benchmarks import main as benchmarks
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks import checkpoint_check
-from espalier.harness.kinds.checks.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.checkpoint_files import INDEX, check_checkpoint
+from espalier.harness.paths import ROOT
+from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.harness.store.files.digests import Digests
+from run import main
 from tests.tiny import LLAVA, save_llava
 
 Damage = Callable[[Path], object]
@@ -290,3 +298,121 @@ def test_a_cached_release_is_whole_where_nothing_may_be_downloaded(
     with pytest.raises(UserError, match=r"model.hub='some/model': half a download"):
         checkpoint_check.check_model(spec, True, Digests())
     checkpoint_check.check_model(spec, False, Digests())
+
+
+# ---------------------------------------------------------------- the same line on every path
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def absent(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def adapted(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 5)
+
+
+def pointed(name: str) -> Damage:
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12\n"
+    return lambda folder: (folder / name).write_text(text)
+
+
+def halved(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    places = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (pickled, "holds no model but *.bin, pickles of torch"),
+        (halved, "half a download, 1 of 2 weight files are missing"),
+        (cut, "bytes, its header promises"),
+        (pointed("model.safetensors"), "is a pointer of Git LFS"),
+        (pointed("tokenizer.json"), "is a pointer of Git LFS"),
+        (adapted, "holds a LoRA adapter (adapter_config.json) beside the weights"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_is_one_line_on_every_path(
+    damage: Damage, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(weights_dir("seedling"), tmp_path / "model"))
+    damage(folder)
+    spec = replace(LLAVA, path=folder, weights="trained")
+    for load in (
+        lambda: espalier.load(folder),
+        lambda: espalier.load("seedling", path=folder),
+        lambda: load_adapter(spec),
+        lambda: check_checkpoint(folder, Digests()),
+    ):
+        with pytest.raises(UserError) as refusal:
+            load()
+        assert words in str(refusal.value)
+    store = f"store={tmp_path / 'store'}"
+    for models in ([f"model={folder}"], ["model=seedling", f"model.path={folder}"]):
+        capsys.readouterr()
+        assert main(["benchmark=seedling_rec", "limit=1", store, *models]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert words in line
+        assert benchmarks(["check", "seedling_rec", *models]) != 0
+        captured = capsys.readouterr()
+        assert words in captured.err + captured.out
+        assert "Traceback" not in captured.err
+
+
+def test_a_path_that_does_not_exist_is_named_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "nowhere"
+    for load in (
+        lambda: espalier.load("seedling", path=folder),
+        lambda: espalier.load(f"{folder}"),
+    ):
+        with pytest.raises(UserError, match="it does not exist"):
+            load()
+    for models in ([f"model={folder}"], ["model=seedling", f"model.path={folder}"]):
+        assert main(["benchmark=seedling_rec", *models]) == 2
+        assert "it does not exist" in capsys.readouterr().err
+        assert benchmarks(["check", "seedling_rec", *models]) != 0
+        captured = capsys.readouterr()
+        assert "it does not exist" in captured.err + captured.out
+
+
+# ---------------------------------------------------------------- code of checkpoints
+
+
+@pytest.mark.parametrize("folder", ["harness", "serve", "lab", "tasks"])
+def test_the_library_loads_through_the_one_function_that_runs_no_code(folder: str) -> None:
+    callers = {
+        file.relative_to(ROOT).as_posix()
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "from_pretrained"
+    }
+    assert callers <= {"harness/models/loader.py"}
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "processor_config.json", "config.json"])
+def test_code_of_a_checkpoint_is_not_offered(
+    file: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "own.py").write_text("raise SystemExit('it ran')")
+    classes = {
+        "tokenizer_config.json": {"AutoTokenizer": ["own.Words", None]},
+        "processor_config.json": {"AutoProcessor": "own.Words"},
+        "config.json": {"AutoConfig": "own.Words", "AutoModelForImageTextToText": "own.Words"},
+    }[file]
+    unknown = {"tokenizer_class": "Words"} if file == "tokenizer_config.json" else {}
+    settings(file, auto_map=classes, **unknown)(folder)
+    monkeypatch.setattr(builtins, "input", lambda *_: pytest.fail("a run asked"))
+    with suppress(UserError):
+        load_adapter(replace(LLAVA, path=folder, weights="trained"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 
 import espalier
 from espalier.harness.errors import UserError
@@ -18,7 +19,7 @@ from espalier.harness.models.generic import GenericAdapter
 from espalier.harness.models.generic_proof import prove
 from espalier.harness.models.unlisted_checkpoint import read_checkpoint
 from run import main
-from tests.models.unlisted_models import UNLISTED, save_unlisted
+from tests.models.unlisted_models import UNLISTED, save_model, save_unlisted, text
 from tests.tiny import LLAVA, chat, picture
 
 #: Why a class is refused.
@@ -116,3 +117,82 @@ def test_a_picture_of_several_tiles_is_one_item(name: str, tmp_path: Path) -> No
             with pytest.raises(UserError, match="have no place in the picture"):
                 answer.show()
         assert pruned.ask(turns, max_new_tokens=2).visual == sum(counts)
+
+
+#: Latent attention, as in Kimi-VL and DeepSeek-VL2.
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+#: Text stacks that the engine does not know, and what it misses.
+STACKS = {
+    "deepseek_v3": (
+        {**LATENT, **EXPERTS, "v_head_dim": 8, "n_group": 1, "topk_group": 1},
+        "qkv_proj",
+    ),
+    "granitemoe": ({"num_local_experts": 4}, "no attribute 'mlp'"),
+    "llama4_text": ({"intermediate_size_mlp": 48, "num_local_experts": 4}, "no attribute 'mlp'"),
+    "falcon_h1": ({}, "no attribute 'mlp'"),
+    "aria_text": ({"moe_num_experts": 4}, "no attribute 'gate'"),
+    "gpt_neox": ({}, "has no o_proj or out_proj"),
+    "jamba": ({"num_experts": 2, "mamba_d_state": 4}, "has no self_attn or attention"),
+    "cohere2": ({}, "decoder layer 0 is 'sliding_attention'"),
+    "exaone4": ({}, "decoder layer 0 is 'sliding_attention'"),
+    "mistral": ({"sliding_window": 8}, "decoder layer 0 is 'sliding_attention'"),
+    "gemma4_text": (
+        {
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 8,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        },
+        "families with a file in harness/models",
+    ),
+    "gemma2": ({"query_pre_attn_scalar": 8}, "; valid: attention=eager"),
+}
+
+
+def save_stack(outer: type[tf.PreTrainedConfig], stack: str, folder: Path) -> Path:
+    """Save a tiny model of an outer class around a text stack."""
+    entry = UNLISTED["vipllava"]
+    arguments = {**entry.arguments, "text_config": text(stack, **STACKS[stack][0])}
+    if outer is tf.LlavaConfig:
+        arguments.pop("vision_feature_layers")
+    return save_model(replace(entry, config=outer, arguments=arguments), folder)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_text_stack_of_another_shape_is_one_line_at_loading(stack: str, tmp_path: Path) -> None:
+    folder = save_stack(tf.LlavaConfig, stack, tmp_path / "model")
+    with pytest.raises(UserError) as refusal:
+        espalier.load(folder, device="cpu", dtype="float32")
+    line = str(refusal.value)
+    assert line.startswith("model=")
+    assert STACKS[stack][1] in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("stack", ["deepseek_v3", "aria_text", "granitemoe"])
+def test_a_run_of_such_a_folder_ends_in_one_line(
+    stack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_stack(tf.VipLlavaConfig, stack, tmp_path / "model")
+    capsys.readouterr()
+    assert main([f"model={folder}", "benchmark=seedling_rec", f"store={tmp_path / 's'}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert STACKS[stack][1] in line or "it lacks an MLP in each layer" in line
+
+
+def test_a_processor_that_takes_pictures_one_by_one_is_named(tmp_path: Path) -> None:
+    adapter = load("mistral3", save_unlisted("mistral3", tmp_path))
+
+    def flat(text: list[str], images: object, **options: object) -> object:
+        raise ValueError("Nested images are not supported.")
+
+    flat.tokenizer, flat.image_processor = (
+        adapter.processor.tokenizer,
+        adapter.processor.image_processor,
+    )
+    flat.chat_template = adapter.processor.chat_template
+    flat.apply_chat_template = adapter.processor.apply_chat_template
+    adapter.processor = flat
+    with pytest.raises(UserError, match=r"takes picture 0 \(\d+x\d+\) alone, and not in a list"):
+        adapter.encode([chat("What?", 0)])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.integrations import accelerate
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -16,7 +17,8 @@ from espalier.harness.kinds.checks import checkpoint_check as checkpoints
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.build_adapter import weight_bytes
+from espalier.harness.models.build_adapter import build_skeleton, weight_bytes
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
     check_memory,
@@ -25,10 +27,11 @@ from espalier.harness.models.memory_check import (
     prompt_bytes,
     weight_limits,
 )
+from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
-from lab.pages.placement_page import page
+from lab.pages.placement_page import page, verdict
 from run import main
 from tests.families.onevision import ONEVISION
 from tests.tiny import LLAVA, random_model, save_llava
@@ -131,6 +134,60 @@ def test_a_plan_leaves_room_for_the_longest_prompt(
     else:
         line = refusal(spec, needed, room)
         assert "model.offload=true, slowly" in line
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library takes any card that a plan names for one of this machine's."""
+    monkeypatch.setattr(accelerate, "get_max_memory", dict)
+
+
+def plan_of(skeleton: torch.nn.Module, spec: ModelSpec, free: dict) -> set[str]:
+    places = accelerate._get_device_map(skeleton, "auto", dict(weight_limits(spec, free)), None)
+    return {str(place) for place in places.values()}
+
+
+@pytest.mark.usefixtures("cards")
+@pytest.mark.parametrize(
+    ("name", "plans"),
+    [
+        # Cards and GiB of each: sums that are enough where the last layers find no card with room for a whole one.
+        ("internvl3_38b", {(2, 40): "auto", (3, 40): "auto", (2, 48): "auto"}),
+        ("qwen3_5_122b_a10b", {(6, 40): "no", (5, 48): "no", (3, 80): "no", (4, 80): "auto"}),
+        ("qwen3_5_35b_a3b", {(3, 24): "no", (4, 24): "auto", (2, 40): "auto"}),
+    ],
+)
+def test_a_plan_that_is_accepted_leaves_no_layer_on_disk(
+    name: str, plans: dict[tuple[int, int], str]
+) -> None:
+    command = read_command([f"model={name}", "model.weights=random"])
+    assert command is not None
+    spec = replace(build_spec(command.cells[0]).model, device="cuda:0", device_map="auto")
+    family = ADAPTERS.load(spec.adapter)
+    config = family.configuration(spec, byte_tokenizer(family.special))
+    skeleton = build_skeleton(family.class_of(config), config, spec)
+    for (number, size), word in plans.items():
+        free = {card: (size - 1) * GIB for card in range(number)} | {"cpu": 0}
+        assert verdict(spec, skeleton, number, size) == word
+        assert ("disk" in plan_of(skeleton, spec, free)) == (word == "no")
+        assert weight_bytes(skeleton) <= sum(weight_limits(spec, free).values())
+
+
+@pytest.mark.usefixtures("cards")
+def test_a_plan_with_layers_on_disk_is_refused_before_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(LARGE, path=save_llava(tmp_path), device_map="auto", dtype="float32")
+    needed = weight_bytes(random_model(LLAVA))
+    half = prompt_bytes(spec, 1 / 2)
+    monkeypatch.setattr(base, "free_bytes", lambda: {0: half + needed, 1: half + 10, "cpu": 0})
+    monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(UserError, match=r"do not fit into .*, layer by layer, the memory of"):
+        load_adapter(spec)
+    with_room = {card: 2 * needed + half for card in (0, 1)} | {"cpu": 0}
+    monkeypatch.setattr(base, "free_bytes", lambda: with_room)
+    with pytest.raises(pytest.fail.Exception, match="weights were read"):
+        load_adapter(spec)
 
 
 def test_many_frames_take_their_room() -> None:

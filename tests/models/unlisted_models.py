@@ -250,7 +250,12 @@ UNLISTED = {
 
 def save_unlisted(name: str, folder: Path) -> Path:
     """Save a tiny checkpoint of a class with random weights."""
-    entry, tok = UNLISTED[name], tokenizer()
+    return save_model(UNLISTED[name], folder)
+
+
+def save_model(entry: Unlisted, folder: Path) -> Path:
+    """Save a tiny checkpoint of an entry with random weights."""
+    tok = tokenizer()
     processor = entry.processor(tok)
     ids = {"image_token_id": tok.convert_tokens_to_ids(entry.image), "tie_word_embeddings": False}
     config = entry.config(**{**ids, **entry.arguments})

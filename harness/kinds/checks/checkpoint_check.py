@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from espalier.harness.errors import UserError, foreign, unknown_name
-from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint, check_shards
+from espalier.harness.models.checkpoint_files import check_checkpoint, check_shards
 from espalier.harness.models.families import ADAPTERS, own_family
 from espalier.harness.specs.hub_cache import require_cached
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec

@@ -7,10 +7,10 @@ import torch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
-from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_templates import other_template
+from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.reference_prompts import PromptTokens, compare_tokens
 from espalier.harness.ranks import without_launcher

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from espalier.harness.errors import FOREIGN, UserError, foreign, print_lines
-from espalier.harness.kinds.checks.checkpoint_files import check_shards
+from espalier.harness.models.checkpoint_files import check_shards
 from espalier.harness.tools.convert.shards import (
     Rename,
     Shape,

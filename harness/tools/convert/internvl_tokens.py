@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import NUMBERED, ChatFrame
 from espalier.harness.models.internvl_processor import TOKENS
+from espalier.harness.models.loader import pretrained
 from espalier.harness.tools.convert.sentencepiece_tokens import (
     PROBES,
     SPACE,
@@ -87,7 +88,7 @@ def _content(token: Any) -> str | None:
 
 def _qwen2(source: Path) -> Tokenizer:
     try:
-        backend: Tokenizer = Qwen2Tokenizer.from_pretrained(source).backend_tokenizer
+        backend: Tokenizer = pretrained(Qwen2Tokenizer, source).backend_tokenizer
     except FOREIGN as error:
         raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
     return backend

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
 from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.models.loader import pretrained
 from espalier.harness.tools.convert.sentencepiece_tokens import (
     PROBES,
     fast_tokenizer,
@@ -36,7 +37,7 @@ def read_tokenizer(folder: Path) -> Any:
     else:
         try:
             # Not as a Llama's, for which the library would rebuild it.
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+            tokenizer = pretrained(PreTrainedTokenizerFast, folder)
         except FOREIGN as error:
             raise UserError(f"{str(folder)!r}: no usable tokenizer ({error})") from error
     tokenizer.add_tokens(

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer, GenerationConfig, Qwen2Config
 
 from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.models.loader import pretrained
 from espalier.harness.tools.convert.checkpoint_writer import (
     Release,
     check_tokens,
@@ -33,7 +34,7 @@ def read_tokenizer(release: Release) -> Any:
     """
     try:
         # The release's own configuration class is not part of transformers.
-        tokenizer = AutoTokenizer.from_pretrained(release.folder, config=Qwen2Config())
+        tokenizer = pretrained(AutoTokenizer, release.folder, config=Qwen2Config())
     except FOREIGN as error:
         raise UserError(f"{str(release.folder)!r}: no usable tokenizer ({error})") from error
     tokenizer.add_tokens(

@@ -13,7 +13,7 @@ import yaml
 from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
-from espalier.harness.kinds.checks.checkpoint_files import check_checkpoint
+from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.environment import device_name
 from espalier.harness.store import Store

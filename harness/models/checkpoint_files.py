@@ -17,6 +17,8 @@ from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.untrusted_json import read_bytes
 
 INDEX = "model.safetensors.index.json"
+#: Of weights in torch's format, which `espalier convert` reads.
+PICKLES_INDEX = "pytorch_model.bin.index.json"
 
 #: Files of a checkpoint that the library reads as JSON tables.
 SETTINGS = frozenset(
@@ -32,6 +34,9 @@ SETTINGS = frozenset(
         *("chat_template.json", "vocab.json"),
     }
 )
+
+#: The first bytes of a file in the place of which Git LFS has not fetched the content.
+POINTER = b"version https://git-lfs"
 
 #: Errors of a damaged weight file.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
@@ -49,12 +54,17 @@ def check_checkpoint(path: Path, digests: Digests) -> None:
 
 
 def _check(path: Path, digests: Digests) -> None:
+    key = f"model.path={brief(str(path))!r}"
     _check_original(path)
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").exists() or not weights:
         raise UserError(
-            f"model.path={str(path)!r} holds no model{other_format(path)}; "
-            f"valid: a directory with config.json and *.safetensors"
+            f"{key} holds no model{other_format(path)}; valid: a directory with config.json and *.safetensors"
+        )
+    if (path / "adapter_config.json").exists():
+        raise UserError(
+            f"{key} holds a LoRA adapter (adapter_config.json) beside the weights, which the library would apply; "
+            "valid: merged weights (merge_and_unload of peft) without that file"
         )
     for file in sorted(file for pattern in MODEL_FILES for file in path.glob(pattern)):
         problem = _problem(file)
@@ -62,21 +72,17 @@ def _check(path: Path, digests: Digests) -> None:
             raise UserError(f"model.path: {str(file)!r} {problem}; valid: the original file")
     if not (path / "tokenizer_config.json").exists():
         raise UserError(
-            f"model.path={str(path)!r} has no tokenizer_config.json, which names the tokenizer's special tokens; "
+            f"{key} has no tokenizer_config.json, which names the tokenizer's special tokens; "
             "valid: the original file"
         )
+    check_shards(path, key)
     for file in weights:
-        problem = _damage(file)
         recorded = file.with_name(f"{file.name}.sha256")
-        if problem is None and recorded.is_file():
-            expected = read_bytes(recorded).split()[:1]
-            if expected != [digests.file(file).encode()]:
-                problem = f"its SHA-256 differs from {recorded.name}"
-        if problem is not None:
+        if recorded.is_file() and read_bytes(recorded).split()[:1] != [digests.file(file).encode()]:
             raise UserError(
-                f"model.path: weight file {str(file)!r} is damaged: {problem}; valid: the original file"
+                f"{key}: weight file {file.name!r} is damaged: its SHA-256 differs from {recorded.name}; "
+                "valid: the original file"
             )
-    check_shards(path, f"model.path={brief(str(path))!r}")
 
 
 def _check_original(path: Path) -> None:
@@ -87,7 +93,7 @@ def _check_original(path: Path) -> None:
 
 
 def check_shards(folder: Path, key: str) -> None:
-    """Raise UserError unless a checkpoint's weight files are those of its index; without an index there is one file.
+    """Raise UserError unless a checkpoint's weight files are whole, and those of its index if there is one.
 
     Args:
         folder: the checkpoint.
@@ -95,10 +101,17 @@ def check_shards(folder: Path, key: str) -> None:
 
     Cost: the header of each file.
     """
-    index = folder / INDEX
+    weights = sorted(folder.glob("*.safetensors"))
+    for shard in weights:
+        damage = _damage(shard)
+        if damage is not None:
+            raise UserError(
+                f"{key}: weight file {shard.name!r} is damaged: {damage}; valid: the original file"
+            )
+    index = folder / (INDEX if weights else PICKLES_INDEX)
     if not index.is_file():
         return
-    problem = f"{key}: {INDEX} does not name a file for each tensor"
+    problem = f"{key}: {index.name} does not name a file for each tensor"
     with foreign(problem, "the original file", BROKEN):
         places = json.loads(read_bytes(index))["weight_map"].items()
         files = sorted({str(file) for _, file in places})
@@ -109,7 +122,7 @@ def check_shards(folder: Path, key: str) -> None:
             f"{missing[0]}; valid: the same download again, which resumes"
         )
     _check_commits(folder, files, key)
-    for file in files:
+    for file in files if weights else ():
         with (
             foreign(f"{key}: weight file {file} is damaged", "the original file", BROKEN),
             safe_open(folder / file, framework="pt") as tensors,
@@ -146,6 +159,9 @@ def _problem(file: Path) -> str | None:
     """Return why a file cannot be read by its name, None if it can."""
     if not file.is_file():
         return "is not a file"
+    with file.open("rb") as stream:
+        if stream.read(len(POINTER)) == POINTER:
+            return "is a pointer of Git LFS, its content was not fetched (git lfs pull)"
     if file.name not in SETTINGS:
         return None
     stat = file.stat()
@@ -165,6 +181,8 @@ def _no_table(file: Path, size: int, changed: int) -> str | None:
 
 def _damage(file: Path) -> str | None:
     """Return the fault of a safetensors file: 8 bytes of header length, a JSON header, then the tensors."""
+    if (problem := _problem(file)) is not None:
+        return problem
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
