@@ -25,6 +25,8 @@ Allocation = Literal[
 class CacheView:
     """What a cache compressor may read of one layer and one sample after prefill; padding is left out.
 
+    Every tensor is on the layer's device.
+
     Attributes:
         layer: decoder layer.
         queries: (H, L, D) queries of the prompt, rotary positions applied.
@@ -133,7 +135,7 @@ class CacheCompressor(Method):
         """Return (layers,) how many entries each layer keeps, at least one; they sum to `total`, up to `slack`.
 
         Args:
-            scores: of each layer, as `score` returned them.
+            scores: of each layer, as `score` returned them, all on the first layer's device.
             total: entries of all layers together.
         """
         shares = RULES[self.allocation](scores, total / len(scores))

@@ -90,6 +90,9 @@ class View:
     is never among them. The engine groups the rows of a batch by their token count and budget, so a method never meets
     padding.
 
+    Every tensor of a view is on the device of `tokens`: signals, masks and tables too, on however many cards the model
+    lies. A method moves nothing, and returns its plan on that device.
+
     Attributes:
         site: where the method acts.
         tokens: (B, N, D) visual tokens as they stand at the site, in sequence order.

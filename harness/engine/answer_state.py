@@ -37,4 +37,5 @@ class AnswerState:
         """
         if self.places is None:
             return states[:, : self.ids.shape[1]]
-        return states[rows_of(self.places), self.places]
+        places = self.places.to(states.device)  # the last layer's, and the ids' the first's
+        return states[rows_of(places), places]

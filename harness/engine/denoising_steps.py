@@ -245,8 +245,7 @@ class DenoisingSession(Session):
             RuntimeError: outside the `with` block.
         """
         states, records, _ = self._whole(prompt, answer, samples, budget)
-        logits: Tensor = self.adapter.model.get_output_embeddings()(answer.choose(states))
-        return logits, records
+        return self._logits(answer.choose(states)), records
 
     @torch.inference_mode()
     def store(
@@ -283,8 +282,12 @@ class DenoisingSession(Session):
     @torch.inference_mode()
     def logits_of(self, stored: StoredSequence, answer: AnswerState) -> Tensor:
         """Return the logits (B, M, V) of the positions that need them, not checked, by their last states."""
-        logits: Tensor = self.adapter.model.get_output_embeddings()(answer.choose(stored.states))
-        return logits
+        return self._logits(answer.choose(stored.states))
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Return the logits (B, M, V) of last states (B, M, D), on the device of the answer's ids."""
+        logits: Tensor = self.adapter.model.get_output_embeddings()(states)
+        return logits.to(self.adapter.device)
 
     def _whole(
         self,
@@ -345,8 +348,7 @@ class DenoisingSession(Session):
     @torch.inference_mode()
     def logits_after(self, cached_prompt: CachedPrompt) -> Tensor:
         """Return the logits (B, 1, V) of the prompts' last tokens."""
-        logits: Tensor = self.adapter.model.get_output_embeddings()(cached_prompt.last)
-        return logits
+        return self._logits(cached_prompt.last)
 
     @property
     def _is_shifted(self) -> bool:
@@ -380,7 +382,7 @@ class DenoisingSession(Session):
         cache.cut(answer.ids.shape[1], n_layers)
         if self._is_shifted:
             states = torch.cat([cached_prompt.last, states], 1)
-        logits: Tensor = adapter.model.get_output_embeddings()(answer.choose(states))
+        logits = self._logits(answer.choose(states))
         return logits, cached_prompt.step_records() if merger is None else merger.records()
 
     def _make_merger(

@@ -251,6 +251,9 @@ class ScoredEviction:
             if len(candidate_scores) < len(scores):
                 budgets.append([0] * len(scores))
                 continue
+            # The layers of a spread model meet on the card of the first.
+            place = candidate_scores[0].device
+            candidate_scores = [layer_scores.to(place) for layer_scores in candidate_scores]
             total = self._evicting.total(
                 [layer_scores.shape[-1] for layer_scores in candidate_scores]
             )

@@ -62,7 +62,9 @@ class LayerHooks:
             return None if corrected is None else (args, corrected)
         acts = layer in self._acting
         if acts:
-            rotary = kwargs.get("position_embeddings", ())  # the final norm takes none
+            # The library moves a layer's arguments to its card after this hook; the final norm takes no tables.
+            tables = kwargs.get("position_embeddings", ())
+            rotary = tuple(table.to(hidden.device) for table in tables)
             for sites in self._sites:
                 hidden = sites.reach(layer, hidden, rotary)
         if not self._prefill.shortened:

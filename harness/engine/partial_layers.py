@@ -37,7 +37,8 @@ class LayerChanges:
         self.of_layer = []
 
         def record(layer: nn.Module, args: tuple[Tensor, ...], states: Tensor) -> None:
-            self.of_layer.append(states[:, -count:] - args[0][:, -count:])
+            entering = args[0][:, -count:].to(states.device)
+            self.of_layer.append(states[:, -count:] - entering)
 
         handles = [layer.register_forward_hook(record) for layer in layers]
         try:
@@ -65,8 +66,9 @@ class PartialLayer:
 
     def enter(self, layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
         """Choose among the states (B, G, D) that enter the layer; return its arguments for those that run."""
-        self._states = args[0]
-        values: Tensor = layer.self_attn.v_proj(layer.input_layernorm(args[0]))
+        # The library moves a layer's arguments to its card after this hook.
+        self._states = args[0].to(self._values.device)
+        values: Tensor = layer.self_attn.v_proj(layer.input_layernorm(self._states))
         former, dtype = (
             self._values.transpose(1, 2).flatten(2),
             torch.promote_types(values.dtype, torch.float32),
@@ -75,12 +77,13 @@ class PartialLayer:
         order = likeness.argsort(dim=1, stable=True)
         self.places = order[:, : self._count].sort(dim=1).values
         self._values.copy_(values.unflatten(2, (self._values.shape[1], -1)).transpose(1, 2))
-        tables = tuple(take(table, self.places, -2) for table in kwargs["position_embeddings"])
+        tables = (table.to(self.places.device) for table in kwargs["position_embeddings"])
+        tables = tuple(take(table, self.places, -2) for table in tables)
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 4:  # every place sees the same
             mask = mask[:, :, : self._count]
         changed = {"position_embeddings": tables, "attention_mask": mask, "position_ids": None}
-        return (take(args[0], self.places, -2), *args[1:]), {**kwargs, **changed}
+        return (take(self._states, self.places, -2), *args[1:]), {**kwargs, **changed}
 
     def written(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values (B, H_kv, count, Dh) of the places that run; return those of all tokens."""

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import AttentionTap
+from espalier.harness.engine.replaced_forward import replaced_forwards
 from espalier.harness.errors import UserError
 from espalier.methods.base import Site
 
@@ -129,22 +130,17 @@ class TrunkReplay:
         self._trunk = trunk or Trunk()
         self._layers = list(layers)[: len(self._trunk.outputs)]
         self._tap = tap
-        self._saved: list[tuple[nn.Module, Any]] = []
+        self._replaced = ExitStack()
 
     def __enter__(self) -> TrunkReplay:
         """Replace the layers' forward."""
-        for number, layer in enumerate(self._layers):
-            self._saved.append((layer, layer.__dict__.get("forward")))
-            layer.__dict__["forward"] = partial(self._forward, number)
+        pairs = ((layer, partial(self._forward, n)) for n, layer in enumerate(self._layers))
+        self._replaced.enter_context(replaced_forwards(pairs))
         return self
 
     def __exit__(self, *error: object) -> None:
         """Restore the layers' forward."""
-        for layer, forward in self._saved:
-            del layer.__dict__["forward"]
-            if forward is not None:
-                layer.__dict__["forward"] = forward
-        self._saved.clear()
+        self._replaced.close()
 
     def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         trunk, output = self._trunk, self._trunk.outputs[number]

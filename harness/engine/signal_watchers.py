@@ -52,11 +52,12 @@ class ActivePass:
         """Return the current stage while a prefill runs, None otherwise."""
         return None if self._pass is None else self._pass.prefill.active_stage()
 
-    def as_selection(self, watcher: Watcher) -> Watcher:
-        """Return the watcher, timed as selection and inactive outside a run."""
+    def as_selection(self, watcher: Watcher, in_decoder: bool) -> Watcher:
+        """Return the watcher, timed as selection and inactive outside a run, of the decoder outside a prefill."""
 
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            if self._clock is not None:
+            # A phase waits for the device, which a decoding step need not do.
+            if self._clock is not None and not (in_decoder and self.stage() is None):
                 with self._clock.phase("select"):
                     watcher(query, key, scaling)
 
@@ -136,7 +137,10 @@ def install(
         evicting=evicting,
         by_item=by_item,
     )
-    taps = [(module, active.as_selection(watcher)) for module, watcher in watchers]
+    of_decoder = set(adapter.decoder.modules())
+    taps = [
+        (module, active.as_selection(watcher, module in of_decoder)) for module, watcher in watchers
+    ]
     return setup, AttentionTap([*taps, *_step_watchers(adapter, step_site, active)])
 
 

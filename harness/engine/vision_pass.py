@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.replaced_forward import replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
 
 
@@ -28,7 +30,7 @@ class VisionSide:
         self._clock = clock
         self._keeps_features = keeps_features
         self._features: list[Tensor] = []
-        self._idle = IdleBlocks(setup.idle_blocks)
+        self._idle = idle(setup.idle_blocks)
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> VisionSide:
@@ -51,7 +53,7 @@ class VisionSide:
     ) -> None:
         """Remove the remaining hooks."""
         self.stop_watching()
-        self._idle.__exit__()
+        self._idle.__exit__(kind, error, trace)
 
     def stop_watching(self) -> None:
         """Remove the hooks: later calls of the projector are the engine's."""
@@ -77,34 +79,13 @@ class VisionSide:
         self._clock.stop("vision")
 
 
-class IdleBlocks:
-    """Makes blocks return their input, for one pass.
+def idle(blocks: Iterable[nn.Module]) -> AbstractContextManager[None]:
+    """Make blocks return their input, for one pass.
 
     CLIP's last block computes a state that LLaVA's projector, which reads the last but one, never uses. The library
     runs it anyway; skipping it leaves every state that is used bit-identical.
-
-    Args:
-        blocks: the blocks to skip.
     """
-
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        self._blocks = blocks
-        self._saved: list[tuple[nn.Module, Any]] = []
-
-    def __enter__(self) -> IdleBlocks:
-        """Replace the blocks' forward by the identity."""
-        for block in self._blocks:
-            self._saved.append((block, block.__dict__.get("forward")))
-            block.__dict__["forward"] = _pass_through
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Restore the blocks' forward."""
-        for block, forward in self._saved:
-            del block.__dict__["forward"]
-            if forward is not None:
-                block.__dict__["forward"] = forward
-        self._saved.clear()
+    return replaced_forwards((block, _pass_through) for block in blocks)
 
 
 def split_idle(

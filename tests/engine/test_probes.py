@@ -13,7 +13,7 @@ from espalier.harness.engine.attention_probe import (
     word_rows,
 )
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.vision_pass import IdleBlocks
+from espalier.harness.engine.vision_pass import idle
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site
 from tests.families import FAMILIES
@@ -105,7 +105,7 @@ def test_blocks_that_idled_have_the_forward_that_they_had():
     hooked.forward = lambda hidden: hidden + 1
     states = torch.ones(1, 2)
     before = plain(states)
-    with IdleBlocks([plain, hooked]):
+    with idle([plain, hooked]):
         assert plain(states) is states
         assert hooked(states) is states
     assert torch.equal(plain(states), before)

@@ -138,7 +138,9 @@ class Signals:
     def collect(
         self, site: Site, layout: Layout, origin: Tensor, rows: list[int] | slice
     ) -> dict[str, Tensor]:
-        """Return the signals of `site` for the given rows.
+        """Return the signals of `site` for the given rows, on the card of `origin`: the only place that moves them.
+
+        Producers capture where a module runs, and a model may be spread over several cards.
 
         Args:
             site: the site being decided.
@@ -147,4 +149,7 @@ class Signals:
             rows: the batch rows of the view.
         """
         request = ViewRequest(layout, origin, rows)
-        return {key: producer.view_values(request) for key, producer in self._by_site[site].items()}
+        return {
+            key: producer.view_values(request).to(origin.device)
+            for key, producer in self._by_site[site].items()
+        }

@@ -7,12 +7,14 @@ and all later layers only the remaining ones. Layers need a norm before each hal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from espalier.harness.engine.reduce import LayerHalves
+from espalier.harness.engine.replaced_forward import replaced_forwards
 from espalier.harness.engine.sites.layer import shorten_states
 from espalier.harness.engine.sites.site import Sites
 from espalier.methods.base import MethodError
@@ -42,17 +44,16 @@ class BlockSites(Sites):
                 raise MethodError(
                     f"decoder layer {layer} cannot run in halves: {type(module).__name__} has no {', '.join(lacking)}"
                 )
-        self._rotary: tuple[Tensor, ...] = ()
+        self._replaced = ExitStack()
 
     def open(self) -> None:
         """Replace the layers' forward by the halves."""
-        for layer, module in self._modules.items():
-            module.__dict__["forward"] = partial(self._forward, layer)
+        halves = ((module, partial(self._forward, n)) for n, module in self._modules.items())
+        self._replaced.enter_context(replaced_forwards(halves))
 
     def close(self) -> None:
         """Restore the layers' forward."""
-        for module in self._modules.values():
-            module.__dict__.pop("forward", None)
+        self._replaced.close()
 
     def layers(self) -> Sequence[int]:
         """Return the sites' layers."""
@@ -63,9 +64,9 @@ class BlockSites(Sites):
         if layer in self._modules:
             prefill, site = self.prefill, dict(self.sites)[self._numbers[layer]]
             before = prefill.stage.move(hidden.device)
-            self._rotary = prefill.rotary(layer, hidden, rotary)
             with prefill.clock.phase("select"):
-                prefill.setup.signals.reach(site, before, hidden, self._rotary)
+                tables = prefill.rotary(layer, hidden, rotary)
+                prefill.setup.signals.reach(site, before, hidden, tables)
         return hidden
 
     def _forward(self, layer: int, hidden: Tensor, **kwargs: Any) -> Tensor:
@@ -77,7 +78,8 @@ class BlockSites(Sites):
         attended = hidden + put_out
         halves = LayerHalves(prefill.tokens(hidden), prefill.tokens(put_out))
         decision = prefill.decide(self._numbers[layer], prefill.tokens(attended), halves=halves)
-        attended = shorten_states(prefill, layer + 1, decision, attended, self._rotary)
+        rotary = kwargs["position_embeddings"]
+        attended = shorten_states(prefill, layer + 1, decision, attended, rotary)
         output: Tensor
         if sandwich:
             output = module.mlp(module.pre_feedforward_layernorm(attended))

@@ -9,6 +9,7 @@ first site.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from espalier.harness.cost.row_work import NO_WORK, Work
 from espalier.harness.engine.reduce import Decision
+from espalier.harness.engine.replaced_forward import replaced_forwards
 from espalier.harness.engine.sites.prefix import gather_arguments
 from espalier.harness.engine.sites.site import Sites
 from espalier.harness.engine.tower.flow import flow_after
@@ -106,7 +108,7 @@ class TowerRun:
         self._alive: list[Tensor] = []
         self._ran = [[0, 0, 0] for _ in range(layout.rows)]
         self._full = [[0, 0, 0] for _ in range(layout.rows)]
-        self._saved: list[tuple[Any, Any]] = []
+        self._replaced = ExitStack()
 
     # ------------------------------------------------------------------ life
 
@@ -114,20 +116,15 @@ class TowerRun:
         """Replace the blocks' forward."""
         if self._patches is not None:
             self._patches.open()
-        for number, block in enumerate(self._blocks):
-            self._saved.append((block.module, block.module.__dict__.get("forward")))
-            block.module.__dict__["forward"] = partial(self._forward, number)
+        pairs = ((block.module, partial(self._forward, n)) for n, block in enumerate(self._blocks))
+        self._replaced.enter_context(replaced_forwards(pairs))
         return self
 
     def __exit__(self, *error: object) -> None:
         """Restore the blocks' forward."""
         if self._patches is not None:
             self._patches.close()
-        for module, forward in self._saved:
-            del module.__dict__["forward"]
-            if forward is not None:
-                module.__dict__["forward"] = forward
-        self._saved.clear()
+        self._replaced.close()
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Store queries and keys of the running block."""

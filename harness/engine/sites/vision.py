@@ -34,7 +34,7 @@ class VisionSites(Sites):
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
         """Apply each site and gather the remaining tokens."""
         # Without images in the batch there are no features, and no row has tokens to mix.
-        units = torch.empty(0) if features is None else features
+        units = torch.empty(0) if features is None else features.to(kwargs["inputs_embeds"].device)
         for number, _ in self.sites:
             kwargs = self._reduce(number, units, kwargs)
         return kwargs
@@ -68,4 +68,5 @@ def _project_merged(adapter: ModelParts, decision: Decision) -> Decision:
 
 def _project(adapter: ModelParts, features: Tensor) -> Tensor:
     """Project (b, k, D) features."""
-    return adapter.project(features.flatten(0, 1)).view(*features.shape[:2], -1)
+    projected = adapter.project(features.flatten(0, 1)).view(*features.shape[:2], -1)
+    return projected.to(features.device)

@@ -1,0 +1,75 @@
+"""Answers of tiny models on the host and on simulated cards: families, placements, and what an outcome is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import espalier
+from espalier.harness.api.loaded_models import Model
+from espalier.harness.models.adapter import Adapter
+from tests import family_runs
+from tests.cards.simulated import Cards, as_model, spread
+from tests.families import FAMILIES, diffusion_gemma, llada
+from tests.tiny import Family
+
+ALL: Mapping[str, Family] = {**FAMILIES, **llada.DENOISING, **diffusion_gemma.CANVASES}
+
+#: Where decoder layers begin on the next card, and the card of norm, rotary tables and head.
+PLACEMENTS: dict[str, tuple[tuple[int, ...], int]] = {
+    "one": ((), 0),
+    "early": ((1,), 1),
+    "late": ((3,), 1),
+    "tail_first": ((3,), 0),
+    "three": ((1, 3), 2),
+}
+
+#: No share of tokens is removed by these.
+WHOLE = frozenset({"none", "vanilla_sd", "sd_tree"})
+DRAFTED = frozenset({"vanilla_sd", "sd_tree", "onsd", "specvlm_sd", "pearl", "parallelvlm"})
+
+
+@cache
+def adapter_of(name: str) -> Adapter:
+    if name in llada.DENOISING:
+        return llada.adapter_of(name, "float32")
+    if name in diffusion_gemma.CANVASES:
+        return diffusion_gemma.loaded("float32")
+    return family_runs.adapter_of(name, "float32")
+
+
+def outcome(model: Model, name: str, method: str, options: Mapping[str, Any]) -> Sequence[Any]:
+    """The answers of a family's first chats, in one batch, and the tokens they kept; or the line that refuses them."""
+    asking = {"max_new_tokens": 4, "batch_size": 2, **options}
+    applying = {key: asking.pop(key) for key in ("positions", "compressor") if key in asking}
+    if method not in WHOLE:
+        applying["ratio"] = 0.5
+    if method in DRAFTED:
+        applying |= {"draft": model, "transport": "sequential"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with espalier.apply(model, method, **applying) as pruned:
+                answers = pruned.ask_many(list(ALL[name].chats[:2]), **asking)
+        except espalier.UserError as error:
+            return ["refused", str(error)]
+    return [(answer.text, answer.kept_by_step or answer.kept_indices) for answer in answers]
+
+
+@cache
+def _on_host(name: str, method: str, options: tuple[tuple[str, Any], ...]) -> Sequence[Any]:
+    return outcome(as_model(adapter_of(name)), name, method, dict(options))
+
+
+def on_host(name: str, method: str, **options: Any) -> Sequence[Any]:
+    """The outcome on the host, computed once a process."""
+    return _on_host(name, method, tuple(sorted(options.items())))
+
+
+def on_cards(name: str, method: str, placement: str, **options: Any) -> Sequence[Any]:
+    """The outcome on simulated cards."""
+    with Cards():
+        model = spread(adapter_of(name), *PLACEMENTS[placement])
+        return outcome(model, name, method, options)

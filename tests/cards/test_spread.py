@@ -1,0 +1,92 @@
+"""A model on several cards answers as on one, and keeps the same tokens, whatever the method reads and changes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.cards.cells import PLACEMENTS, on_cards, on_host
+from tests.families import FAMILIES, diffusion_gemma
+
+#: One of each way to meet the cards: a layer site, several, signals of the norm, of the decoder's input and of the
+#: tower, scores of all layers, vision and prefix sites.
+FEW = ("none", "fastv", "pyramiddrop", "dart", "sparsevlm", "aircache", "divprune", "visionzip")
+
+#: Further ones that read or change a decoder layer or its cache.
+MORE = (
+    *("feather", "specvlm", "pact", "aim", "btp", "top_p", "nuwa", "autoprune", "vscan"),
+    *("snapkv", "h2o", "lookm", "vlcache", "prefixkv", "pyramidkv", "keydiff", "elastic"),
+    *("hired", "globalcom2", "vispruner", "cdpruner", "prumerge", "visiontrim"),
+)
+OF_VIDEOS = ("framefusion", "holitom", "prunevid", "sttm", "dycoke", "fastvid", "scissor")
+OF_STEPS = (
+    *("none", "fastv_denoising", "pyramiddrop_denoising", "fastv_first_step", "d3tom", "d3tom_t"),
+    *("redvtp", "visionzip", "fastv"),
+)
+
+SPREAD = [placement for placement in PLACEMENTS if placement != "one"]
+
+#: Family, method, placement and options.
+EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
+    *(("llava", method, "late", {}) for method in (*FEW, "specvlm", "vlcache", "feather", "pact")),
+    ("llava", "fastv", "early", {}),
+    ("llava", "fastv", "tail_first", {}),
+    ("llava", "pyramiddrop", "three", {}),
+    ("llava", "aircache", "three", {"num_beams": 2}),
+    ("llava", "pyramiddrop", "three", {"positions": "renumbered"}),
+    ("llava", "fastv", "three", {"compressor": "snapkv", "record": True}),
+    ("llava", "vanilla_sd", "late", {}),
+    ("llava", "std", "late", {}),
+    ("llava", "specvlm_sd", "late", {}),
+    ("qwen3_vl", "fastv", "late", {}),
+    ("llada_v", "none", "late", {}),
+    ("llada_v", "d3tom", "three", {}),
+    ("llada_v", "none", "late", {"prompt_interval": 2, "generation_interval": 1}),
+    ("lavida_dream", "fastv_denoising", "late", {}),
+    ("lavida_dream", "d3tom", "late", {"prefix_cache": True}),
+]
+
+
+def check(name: str, method: str, placement: str, **options: Any) -> None:
+    expected = on_host(name, method, **options)
+    assert on_cards(name, method, placement, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "placement", "options"), EVERYDAY, ids=lambda value: str(value)
+)
+def test_a_spread_model_answers_as_on_the_host(
+    name: str, method: str, placement: str, options: dict[str, Any]
+) -> None:
+    assert on_host(name, method, **options)[0] != "refused"
+    check(name, method, placement, **options)
+
+
+@pytest.mark.sampled(1000)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("method", [*FEW, *MORE])
+def test_all_methods(method: str, placement: str) -> None:
+    check("llava", method, placement)
+
+
+@pytest.mark.sampled(10_000)
+@pytest.mark.parametrize("placement", SPREAD)
+@pytest.mark.parametrize(("name", "method"), product(FAMILIES, FEW))
+def test_all_families(name: str, method: str, placement: str) -> None:
+    check(name, method, placement)
+
+
+@pytest.mark.sampled(1000)
+@pytest.mark.parametrize("placement", SPREAD)
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *product(("onevision_video", "qwen3_vl_video"), OF_VIDEOS),
+        *product(("llada_v", "lavida", "lavida_dream"), OF_STEPS),
+        *product(diffusion_gemma.CANVASES, FEW),
+    ],
+)
+def test_videos_and_denoised_answers(name: str, method: str, placement: str) -> None:
+    check(name, method, placement)
