@@ -90,7 +90,8 @@ def model_choice(name: str, key: str = GROUP) -> str:
         raise UserError(
             f"{key}={brief(name)!r} is no hub id of conf/model, and not in the local Hugging Face cache"
             f"{near_names(name, hub_names(), at_most=1)}; valid: a name or hub id of conf/model (model=?), a folder, "
-            f"or first, where there is a network: hf download {brief(name) if _ID.fullmatch(name) else '<owner>/<name>'}"
+            "or first, where there is a network: hf download "
+            f"{brief(name) if _ID.fullmatch(name) else '<owner>/<name>'}"
         )
     _check_family(config, name, key)
     return PREFIX + _quoted(name)
