@@ -16,6 +16,9 @@ from av.video.stream import VideoStream
 
 from espalier.harness.errors import FOREIGN, UserError
 
+#: Errors of opening a video.
+BROKEN: tuple[type[Exception], ...] = (*FOREIGN, av.FFmpegError)
+
 
 @contextmanager
 def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, VideoStream]]:
@@ -32,7 +35,7 @@ def open_video(path: str | PathLike[str]) -> Iterator[tuple[InputContainer, Vide
     try:
         # An absolute path cannot be mistaken for a protocol; titles that are not UTF-8 must not fail.
         container = av.open(str(Path(name).absolute()), metadata_errors="replace")
-    except (*FOREIGN, av.FFmpegError) as problem:
+    except BROKEN as problem:
         raise UserError(f"video {name!r} cannot be opened: {reason(problem)}") from problem
     with container:
         yield container, _video_stream(container, name)
