@@ -55,8 +55,8 @@ def rewrite(folder: Path, change) -> None:
 
 def test_a_missing_directory_names_the_key(tmp_path: Path) -> None:
     line = refusal(spec_of(tmp_path / "nowhere"))
-    assert "model=tiny" in line
-    assert "model.path=<dir>" in line
+    assert line.startswith("model.path=")
+    assert "holds no model: it does not exist" in line
 
 
 def test_a_hub_id_without_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_tensor_of_another_shape_is_refused(folder: Path) -> None:
 def test_a_torn_weight_file_is_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "model=tiny" in refusal(spec_of(folder))
+    assert "weight file 'model.safetensors' is damaged" in refusal(spec_of(folder))
 
 
 def test_another_model_is_refused_and_the_conversion_named(folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_checkpoint_without_processor_is_refused(folder: Path) -> None:
         file.unlink()
     for file in folder.glob("token*"):
         file.unlink()
-    assert "model=tiny" in refusal(spec_of(folder))
+    assert "has no tokenizer_config.json" in refusal(spec_of(folder))
 
 
 # ---------------------------------------------------------------- where the model is
