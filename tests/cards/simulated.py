@@ -144,6 +144,7 @@ def spread(adapter: Adapter, cuts: Sequence[int], tail: int) -> Model:
     dispatch_model(
         model,
         {name: f"cpu:{place}" for name, place in places.items()},
+        main_device="cpu:0",
         skip_keys=keys,
         force_hooks=True,
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cards.cells import PLACEMENTS, on_cards, on_host
+from tests.cards.cells import PLACEMENTS, adapter_of, on_cards, on_host, outcome
+from tests.cards.simulated import Cards, spread
 from tests.families import FAMILIES, diffusion_gemma
 
 #: One of each way to meet the cards: a layer site, several, signals of the norm, of the decoder's input and of the
@@ -90,3 +91,11 @@ def test_all_families(name: str, method: str, placement: str) -> None:
 )
 def test_videos_and_denoised_answers(name: str, method: str, placement: str) -> None:
     check(name, method, placement)
+
+
+def test_a_model_is_spread_as_before_after_its_layers_ran_in_halves() -> None:
+    """The forwards that move arguments from card to card are back."""
+    with Cards():
+        model = spread(adapter_of("llada_v"), *PLACEMENTS["late"])
+        outcome(model, "llada_v", "d3tom", {})
+        assert outcome(model, "llada_v", "none", {}) == on_host("llada_v", "none")
