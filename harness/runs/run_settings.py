@@ -76,7 +76,7 @@ def settings_of(spec: RunSpec, method: Method, contents: Contents) -> dict[str, 
     """
     identity = kind_of(method, spec).identity(spec, method)
     draft = identity.draft
-    blocks = {
+    blocks: dict[str, Any] = {
         "model": model_settings(spec.model, contents.model, contents.quantisation),
         "method": {"params": identity.params},
         "draft": None

@@ -100,7 +100,7 @@ class ComparedSettings:
 
 def row_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row's settings in the form of `ComparedSettings.values`."""
-    values = {}
+    values: dict[str, Any] = {}
     for part, block in settings.items():
         if isinstance(block, Mapping):
             values |= {f"{part}.{name}": _plain(name, value) for name, value in block.items()}
@@ -228,7 +228,7 @@ def _engine(overrides: _Overrides) -> dict[str, Any]:
 @cache
 def _judge(overrides: _Overrides) -> dict[str, Any]:
     section = merged(read_yaml(CONF / "config.yaml")["judge"], _table(overrides))
-    return plain(judge_settings(read_section(JudgeSpec, "judge", section), None))
+    return dict(plain(judge_settings(read_section(JudgeSpec, "judge", section), None)))
 
 
 def _part(key: str) -> str:
