@@ -283,7 +283,7 @@ def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
     extra = {"headline": "acc", "label": "", "sites": sites}
     add_run(against, "tome", 0.9, 0.5, extra=extra)
     (panel,) = read_panels(against, ["boxes"])
-    (curve,) = [curve for curve in panel.curves if curve.name == "tome"]
+    (curve,) = [curve for curve in panel.curves if curve.name == "tome paper"]
     assert (curve.layer, curve.floor) == (0, "random")
 
 
