@@ -108,8 +108,7 @@ def _page(
 ) -> str:
     """Return rows under the titles of their parts, in columns of one width, and hints."""
     # Names of files and comments are a plug-in's.
-    rows = ([head], *parts.values())
-    lines = iter(_lines([[*map(plain, row)] for part in rows for row in part]))
+    lines = iter(_lines([[*map(plain, row)] for part in ([head], *parts.values()) for row in part]))
     page = next(lines)
     for title, rows in parts.items():
         page += (f"\n{_wrapped(title)}" if title else "") + "".join(islice(lines, len(rows)))

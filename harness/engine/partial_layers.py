@@ -77,8 +77,10 @@ class PartialLayer:
         order = likeness.argsort(dim=1, stable=True)
         self.places = order[:, : self._count].sort(dim=1).values
         self._values.copy_(values.unflatten(2, (self._values.shape[1], -1)).transpose(1, 2))
-        tables = (table.to(self.places.device) for table in kwargs["position_embeddings"])
-        tables = tuple(take(table, self.places, -2) for table in tables)
+        device = self.places.device
+        tables = tuple(
+            take(table.to(device), self.places, -2) for table in kwargs["position_embeddings"]
+        )
         mask = kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 4:  # every place sees the same
             mask = mask[:, :, : self._count]

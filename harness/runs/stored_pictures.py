@@ -173,9 +173,9 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
     values["store"] = str(store)
     job = _job(cell, values)
     settable = {
-        key: value
+        config_key: value
         for path, value in _differences(row["settings"], job.parts["settings"])
-        if (key := _config_key(path, job)) is not None and key not in typed
+        if (config_key := _config_key(path, job)) is not None and config_key not in typed
     }
     if settable:
         job = _job(cell, values | settable)

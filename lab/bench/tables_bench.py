@@ -110,7 +110,7 @@ def page(folder: Path) -> int:
     """Write the report page of a store, without pictures of kept tokens; return its bytes."""
     from espalier.harness.reports.html.page_assembly import assemble, collect
 
-    return len(assemble(collect([folder], "original", drawn=False)).encode())
+    return len(assemble(collect([folder], "original")).encode())
 
 
 READERS: dict[str, Callable[[Path], int]] = {"tables": tables, "load": load, "page": page}

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from espalier.harness.errors import FOREIGN
+
+#: Errors of drawing names and numbers of rows.
+UNDRAWABLE: tuple[type[Exception], ...] = (*FOREIGN, RuntimeError)
+
+
 #: Okabe and Ito's colour-blind safe palette, without its yellow (too light for lines).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 #: Greys for controls; dashes and markers also distinguish them.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from espalier.harness.errors import FOREIGN, UserError, brief, first_words, tell_once, unknown_name
+from espalier.harness.errors import UserError, brief, first_words, tell_once, unknown_name
 from espalier.harness.reports.curves.comparison import panel_of
 from espalier.harness.reports.curves.curve_files import file_name, write_panels
 from espalier.harness.reports.curves.curve_points import FLOORS, FULL, CurvePanel
+from espalier.harness.reports.curves.plot_style import UNDRAWABLE
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     filter_results,
@@ -95,7 +96,7 @@ def write_selection(
         several = f"-{file_name(model)}-{file_name(rule)}" if len(groups) > 1 else ""
         try:
             paths += write_panels(panels, out.with_name(out.name + several)) if panels else ()
-        except (*FOREIGN, RuntimeError) as error:  # names and numbers of rows, in a figure
+        except UNDRAWABLE as error:
             tell_once(
                 f"left out: no files of {brief(model)} by {brief(rule)}: {first_words(error)}"
             )

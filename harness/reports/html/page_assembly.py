@@ -15,8 +15,9 @@ from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from espalier.harness.errors import FOREIGN, UserError, first_words
+from espalier.harness.errors import UserError, first_words
 from espalier.harness.paths import ROOT, short_path
+from espalier.harness.reports.curves.plot_style import UNDRAWABLE
 from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
 from espalier.harness.reports.html.page_rows import BLOCKS, CodeOf, PageResults, gather
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
@@ -186,7 +187,7 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
         for store in stores:
             try:
                 report.write(store, Path(folder))
-            except (*FOREIGN, RuntimeError) as error:  # of names and numbers in rows, in a figure
+            except UNDRAWABLE as error:
                 reason = error if isinstance(error, UserError) else first_words(error)
                 results.drop(f"no picture of {source.title.lower()}", f"{store}: {reason}")
                 continue

@@ -14,8 +14,9 @@ from espalier.harness.reports.curves.figures import Plot, Series, marker, percen
 from espalier.harness.reports.curves.plot_style import INK
 from espalier.harness.reports.curves.stored_rows import StoredResult, with_settings
 from espalier.harness.reports.protocols.protocol_table import Cell, ProtocolTable
-from espalier.harness.specs.comparable import COSTS, amount, brief, differences, identity
+from espalier.harness.specs.comparable import amount, brief, differences, identity
 from espalier.harness.specs.comparable import name as name_of
+from espalier.harness.specs.row_settings import COSTS
 from espalier.harness.stats import Interval, mean_interval
 
 WORDS = (
