@@ -157,6 +157,7 @@ def open_benchmark(
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import add_categories, local_data, record_file
     from espalier.harness.evaluation.metric_scores import check_derived, needed_metrics
+    from espalier.harness.evaluation.picture_marks import place_pictures
     from espalier.harness.evaluation.prompt_text import (
         change_prompts,
         check_text,
@@ -186,6 +187,8 @@ def open_benchmark(
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
         change_prompts(loaded.tasks, bench.prompt)
+        if bench.text is None:
+            place_pictures(loaded.tasks)
         check_text(loaded.tasks, bench.text)
         if not loaded.ours or bench.dataset.path is not None:
             # For other data of our tasks references are optional.
