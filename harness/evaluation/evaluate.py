@@ -164,7 +164,7 @@ def open_benchmark(
         fill_box_settings,
     )
     from espalier.harness.evaluation.stated_answers import add_statements
-    from espalier.harness.evaluation.statistical_units import check_cluster
+    from espalier.harness.evaluation.statistical_units import check_cluster, limit_clusters
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -186,13 +186,14 @@ def open_benchmark(
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
+        limit_clusters(loaded.tasks, bench)
         change_prompts(loaded.tasks, bench.prompt)
         if bench.text is None:
             place_pictures(loaded.tasks)
         check_text(loaded.tasks, bench.text)
         if not loaded.ours or bench.dataset.path is not None:
             # For other data of our tasks references are optional.
-            check_references(loaded.tasks, bench.limit)
+            check_references(loaded.tasks, bench.limit if bench.cluster is None else None)
         fill_box_settings(loaded.tasks, spec.model, bench)
         judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
