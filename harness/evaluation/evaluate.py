@@ -59,8 +59,8 @@ class Evaluation:
         speedup: speed-up of the method's phases over the unreduced model, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
         aggregation: how each metric follows from its samples (harness/evaluation/sample_contributions.py).
-        unparsed: answers in no form that the scorer knows; if it does not count them, answers with unfinished
-            reasoning, None if there are none.
+        unparsed: answers in no form that the scorer knows, or that state nothing if it counts none; None if answers are
+            timed only.
         judge: the judge that scored the answers, with its counts; None without a judge.
         latency: times and memory of both sides if the harness composes the prompts, else None.
     """
@@ -299,7 +299,7 @@ def evaluate_session(
             speedup=paired.speedup,
             speedup_note=paired.note,
             aggregation=scored.how,
-            unparsed=_unparsed(scored.unparsed, samples),
+            unparsed=_unparsed(scored.unparsed, samples) if latency_run is None else None,
             judge=judge.summary(),
             latency=latency,
         )
@@ -319,13 +319,12 @@ def check_limit(limit: object) -> None:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
 
 
-def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int | None:
-    """Return the benchmark's count of unreadable answers, else the count of answers that end within their reasoning."""
-    return (
-        counted
-        if counted is not None
-        else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
-    )
+def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int:
+    """Return the benchmark's count of unreadable answers, else that of answers that state nothing."""
+    # It imports lmms-eval, which takes seconds.
+    from espalier.harness.evaluation.stated_answers import count_unread
+
+    return count_unread(samples) if counted is None else counted
 
 
 def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:

@@ -90,13 +90,13 @@ def _parts(
 
 
 def _check_words(messages: Messages, doc: Document) -> None:
-    shown = "\n".join(_strings(messages))
+    chat_text = "\n".join(_strings(messages))
     count = sum(part["type"] != "text" for turn in messages for part in turn["content"])
     texts = [text for text in _strings(doc) if UNNAMED in text]
     pieces = [[piece.strip() for piece in text.split(UNNAMED)] for text in texts]
-    asked = [words for words in pieces if any(piece and piece in shown for piece in words)]
-    marks = sum(len(words) - 1 for words in asked)
-    lost = [piece for words in asked for piece in words if piece not in shown]
+    questions = [words for words in pieces if any(piece and piece in chat_text for piece in words)]
+    marks = sum(len(words) - 1 for words in questions)
+    lost = [piece for words in questions for piece in words if piece not in chat_text]
     if lost and marks > count:
         raise ValueError(
             f"the question has {marks} marks {UNNAMED} and {count} pictures, and the task drops {lost[0]!r}; "

@@ -243,3 +243,37 @@ def test_an_option_of_mmmu_is_read_and_never_drawn(
 def test_the_last_box_is_the_answer(scored: Scored, name: str, form: str, right: float) -> None:
     found = scored(name, lambda doc: form.format(doc["answer"]))
     assert found["mathvision_standard_eval"] == right
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "released", "unparsed"),
+    [
+        *(("**{}**", 1, 0.5, 0), ("{}. that", 0.5, 0, 0.5), (r"\boxed{{\text{{{}}}}}", 1, 0, 0)),
+        *(("Answer: {}", 1, 0, 0), ("zorp wug", 0, 0, 1), ("<loc_4> ; ;", 0, 0, 1), ("", 0, 0, 1)),
+        *((r"\boxed{{\frac{{8}}2}}", 1, 1, 0), (r"\boxed{{\sqrt{{16}}}}", 1, 0, 0)),
+    ],
+)
+def test_mathvision_reads_what_the_released_script_misses(
+    scored: Scored, form: str, right: float, released: float, unparsed: float
+) -> None:
+    """Of two problems one asks for the letter B, whose option is 4, and one for the number 4."""
+    found = scored("mathvision", lambda doc: form.format(doc["answer"]))
+    assert found == {
+        "mathvision_standard_eval": 100 * right,
+        "mathvision_standard_eval_lmms_eval": 100 * released,
+        "unparsed": unparsed,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["gqa", "chartqa", "vqav2", "textvqa", "okvqa", "vizwiz", "docvqa"]
+)
+def test_short_answers_that_state_nothing_are_counted_and_scored_as_before(
+    scored: Scored, name: str
+) -> None:
+    long = " ".join(f"w{number}" for number in range(40))
+    for answer, unparsed in (("", 1), ("; <loc_4>", 1), (long, 1), ("zorp", 0)):
+        found = scored(name, saying(answer))
+        assert found["unparsed"] == unparsed
+        assert all(value == 0 for metric, value in found.items() if metric != "unparsed")
+    assert scored(name, ANSWERS[name])["unparsed"] == 0
