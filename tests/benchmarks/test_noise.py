@@ -156,7 +156,7 @@ def test_noise_is_worth_nothing_to_the_embedded_benchmarks(name: str, tmp_path: 
         for kind, noise in NOISE.items():
             rows = [task.process_results(doc, [noise]) for doc in docs]
             assert {row.get(spec.benchmark.headline, 0) for row in rows} == {0}, kind
-            assert all(row["unparsed"] for row in rows), kind
+            assert kind != "empty" or all(row["unparsed"] for row in rows)
 
 
 OWN_DATA: dict[str, tuple[str, Mapping[str, Any]]] = {
