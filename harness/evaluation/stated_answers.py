@@ -106,7 +106,7 @@ def _scored(
     answer, *verdicts = results
     if answers.form == "short":
         metrics = score(doc, results, **options)
-        right = any(isinstance(value, Real) and value > 0 for value in metrics.values())
+        right = any(isinstance(value, Real) and float(value) > 0 for value in metrics.values())
         return {**metrics, UNPARSED: float(not right and not is_brief(str(answer)))}
     stated = statement(answers, doc, answer if isinstance(answer, str) else "")
     metrics = score(doc, [stated, *verdicts], **options)
