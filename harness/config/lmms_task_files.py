@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
+from espalier.harness.paths import IN_PACKAGE, located
 
 #: Top-level settings of a task file that declare its names, each with its continuation lines.
 _DECLARES = re.compile(
@@ -22,6 +23,9 @@ _DECLARES = re.compile(
 )
 
 Settings = dict[str, Any]
+
+#: Files of lmms-eval's tasks that replace its own: their aggregations hide the scores of samples.
+REPLACED = f"{IN_PACKAGE}espalier/tasks/replaced"
 
 
 class _Loader(yaml.SafeLoader):
@@ -97,7 +101,7 @@ def leaves(name: str) -> tuple[Leaf, ...]:
 
     Cost: a quarter of a second, once a process, then one file for each task.
     """
-    index = library()
+    index = replacements() if is_replaced(name) else library()
     if name not in index.names:
         raise UserError(
             f"benchmark='task:{name}': lmms-eval has no task {name!r}{near_names(name, index.names)};"
@@ -117,7 +121,18 @@ def leaves(name: str) -> tuple[Leaf, ...]:
     return tasks
 
 
-@cache  # lmms-eval's task files do not change while a process runs
+def is_replaced(name: str) -> bool:
+    """Return whether a file of REPLACED stands for the task of this name."""
+    return name in replacements().names
+
+
+@cache  # neither these files nor lmms-eval's change while a process runs
+def replacements() -> Index:
+    """Return the index of REPLACED."""
+    return index_of(located(REPLACED))
+
+
+@cache
 def library() -> Index:
     """Return the index of lmms-eval's own task files; an empty one where the package is absent."""
     # The package is found, not imported: its import takes seconds.

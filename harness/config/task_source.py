@@ -9,7 +9,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from espalier.harness.config.lmms_task_files import Leaf, leaves
+from espalier.harness.config.lmms_task_files import REPLACED, Leaf, is_replaced, leaves
 
 #: Prefix of such a benchmark's name.
 PREFIX = "task:"
@@ -43,6 +43,8 @@ def section(name: str) -> dict[str, Any]:
         "defaults": ["/base/benchmark@_here_", "_self_"],
         "name": PREFIX + name,
         "task": name,
+        "include_path": REPLACED if is_replaced(name) else None,
+        "sources": [REPLACED] if is_replaced(name) else [],
         "metrics": metrics,
         "headline": metrics[0],
         "derived": {metric: {"mean": [f"*/{metric}"]} for metric in common}

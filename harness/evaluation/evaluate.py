@@ -60,8 +60,8 @@ class Evaluation:
         speedup: speed-up of the method's phases over the unreduced model, as the row has it; None if not measured.
         speedup_note: how it was measured, or why not.
         aggregation: how each metric follows from its samples (harness/evaluation/sample_contributions.py).
-        unparsed: answers in no form that the scorer knows; if it does not count them, answers with unfinished
-            reasoning, None if there are none.
+        unparsed: answers in no form that the scorer knows, or that state nothing if it counts none; None if answers are
+            timed only.
         judge: the judge that scored the answers, with its counts; None without a judge.
         latency: times and memory of both sides if the harness composes the prompts, else None.
     """
@@ -158,13 +158,14 @@ def open_benchmark(
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
     from espalier.harness.evaluation.local_data import add_categories, local_data, record_file
     from espalier.harness.evaluation.metric_scores import check_derived, needed_metrics
+    from espalier.harness.evaluation.picture_marks import place_pictures
     from espalier.harness.evaluation.prompt_text import (
         change_prompts,
         check_text,
         fill_box_settings,
     )
     from espalier.harness.evaluation.stated_answers import add_statements
-    from espalier.harness.evaluation.statistical_units import check_cluster
+    from espalier.harness.evaluation.statistical_units import check_cluster, limit_clusters
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -186,13 +187,16 @@ def open_benchmark(
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
         check_cluster(loaded.tasks, bench.cluster)
+        limit_clusters(loaded.tasks, bench)
         change_prompts(loaded.tasks, bench.prompt)
+        if bench.text is None:
+            place_pictures(loaded.tasks)
         check_text(loaded.tasks, bench.text)
         for task in loaded.tasks:
             settings_of(spec, task.config.generation_kwargs or {})
         if not loaded.ours or bench.dataset.path is not None:
             # For other data of our tasks references are optional.
-            check_references(loaded.tasks, bench.limit)
+            check_references(loaded.tasks, bench.limit if bench.cluster is None else None)
         fill_box_settings(loaded.tasks, spec.model, bench)
         judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
@@ -298,7 +302,7 @@ def evaluate_session(
             speedup=paired.speedup,
             speedup_note=paired.note,
             aggregation=scored.how,
-            unparsed=_unparsed(scored.unparsed, samples),
+            unparsed=_unparsed(scored.unparsed, samples) if latency_run is None else None,
             judge=judge.summary(),
             latency=latency,
         )
@@ -318,13 +322,12 @@ def check_limit(limit: object) -> None:
         raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
 
 
-def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int | None:
-    """Return the benchmark's count of unreadable answers, else the count of answers that end within their reasoning."""
-    return (
-        counted
-        if counted is not None
-        else sum(bool(s.answer) > bool(s.scored) for s in samples) or None
-    )
+def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int:
+    """Return the benchmark's count of unreadable answers, else that of answers that state nothing."""
+    # It imports lmms-eval, which takes seconds.
+    from espalier.harness.evaluation.stated_answers import count_unread
+
+    return count_unread(samples) if counted is None else counted
 
 
 def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:

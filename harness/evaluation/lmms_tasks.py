@@ -72,7 +72,8 @@ class LoadedBenchmark:
         return {
             "tasks": list(self.tasks),
             "task_manager": self.manager,
-            "limit": spec.benchmark.limit,
+            # The first clusters may be anywhere (harness/evaluation/statistical_units.py).
+            "limit": spec.benchmark.limit if spec.benchmark.cluster is None else None,
             "batch_size": spec.engine.batch_size,
             # lmms-eval's own response cache stores nothing before a run ends; the journal does.
             "use_cache": None,

@@ -1,19 +1,24 @@
-"""Strict reading of letter and yes/no answers, with the task's own reading as further metrics.
+"""Strict reading of answers: which option, which of yes and no, or whether an answer states anything.
 
 A strict reader (harness/evaluation/scoring/choices.py) precedes the task's rules, which take hedges and letters in
-words for options, or miss forms. `unparsed` is the share of answers that state nothing clearly; they are wrong.
+words for options, or miss forms; the task's own reading gives further metrics. Short answers keep the task's score.
+`unparsed` is the share of answers that state nothing clearly; they are wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.samples import Sample
 from espalier.harness.evaluation.scoring.choices import letter, lettered, yes_or_no
+from espalier.harness.evaluation.scoring.legible import is_brief, is_legible
 from espalier.harness.specs.benchmark_spec import Answers
 
 #: Suffix of metrics by the task's own reading.
@@ -22,6 +27,10 @@ UNPARSED = "unparsed"
 
 #: Letters of options that no column names.
 LETTERS = "ABCD"
+
+#: Targets of questions with a closed set of answers.
+YES_NO_TARGET = re.compile(r"(?i:yes|no)\.?")
+LETTER_TARGET = re.compile(r"\(?([A-J])\)?\.?")
 
 Score = Callable[..., Mapping[str, Any]]
 
@@ -48,8 +57,9 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
                 f"benchmark.answers={answers.form!r}: task {name} reads its answers itself; valid: null"
             )
         better = task.higher_is_better()
-        task._aggregation_list = {**metrics, **_renamed(metrics), UNPARSED: _mean}
-        task._higher_is_better = {**better, **_renamed(better), UNPARSED: False}
+        renamed = _renamed if answers.form != "short" else lambda table: {}
+        task._aggregation_list = {**metrics, **renamed(metrics), UNPARSED: _mean}
+        task._higher_is_better = {**better, **renamed(better), UNPARSED: False}
 
 
 def strict_scoring(score: Score, answers: Answers | None) -> Score:
@@ -64,10 +74,40 @@ def statement(answers: Answers, doc: Mapping[str, Any], answer: str) -> str:
     return letter(answer, _options(answers.options, doc))
 
 
+def count_unread(samples: Iterable[Sample]) -> int:
+    """Return how many answers state nothing, where no task tells.
+
+    Where all targets of a task are letters, or yes and no, an answer has to state one; others have to be legible.
+    """
+    answers: dict[str, list[str]] = {}
+    targets: dict[str, list[Any]] = {}
+    for sample in samples:
+        answers.setdefault(sample.task, []).append(sample.scored)
+        targets.setdefault(sample.task, []).append((sample.context or {}).get("target"))
+    readers = {task: _reader(of_task) for task, of_task in targets.items()}
+    return sum(not readers[task](answer) for task, texts in answers.items() for answer in texts)
+
+
+def _reader(targets: Sequence[Any]) -> Callable[[str], Any]:
+    """Return what reads the answers to questions with these targets."""
+    texts = [target.strip() for target in targets if isinstance(target, str)]
+    letters = [match[1] for match in map(LETTER_TARGET.fullmatch, texts) if match]
+    if len(texts) < len(targets):
+        return is_legible
+    if len(letters) == len(texts):
+        last = max([*letters, LETTERS[-1]])
+        return partial(letter, options=[chr(code) for code in range(ord("A"), ord(last) + 1)])
+    return yes_or_no if all(map(YES_NO_TARGET.fullmatch, texts)) else is_legible
+
+
 def _scored(
     score: Score, answers: Answers, doc: Mapping[str, Any], results: Sequence[Any], **options: Any
 ) -> Mapping[str, Any]:
     answer, *verdicts = results
+    if answers.form == "short":
+        metrics = score(doc, results, **options)
+        right = any(isinstance(value, Real) and float(value) > 0 for value in metrics.values())
+        return {**metrics, UNPARSED: float(not right and not is_brief(str(answer)))}
     stated = statement(answers, doc, answer if isinstance(answer, str) else "")
     metrics = score(doc, [stated, *verdicts], **options)
     return {**metrics, **_renamed(score(doc, results, **options)), UNPARSED: float(not stated)}

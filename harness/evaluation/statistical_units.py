@@ -1,14 +1,18 @@
-"""Statistical units of a task's samples: clusters by a column, and blocks of many clusters."""
+"""Statistical units of a task's samples: clusters by a column, and blocks of many clusters.
+
+Metrics may score a cluster as a whole, such as a question in all orders of its options, so that a limit cuts none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lmms_eval.api.task import Task
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.evaluation.influence import assign_blocks
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster
 
@@ -53,6 +57,43 @@ def check_cluster(tasks: Sequence[Task], cluster: Cluster | None) -> None:
         columns = getattr(task.eval_docs, "column_names", None)
         if columns is not None:
             _check_column(task.config.task, columns, cluster)
+
+
+def limit_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
+    """Make tasks ask the first clusters that hold `benchmark.limit` samples, each as a whole, in the order of the data.
+
+    Without a limit, or without clusters, tasks are unchanged.
+
+    Raises:
+        UserError: a sample has a value for its modulo that is not an integer.
+    """
+    if benchmark.limit is not None and benchmark.cluster is not None:
+        for task in tasks:
+            chosen = _first_clusters(task, benchmark.limit, benchmark.cluster)
+            task.build_all_requests = partial(_ask, task, chosen)
+
+
+def _first_clusters(task: Task, limit: int, cluster: Cluster) -> frozenset[int]:
+    """Return the ids of the samples of the first clusters."""
+    members: dict[Any, list[int]] = {}
+    for doc_id, doc in enumerate(task.eval_docs_no_media):
+        members.setdefault(_cluster(task.config.task, doc_id, doc, cluster), []).append(doc_id)
+    chosen: list[int] = []
+    for ids in members.values():
+        if len(chosen) < limit:
+            chosen += ids
+    if len(chosen) > limit:
+        tell_once(
+            f"limit={limit}: {len(chosen)} samples of {task.config.task}, because those with one "
+            f"{cluster.column} are scored together"
+        )
+    return frozenset(chosen)
+
+
+def _ask(task: Task, chosen: frozenset[int], **options: Any) -> None:
+    """Build the requests of chosen samples; lmms-eval scores only samples with a request."""
+    type(task).build_all_requests(task, **options)
+    task._instances = [instance for instance in task.instances if instance.doc_id in chosen]
 
 
 def _check_column(task: str, columns: Iterable[str], cluster: Cluster | None) -> None:

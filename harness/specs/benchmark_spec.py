@@ -39,7 +39,7 @@ TASK_MEDIA = ("auto", "required", "optional")
 NEEDS = ("java", "judge", "server")
 DERIVATIONS = ("sum", "mean")
 #: `benchmark.answers.form`.
-ANSWER_FORMS = ("yes_no", "letters")
+ANSWER_FORMS = ("yes_no", "letters", "short")
 PAPERS = ("d2pruner", "d3tom", "rtprune", "aircache", "parallelvlm")
 
 

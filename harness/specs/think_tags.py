@@ -42,9 +42,12 @@ class Thinking:
 
 
 def spoken(text: str) -> str:
-    """Return what an answer holds after its reasoning: all of it where it has none, "" where that never ends."""
+    """Return what an answer holds after its reasoning: all of it where it has none, "" where that never ends.
+
+    Reasoning begins an answer; a tag in the middle of a text, such as one read off a picture, is a part of it.
+    """
     answer = ENDS.split(text)[-1]
-    return "" if BEGINS.search(answer) else answer
+    return "" if BEGINS.match(answer.lstrip()) else answer
 
 
 def opened_by(prompt: str) -> str:

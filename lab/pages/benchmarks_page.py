@@ -58,7 +58,9 @@ Columns:
 - *task*: the name in lmms-eval {version} with the task's version, or a file below `tasks/`.
 - *limit*: maximum number of new tokens per answer, if the task or benchmark sets one.
 - *headline*: the metric used in tables and curves. *printed*: its name and scale in papers. Results also contain the
-  other metrics.
+  other metrics. `unparsed` is the share of answers that the scorer cannot read: they state no option, no value or
+  neither yes nor no. A short answer is unparsed if it is not right and has no letter or digit, is a loop, or has more
+  than 30 words; its score stays the task's.
 - *prompts*: changes to the task's own question: prompt settings, or a text for a prompt set (`model.prompt`).
 - *needs*: requirements for scoring other than Python packages; if one is missing, the run is refused before the model
   is loaded.
@@ -69,7 +71,9 @@ Columns:
 `benchmark=task:vstar_bench`, `-m benchmark=pope,task:ai2d`. It uses the task's own metrics; the first is the headline.
 A group or tag (`benchmark=task:mvbench`) runs all its tasks. Its result contains the metrics of each task and, before
 them, the mean over tasks of every metric that all of them share. Write a config file if a paper's scale, prompt or
-headline differs.
+headline differs. Every row counts the answers that state nothing (`extra.unparsed`): no letter where all references are
+letters, neither yes nor no where they are these, else no word or a loop. `task:ocrbench` is the share of right answers
+among the samples asked; `ocrbench_accuracy_lmms_eval` is the published number, over 1,000.
 """
 
 TAIL = """\

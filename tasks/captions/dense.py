@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from espalier.harness.evaluation.scoring.legible import is_legible
 from espalier.tasks.videos.utils import rouge_l, words
 
 Doc = dict[str, Any]
@@ -35,8 +36,8 @@ def references(doc: Doc) -> list[str]:
 
 
 def process_results(doc: Doc, results: list[Any]) -> dict[str, float]:
-    """Return ROUGE-L against the nearest reference and the length in words; without a word it is unparsed."""
+    """Return ROUGE-L against the nearest reference and the length in words; an answer that says nothing is unparsed."""
     answer = results[0] if results and isinstance(results[0], str) else ""
     best = max(rouge_l(answer, reference) for reference in references(doc))
-    length = len(words(answer))
-    return {"rouge_l": best, "words": float(length), "unparsed": float(not length)}
+    length, unread = len(words(answer)), not is_legible(answer)
+    return {"rouge_l": best, "words": float(length), "unparsed": float(unread)}

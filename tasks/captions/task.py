@@ -7,6 +7,7 @@ from typing import Any
 
 from lmms_eval.api.task import ConfigurableMessagesTask
 
+from espalier.harness.evaluation.scoring.legible import is_legible
 from espalier.tasks.captions.consensus import cider, tokenized
 
 Doc = dict[str, Any]
@@ -58,10 +59,10 @@ def references(doc: Doc) -> list[str]:
 
 
 def process_results(doc: Doc, results: list[Any]) -> Doc:
-    """Return the metric's input of a sample; an answer without a word is wrong, and unparsed."""
+    """Return the metric's input of a sample; an answer that says nothing is unparsed."""
     answer = results[0] if results and isinstance(results[0], str) else ""
     sample = {"answer": answer, "references": references(doc)}
-    return {"CIDEr": sample, "unparsed": float(not any(letter.isalnum() for letter in answer))}
+    return {"CIDEr": sample, "unparsed": float(not is_legible(answer))}
 
 
 def consensus(samples: Sequence[Mapping[str, Any]]) -> float:

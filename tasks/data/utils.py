@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from espalier.harness.evaluation.scoring.choices import letter, yes_or_no
+from espalier.harness.evaluation.scoring.legible import is_legible
 from espalier.harness.evaluation.scoring.short_answers import (
     anls,
     contains,
@@ -19,7 +20,6 @@ from espalier.harness.specs.records.references import (
     plain_yes_no,
     right_letter,
 )
-from espalier.tasks.pope.utils import mapped
 
 Doc = dict[str, Any]
 
@@ -50,11 +50,11 @@ def doc_to_target(doc: Doc) -> Any:
 
 
 def score_exact(doc: Doc, results: list[Any]) -> Doc:
-    return _accuracy(doc, results, equal, str.strip)
+    return _accuracy(doc, results, equal)
 
 
 def score_contains(doc: Doc, results: list[Any]) -> Doc:
-    return _accuracy(doc, results, contains, str.strip)
+    return _accuracy(doc, results, contains)
 
 
 def score_choice(doc: Doc, results: list[Any]) -> Doc:
@@ -66,10 +66,10 @@ def score_choice(doc: Doc, results: list[Any]) -> Doc:
 
 
 def score_yes_no(doc: Doc, results: list[Any]) -> Doc:
-    """Score as POPE: any answer is mapped to yes or no, and unparsed if it does not state what it is mapped to."""
-    answer = _answer(results)
-    right = mapped(answer) in map(plain_yes_no, doc["answers"])
-    return _scores(doc, accuracy=right) | {"unparsed": float(yes_or_no(answer) != mapped(answer))}
+    """Score the yes or no that an answer states; an answer that states neither is wrong, and unparsed."""
+    stated = yes_or_no(_answer(results))
+    right = stated in map(plain_yes_no, doc["answers"])
+    return _scores(doc, accuracy=right) | {"unparsed": float(not stated)}
 
 
 def score_number(doc: Doc, results: list[Any]) -> Doc:
@@ -84,10 +84,10 @@ def score_number(doc: Doc, results: list[Any]) -> Doc:
 
 
 def score_anls(doc: Doc, results: list[Any]) -> Doc:
-    """Score by the similarity to the nearest accepted text; an empty answer is unparsed."""
+    """Score by the similarity to the nearest accepted text; an answer that says nothing is unparsed."""
     answer = _answer(results)
     nearest = max(anls(answer, reference) for reference in doc["answers"])
-    return _scores(doc, anls=nearest) | {"unparsed": float(not answer.strip())}
+    return _scores(doc, anls=nearest) | _unread(answer, nearest)
 
 
 def score_none(doc: Doc, results: list[Any]) -> Doc:
@@ -95,12 +95,15 @@ def score_none(doc: Doc, results: list[Any]) -> Doc:
     return _scores(doc, words=len(_answer(results).split()))
 
 
-def _accuracy(
-    doc: Doc, results: list[Any], right: Callable[[str, str], bool], read: Callable[[str], str]
-) -> Doc:
+def _accuracy(doc: Doc, results: list[Any], right: Callable[[str, str], bool]) -> Doc:
     answer = _answer(results)
     accuracy = any(right(answer, reference) for reference in doc["answers"])
-    return _scores(doc, accuracy=accuracy) | {"unparsed": float(not read(answer))}
+    return _scores(doc, accuracy=accuracy) | _unread(answer, accuracy)
+
+
+def _unread(answer: str, right: float) -> Doc:
+    """Return the metric `unparsed`: an answer that says nothing, unless it is right, as signs alone may be."""
+    return {"unparsed": float(not right and not is_legible(answer))}
 
 
 def _scores(doc: Doc, **scores: float) -> Doc:

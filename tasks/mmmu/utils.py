@@ -11,10 +11,12 @@ from lmms_eval.tasks.mmmu import utils as mmmu
 
 try:
     from espalier.harness.evaluation.scoring.choices import letter, lettered
+    from espalier.harness.evaluation.scoring.legible import is_legible
     from espalier.harness.evaluation.upstream import without_guesses
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.evaluation.scoring.choices import letter, lettered
+    from espalier.harness.evaluation.scoring.legible import is_legible
     from espalier.harness.evaluation.upstream import without_guesses
 
 Doc = dict[str, Any]
@@ -47,8 +49,7 @@ def process_results(doc: Doc, results: list[Any]) -> Doc:
         stated = letter(answer, lettered(ast.literal_eval(doc["options"])))
         scored, unparsed = {**sample, "parsed_pred": [stated]}, not stated
     else:
-        (read,) = sample["parsed_pred"]
-        scored, unparsed = sample, not any(str(part).strip() for part in read)
+        scored, unparsed = sample, not is_legible(answer)
     return {"mmmu_acc": scored, "mmmu_acc_lmms_eval": sample, "unparsed": float(unparsed)}
 
 

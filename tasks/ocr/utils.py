@@ -20,6 +20,7 @@ from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
     score_page,
 )
 from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
+from espalier.harness.evaluation.scoring.legible import has_words, is_legible
 from espalier.harness.evaluation.scoring.page_files import BASELINE, UNIT_TESTS
 from espalier.harness.evaluation.scoring.unittests.unit_test import passes
 from espalier.harness.evaluation.scoring.word_overlap import read_label, read_scores
@@ -60,10 +61,10 @@ def doc_to_messages(
 
 
 def _answer(results: Sequence[Any]) -> tuple[str, dict[str, float]]:
-    """Return the text of an answer, and the metric `unparsed`."""
+    """Return the text of an answer, "" for signs and special tokens alone, and the metric `unparsed`."""
     answer = results[0] if results else ""
-    answer = plain_markdown(answer) if isinstance(answer, str) else ""
-    return answer, {"unparsed": float(not answer)}
+    answer = plain_markdown(answer) if isinstance(answer, str) and has_words(answer) else ""
+    return answer, {"unparsed": float(not is_legible(answer))}
 
 
 def _page(doc: Doc, page_scores: PageScores) -> Doc:

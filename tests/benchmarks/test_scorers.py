@@ -243,3 +243,46 @@ def test_an_option_of_mmmu_is_read_and_never_drawn(
 def test_the_last_box_is_the_answer(scored: Scored, name: str, form: str, right: float) -> None:
     found = scored(name, lambda doc: form.format(doc["answer"]))
     assert found["mathvision_standard_eval"] == right
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "released", "unparsed"),
+    [
+        *(("**{}**", 100, 50, 0), ("zorp wug", 0, 0, 1), ("<loc_4> ; ;", 0, 0, 1), ("", 0, 0, 1)),
+        (r"\boxed{{\text{{{}}}}}", 100, 100, 0),
+    ],
+)
+def test_mathvision_reads_what_the_released_script_misses(
+    scored: Scored, form: str, right: float, released: float, unparsed: float
+) -> None:
+    """Of two problems one asks for the letter B, whose option is 4, and one for the number 4."""
+    found = scored("mathvision", lambda doc: form.format(doc["answer"]))
+    assert found["mathvision_standard_eval"] == right
+    assert found["mathvision_standard_eval_lmms_eval"] <= released
+    assert found["unparsed"] == unparsed
+
+
+@pytest.mark.parametrize("answer", [r"\boxed{\sqrt{16}}", r"\boxed{\frac82}", "4", "B. 4"])
+def test_mathvision_reads_an_option_by_its_value_too(scored: Scored, answer: str) -> None:
+    found = scored("mathvision", lambda doc: answer if doc["options"] else "4")
+    assert (found["mathvision_standard_eval"], found["unparsed"]) == (100, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["gqa", "chartqa", "vqav2", "textvqa", "okvqa", "vizwiz", "docvqa"]
+)
+@pytest.mark.parametrize(
+    ("answer", "unparsed"),
+    [("", 1), ("; <loc_4>", 1), (" ".join(f"w{number}" for number in range(40)), 1), ("zorp", 0)],
+)
+def test_short_answers_that_state_nothing_are_counted_and_scored_as_before(
+    scored: Scored, name: str, answer: str, unparsed: float
+) -> None:
+    found = scored(name, saying(answer))
+    assert found.pop("unparsed") == unparsed
+    assert set(found.values()) == {0}
+
+
+@pytest.mark.parametrize("name", ["gqa", "chartqa", "vqav2", "textvqa", "docvqa"])
+def test_right_short_answers_are_read(scored: Scored, name: str) -> None:
+    assert scored(name, ANSWERS[name])["unparsed"] == 0

@@ -11,6 +11,7 @@ import pytest
 
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
+from espalier.harness.specs.think_tags import spoken
 from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository
@@ -175,3 +176,17 @@ def test_kept_reasoning_is_scored_and_survives_the_journal(
         stored = Sample.from_entry(sample.entry())
         assert (stored.scored, stored.reasoning) == (sample.scored, sample.reasoning)
         assert (sample.scored == sample.answer) == (not right)
+
+
+@pytest.mark.parametrize(
+    ("answer", "scored"),
+    [
+        ("The sign says <think> in red", "The sign says <think> in red"),
+        (" \n<think>It may be B", ""),
+        ("<think>It may be B</think> B", " B"),
+        ("It may be B</think> B", " B"),
+        ("<think>a</think> It reads <think>", " It reads <think>"),
+    ],
+)
+def test_a_tag_read_off_a_picture_is_no_reasoning(answer: str, scored: str) -> None:
+    assert spoken(answer) == scored

@@ -172,7 +172,12 @@ def test_a_sample_without_captions_or_picture_is_an_error() -> None:
         (["Two cats sleep, a dog runs"], 2 * 3 / 9, 6, 0),
         ([""], 0.0, 0, 1),
         ([], 0.0, 0, 1),
-        ([string.punctuation], 0.0, 1, 0),  # an underscore is a word to the metric
+        (
+            [string.punctuation],
+            0.0,
+            1,
+            1,
+        ),  # an underscore is a word to the metric, and says nothing
     ],
 )
 def test_descriptions_go_by_the_nearest_reference(

@@ -1,0 +1,62 @@
+"""OCRBench gives each sample a score: a mean over the samples asked, with errors and contributions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.compose import read_command
+from tests.benchmarks.hub import PICTURE, TEXT, TEXTS, picture, write_repository
+from tests.benchmarks.runs import arguments, told
+
+ROWS = 40
+
+
+def write_ocrbench(root: Path) -> None:
+    columns = dict.fromkeys(("question", "dataset", "question_type"), TEXT)
+    columns |= {"answer": TEXTS, "image": PICTURE}
+    rows = [
+        {
+            "question": "what is written in the image?",
+            "dataset": "HME100k" if number % 2 else "IIIT5K",
+            "question_type": "Regular Text Recognition",
+            "answer": [f"word {number}."],
+            "image": picture(number),
+        }
+        for number in range(ROWS)
+    ]
+    write_repository(root, "echo840/OCRBench", "test", columns, rows)
+
+
+@pytest.mark.parametrize(("limit", "asked"), [(None, ROWS), (10, 10)])
+def test_the_score_is_the_share_of_right_answers(
+    tmp_path: Path, limit: int | None, asked: int
+) -> None:
+    write_ocrbench(tmp_path / "data")
+    words = arguments("task:ocrbench", tmp_path / "data", tmp_path / "store")
+    command = read_command(words)
+    assert command is not None
+    spec = build_spec(command.cells[0])
+    spec = replace(spec, benchmark=replace(spec.benchmark, limit=limit))
+    assert spec.benchmark.headline == "ocrbench_accuracy"
+
+    def every_other(doc: dict[str, list[str]]) -> str:
+        right = doc["answer"][0]
+        return f"It says {right}" if int(right[5:-1]) % 4 < 2 else "; ;"
+
+    right = sum(number % 4 < 2 for number in range(asked))
+    for store in ("once", "twice"):
+        evaluation = told(replace(spec, store=tmp_path / store), every_other)
+        accuracy = evaluation.metrics["ocrbench_accuracy"]
+        assert accuracy["value"] == pytest.approx(right / asked)
+        assert accuracy["stderr"] is not None
+        assert accuracy["stderr"] > 0
+        published = evaluation.metrics["ocrbench_accuracy_lmms_eval"]["value"]
+        assert published == pytest.approx(right / 1000)
+        assert evaluation.aggregation["ocrbench_accuracy"]["how"] == "mean"
+        scores = [score["ocrbench_accuracy"] for score in evaluation.scores.values()]
+        assert scores == [float(number % 4 < 2) for number in range(asked)]
+        assert evaluation.unparsed == asked - right
