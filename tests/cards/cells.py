@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import espalier
 from espalier.harness.api.loaded_models import Model
+from espalier.harness.decoding.speculative import forward_times
 from espalier.harness.models.adapter import Adapter
 from tests import family_runs
 from tests.cards.simulated import Cards, as_model, spread
@@ -48,7 +50,8 @@ def outcome(model: Model, name: str, method: str, options: Mapping[str, Any]) ->
         applying["ratio"] = 0.5
     if method in DRAFTED:
         applying |= {"draft": model, "transport": "sequential"}
-    with warnings.catch_warnings():
+    # The rounds that time both sides would take most of a test.
+    with warnings.catch_warnings(), patch.multiple(forward_times, TIMED_ROUNDS=1, WARMUP_ROUNDS=1):
         warnings.simplefilter("ignore")
         try:
             with espalier.apply(model, method, **applying) as pruned:
