@@ -19,13 +19,16 @@ from tests.tiny import Family
 
 ALL: Mapping[str, Family] = {**FAMILIES, **llada.DENOISING, **diffusion_gemma.CANVASES}
 
-#: Where decoder layers begin on the next card, and the card of norm, rotary tables and head.
-PLACEMENTS: dict[str, tuple[tuple[int, ...], int]] = {
+#: Where decoder layers begin on the next card, the card of norm, rotary tables and head, the card of the first decoder
+#: layer, and where tower layers begin on the next card.
+PLACEMENTS: dict[str, tuple[Any, ...]] = {
     "one": ((), 0),
     "early": ((1,), 1),
     "late": ((3,), 1),
     "tail_first": ((3,), 0),
     "three": ((1, 3), 2),
+    "tower_apart": ((3,), 2, 1),
+    "tower_cut": ((3,), 2, 1, (1,)),
 }
 
 #: No share of tokens is removed by these.
