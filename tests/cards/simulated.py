@@ -26,6 +26,9 @@ HOST = torch.device("cpu")
 #: Take single numbers of any device by reading them.
 READERS = frozenset({"tensor", "as_tensor"})
 
+#: Read only the shape of their second tensor.
+SHAPED = frozenset({"expand_as", "view_as", "reshape_as"})
+
 #: Take no number of the host beside tensors of a card.
 JOINS = frozenset({"cat", "stack"})
 
@@ -96,7 +99,7 @@ def common_device(name: str, args: Any, given: Sequence[Tensor]) -> torch.device
     """
     if name in READERS:
         return HOST
-    if name == "copy_" or (name == "__setitem__" and not has_tensors(args[1])):
+    if name == "copy_" or name in SHAPED or (name == "__setitem__" and not has_tensors(args[1])):
         return device_of(args[0])
     checked = given
     if name in ("__getitem__", "__setitem__"):  # an index may lie on the host
