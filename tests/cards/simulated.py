@@ -139,7 +139,10 @@ def spread(
     spread_adapter = type(adapter)(model, adapter.processor, adapter.spec)
     decoder = spread_adapter.decoder
     fixed: dict[nn.Module, int] = {spread_adapter.tower: 0}
-    for layers, begin, at in ((spread_adapter.tower_layers(), 0, tower), (decoder.layers, first, cuts)):
+    for layers, begin, at in (
+        (spread_adapter.tower_layers(), 0, tower),
+        (decoder.layers, first, cuts),
+    ):
         fixed |= {
             layer: begin + sum(number >= cut for cut in at) for number, layer in enumerate(layers)
         }
