@@ -38,7 +38,7 @@ def text_only_prefill(
 
 
 def prefill_words(adapter: ModelParts, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-    """Run the words `ids` (1, L) at positions from 0; return what `text_only_prefill` returns, on the device of `ids`."""
+    """Run the words `ids` (1, L) at positions from 0 and return the same as `text_only_prefill`, on their device."""
     axes = adapter.facts.rotary_axes
     positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
     if axes > 1:
