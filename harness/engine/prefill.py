@@ -95,6 +95,10 @@ class Prefill:
         """Begin with every token alive; return the decoder's arguments without those that the engine takes over."""
         hidden = arguments["inputs_embeds"]
         self.running = True
+        # The inputs may lie on the tower's card, which need not be the decoder's.
+        self.layout = self.layout.on(hidden.device)
+        positions = arguments["position_ids"].to(hidden.device)
+        arguments = {**arguments, "position_ids": positions}
         self.beams = hidden.shape[0] // self.layout.rows
         layout = self.layout.repeat(self.beams)
         self.setup.signals.start(layout, hidden)
@@ -103,7 +107,7 @@ class Prefill:
             self.setup.collector.begin(rows, width, depth)
         self.stages = [Stage.initial(layout)]
         if (types := self.setup.adapter.layer_types) is not None:
-            types.begin(self.stage, layout.on(hidden.device), arguments["position_ids"])
+            types.begin(self.stage, layout, positions)
         if self.setup.sites:
             self.deepstack, arguments = extract_features(arguments, layout)
         return arguments

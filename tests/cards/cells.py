@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import espalier
 from espalier.harness.api.loaded_models import Model
+from espalier.harness.decoding.speculative import forward_times
 from espalier.harness.models.adapter import Adapter
 from tests import family_runs
 from tests.cards.simulated import Cards, as_model, spread
@@ -17,13 +19,16 @@ from tests.tiny import Family
 
 ALL: Mapping[str, Family] = {**FAMILIES, **llada.DENOISING, **diffusion_gemma.CANVASES}
 
-#: Where decoder layers begin on the next card, and the card of norm, rotary tables and head.
-PLACEMENTS: dict[str, tuple[tuple[int, ...], int]] = {
+#: Where decoder layers begin on the next card, the card of norm, rotary tables and head, the card of the first decoder
+#: layer, and where tower layers begin on the next card.
+PLACEMENTS: dict[str, tuple[Any, ...]] = {
     "one": ((), 0),
     "early": ((1,), 1),
     "late": ((3,), 1),
     "tail_first": ((3,), 0),
     "three": ((1, 3), 2),
+    "tower_apart": ((3,), 2, 1),
+    "tower_cut": ((3,), 2, 1, (1,)),
 }
 
 #: No share of tokens is removed by these.
@@ -48,7 +53,8 @@ def outcome(model: Model, name: str, method: str, options: Mapping[str, Any]) ->
         applying["ratio"] = 0.5
     if method in DRAFTED:
         applying |= {"draft": model, "transport": "sequential"}
-    with warnings.catch_warnings():
+    # The rounds that time both sides would take most of a test.
+    with warnings.catch_warnings(), patch.multiple(forward_times, TIMED_ROUNDS=1, WARMUP_ROUNDS=1):
         warnings.simplefilter("ignore")
         try:
             with espalier.apply(model, method, **applying) as pruned:

@@ -26,6 +26,9 @@ HOST = torch.device("cpu")
 #: Take single numbers of any device by reading them.
 READERS = frozenset({"tensor", "as_tensor"})
 
+#: Read only the shape of their second tensor.
+SHAPED = frozenset({"expand_as", "view_as", "reshape_as"})
+
 #: Take no number of the host beside tensors of a card.
 JOINS = frozenset({"cat", "stack"})
 
@@ -96,7 +99,7 @@ def common_device(name: str, args: Any, given: Sequence[Tensor]) -> torch.device
     """
     if name in READERS:
         return HOST
-    if name == "copy_" or (name == "__setitem__" and not has_tensors(args[1])):
+    if name == "copy_" or name in SHAPED or (name == "__setitem__" and not has_tensors(args[1])):
         return device_of(args[0])
     checked = given
     if name in ("__getitem__", "__setitem__"):  # an index may lie on the host
@@ -116,7 +119,9 @@ def has_tensors(index: Any) -> bool:
 # ---------------------------------------------------------------------- models
 
 
-def spread(adapter: Adapter, cuts: Sequence[int], tail: int) -> Model:
+def spread(
+    adapter: Adapter, cuts: Sequence[int], tail: int, first: int = 0, tower: Sequence[int] = ()
+) -> Model:
     """A copy of a model on cards, to be used inside the mode that it was made in.
 
     Args:
@@ -124,6 +129,8 @@ def spread(adapter: Adapter, cuts: Sequence[int], tail: int) -> Model:
         cuts: decoder layers that begin on the next card; none: everything is on the first.
         tail: card of what follows the layers: norm, rotary tables and head. The library's automatic map has them on the
             last, whatever layers are there.
+        first: card of the first decoder layer, and of all that is neither decoder layer nor tower.
+        tower: tower layers that begin on the next card; the tower begins on card 0.
     """
     model = copy.deepcopy(adapter.model)
     head = model.get_output_embeddings()
@@ -131,12 +138,17 @@ def spread(adapter: Adapter, cuts: Sequence[int], tail: int) -> Model:
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     spread_adapter = type(adapter)(model, adapter.processor, adapter.spec)
     decoder = spread_adapter.decoder
-    fixed: dict[nn.Module, int] = {
-        layer: sum(number >= cut for cut in cuts) for number, layer in enumerate(decoder.layers)
-    }
+    fixed: dict[nn.Module, int] = {spread_adapter.tower: 0}
+    for layers, begin, at in (
+        (spread_adapter.tower_layers(), 0, tower),
+        (decoder.layers, first, cuts),
+    ):
+        fixed |= {
+            layer: begin + sum(number >= cut for cut in at) for number, layer in enumerate(layers)
+        }
     ends = (decoder.norm, getattr(decoder, "rotary_emb", None), head)
     fixed |= {module: tail for module in ends if module is not None}
-    places = dict(_places(model, "", fixed))
+    places = dict(_places(model, "", fixed, first))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         (owner,) = (place for place in places if f"{name}.".startswith(f"{place}."))
         vars(tensor)["card"] = torch.device("cpu", places[owner])
@@ -158,15 +170,16 @@ def as_model(adapter: Adapter) -> Model:
     )
 
 
-def _places(module: nn.Module, name: str, fixed: dict[nn.Module, int]) -> Iterator[tuple[str, int]]:
-    """The cards of the largest modules that lie on one card, by name."""
-    if module in fixed:
-        yield name, fixed[module]
-    elif not fixed.keys() & set(module.modules()):
-        yield name, 0
-    else:
-        prefix = f"{name}." if name else ""
-        for tensors in (module.named_parameters, module.named_buffers):
-            yield from ((prefix + leaf, 0) for leaf, _ in tensors(recurse=False))
-        for child, part in module.named_children():
-            yield from _places(part, prefix + child, fixed)
+def _places(
+    module: nn.Module, name: str, fixed: dict[nn.Module, int], place: int
+) -> Iterator[tuple[str, int]]:
+    """The cards of the largest modules that lie on one card, by name; of those that are not fixed, their parent's."""
+    place = fixed.get(module, place)
+    if not fixed.keys() & {*module.modules()} - {module}:
+        yield name, place
+        return
+    prefix = f"{name}." if name else ""
+    for tensors in (module.named_parameters, module.named_buffers):
+        yield from ((prefix + leaf, 0) for leaf, _ in tensors(recurse=False))
+    for child, part in module.named_children():
+        yield from _places(part, prefix + child, fixed, place)

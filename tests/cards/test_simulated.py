@@ -27,6 +27,7 @@ ALLOWED: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "number_of_the_host": lambda here, there, host: here * host.sum(),
     "index_of_the_host": lambda here, there, host: here[host.long() * 0],
     "written_by_slice": lambda here, there, host: here.__setitem__(slice(2), there[:2]),
+    "shape_of_a_card": lambda here, there, host: here[:1].expand_as(there),
     "copied": lambda here, there, host: here.copy_(there),
     "read": lambda here, there, host: torch.tensor([here[0], there[1]]),
 }

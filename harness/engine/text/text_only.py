@@ -38,7 +38,7 @@ def text_only_prefill(
 
 
 def prefill_words(adapter: ModelParts, ids: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
-    """Run the words `ids` (1, L) at positions from 0, and return the same as `text_only_prefill`."""
+    """Run the words `ids` (1, L) at positions from 0 and return the same as `text_only_prefill`, on their device."""
     axes = adapter.facts.rotary_axes
     positions = torch.arange(ids.shape[1], device=ids.device).expand(1, -1)
     if axes > 1:
@@ -50,4 +50,4 @@ def prefill_words(adapter: ModelParts, ids: Tensor, cache: Cache) -> tuple[Tenso
         use_cache=True,
     ).last_hidden_state
     logits = adapter.model.get_output_embeddings()(hidden[0, -1])
-    return logits, positions[..., -1:] + 1
+    return logits.to(ids.device), positions[..., -1:] + 1
