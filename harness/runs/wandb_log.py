@@ -293,7 +293,9 @@ def logs(folder: Path, key: str) -> list[Path]:
         "cache/logs/**/*",
         "cache/wandb/logs/**/*",
     )
-    return [path for place in places for path in folder.glob(place) if path.is_file()]
+    root = folder.resolve()
+    files = (path for place in places for path in folder.glob(place) if path.is_file())
+    return [path for path in files if path.resolve().is_relative_to(root)]
 
 
 def group_of(argv: Sequence[str]) -> str:
