@@ -93,6 +93,14 @@ def test_keys_of_wandb_are_those_of_the_environment_and_of_netrc(
         ("--token=hunter22", "hunter22"),
         ("judge.options={headers: {Authorization: Bearer hunter22}}", "hunter22"),
         ("judge.model=sk-hunter2222", "sk-hunter2222"),
+        ("backend.url=http://h/?sig=hunter22", "hunter22"),
+        ("backend.url=http://h/?key%3Dhunter22", "hunter22"),
+        ("backend.url=http://h/#hunter22", "hunter22"),
+        ("backend.url=http:/me:hunter22@h", "hunter22"),
+        ("backend.url=me:hunter22@h", "hunter22"),
+        ("backend.url=http://me:a/hunter22@h", "hunter22"),
+        ("backend.options=[--api-key,hunter22]", "hunter22"),
+        ("cluster.options={export:API_KEY=hunter22}", "hunter22"),
     ],
 )
 def test_keys_on_the_command_line_are_known(argument: str, key: str) -> None:

@@ -20,14 +20,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.errors import UserError, plain, print_lines
+from espalier.harness.errors import UserError, foreign, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.wandb_log import SWEEP, logs, mode
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
-from espalier.harness.store import Store
+from espalier.harness.store import RUN_KEY, Store
 from espalier.harness.store.files.folder_checks import existing_store
 
 if TYPE_CHECKING:
@@ -162,9 +162,11 @@ def rows_of(folder: Path) -> Iterator[dict[str, Mapping[str, Any]]]:
     from espalier.harness.runs.wandb_content import ARTIFACT
 
     for path in sorted(folder.glob("offline-run-*/run-*.wandb")):
-        for record in records(path):
-            if record.WhichOneof("record_type") == "artifact" and record.artifact.type == ARTIFACT:
-                yield _files(folder, record.artifact)
+        with foreign(f"--rebuild: {path} cannot be read", "the whole wandb folder of a store"):
+            for record in records(path):
+                kind = record.WhichOneof("record_type")
+                if kind == "artifact" and record.artifact.type == ARTIFACT:
+                    yield _files(folder, record.artifact)
 
 
 def _files(folder: Path, artifact: ArtifactRecord) -> dict[str, Mapping[str, Any]]:
@@ -191,7 +193,12 @@ def rebuild(folder: Path, store: Store) -> list[tuple[str, bool]]:
     """Commit the rows of a wandb folder to a store; return each key, and whether its row was missing."""
     restored = []
     for files in rows_of(folder):
-        row = files["row.json"]
+        row = files.get("row.json", {})
+        if not RUN_KEY.fullmatch(str(row.get("run_key"))):
+            raise UserError(
+                f"--rebuild={str(folder)!r}: run_key={row.get('run_key')!r} is no name of a run; "
+                "valid: the wandb folder of a store"
+            )
         directory = store.run(row["run_key"])
         missing = directory.row() is None
         if missing:

@@ -26,7 +26,7 @@ from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.settings import Names, Text, choice, read_value
 from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.specs.secrets import masked, scrub, wandb_keys
+from espalier.harness.specs.secrets import masked, scrub, wandb_keys, without_keys
 from espalier.harness.store import RunDir
 
 if TYPE_CHECKING:
@@ -268,7 +268,10 @@ def options_of(spec: RunSpec, group: str | None) -> dict[str, Any]:
 
 
 def open_run(store: Path, options: Mapping[str, Any], **settings: Any) -> Any:
-    """Open a run below a store's wandb folder."""
+    """Open a run below a store's wandb folder; raises UserError if a link leads out of it, to which wandb would write."""
+    for path in (store / "wandb").rglob("*"):
+        if path.is_symlink() and not _lies_in(path, store / "wandb"):
+            raise UserError(f"{path} leads out of the store; valid: without the link")
     # wandb takes a second to import and need not be installed.
     import wandb
 
@@ -293,7 +296,13 @@ def logs(folder: Path, key: str) -> list[Path]:
         "cache/logs/**/*",
         "cache/wandb/logs/**/*",
     )
-    return [path for place in places for path in folder.glob(place) if path.is_file()]
+    files = (path for place in places for path in folder.glob(place) if path.is_file())
+    return [path for path in files if _lies_in(path, folder)]
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    # Links to themselves lead nowhere.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def group_of(argv: Sequence[str]) -> str:
@@ -332,7 +341,7 @@ def mode() -> str:
     if reachable(address):
         return "online"
     tell_once(
-        f"log=wandb: {masked(address, wandb_keys())} does not respond; runs are logged offline, "
+        f"log=wandb: {masked(without_keys(address), wandb_keys())} does not respond; runs are logged offline, "
         "`python -m espalier wandb` sends them"
     )
     return "offline"

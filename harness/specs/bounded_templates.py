@@ -46,7 +46,7 @@ class Unrendered(RuntimeError):
 def render(kind: Literal["chat", "question"], template: str, values: Mapping[str, Any]) -> str:
     """Return a template rendered with values: for a chat, the arguments of transformers' `render_jinja_template`.
 
-    Cost: a tenth of a millisecond in addition to Jinja's; the program starts once, in a second for chats.
+    Cost: a tenth of a millisecond in addition to Jinja's; the program starts once, in a third of a second.
 
     Raises:
         TooMuch: more memory, time or letters than `template_child` allows.

@@ -26,8 +26,13 @@ SHORTEST = 5
 _NAMED = re.compile(
     r"(?i)(.*[_-])?(api_?key|apikey|key|token|secret|password|passwd|auth|authorization|bearer|credentials?)"
 )
-_SETTING = re.compile(r"([\w.+~-]+)[\"']?\s*[:=]\s*[\"']?([^,{}\[\]\"'=]+)")
-_QUERY = re.compile(r"[?&;#]([\w.~-]+)=([^&;#\s\"']+)")
+# What follows is looked at, not taken: in `export:API_KEY=...` a value is the name of the next one.
+_SETTING = re.compile(r"([\w.+~-]+)[\"']?\s*[:=]\s*[\"']?(?=([^,{}\[\]\"'=]+))")
+_OPTION = re.compile(r"--([\w.-]+)[\"']?[\s,]+[\"']?([^,{}\[\]\"'=\s]+)")
+
+#: Values after the path of an address, by whatever name, and the password before the host.
+_QUERY = re.compile(r"[?&;#](?:[\w.~-]+=)?([^?&;#\s\"'\]},]+)")
+_PASSWORD = re.compile(r":/*([^:@\"']+)@")
 _LOOKS = re.compile(r"\b(?:sk|pk|hf|gsk|xai)[-_][\w-]{8,}")
 
 #: The part before the host of an address.
@@ -57,10 +62,19 @@ def typed(arguments: Iterable[str]) -> tuple[str, ...]:
     matches: list[str] = []
     for argument in arguments:
         matches += _LOOKS.findall(argument)
-        for name, value in (*_SETTING.findall(argument), *_QUERY.findall(argument)):
+        if "//" in argument or ":/" in argument:
+            matches += _QUERY.findall(argument)
+        for password in _PASSWORD.findall(argument):
+            matches += [password, *password.split()]
+        for name, value in (*_SETTING.findall(argument), *_OPTION.findall(argument)):
             if names_a_key(name) and not value.strip().replace(".", "").isdigit():
                 matches += [value.strip(), *value.split()]
     return tuple(dict.fromkeys(word for word in matches if len(word) > 3))
+
+
+def without_keys(address: str) -> str:
+    """Return an address without password, and without the values after its path."""
+    return masked(address, typed([address]))
 
 
 def wandb_keys() -> tuple[str, ...]:

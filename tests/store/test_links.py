@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from espalier.harness.cli import wandb
 from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.evaluation.judging.verdicts import VerdictStore
+from espalier.harness.runs.wandb_log import logs, open_run
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.store import Store
 from espalier.harness.store.files.journal import Journal
@@ -125,6 +128,44 @@ def test_a_journal_is_not_written_through_a_link(store: Path, outside: Path) -> 
             run.check_writable()
         run.journal.path.unlink()
     assert content(outside) == before
+
+
+@pytest.mark.parametrize("target", ["outside/journal.jsonl", "nowhere"])
+def test_a_linked_lease_is_refused_at_once(target: str, tmp_path: Path, outside: Path) -> None:
+    before, run = content(outside), Store(tmp_path / "store").run(KEY)
+    (run.path / "lease").symlink_to(tmp_path / target)
+    with pytest.raises(UserError, match="cannot be read as a lease"), run.claim(0):
+        pass
+    assert content(outside) == before
+
+
+def test_a_pipe_is_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "judge" / KEY[:2]).mkdir(parents=True)
+    os.mkfifo(tmp_path / "judge" / KEY[:2] / f"{KEY}.json")
+    assert VerdictStore(tmp_path / "judge").get(KEY) is None
+
+
+@pytest.mark.parametrize("name", ["debug.log", "cache/wandb/logs/x.log", "cache", "data"])
+def test_wandb_writes_through_no_link(name: str, tmp_path: Path, outside: Path) -> None:
+    (outside / "wandb" / "logs").mkdir(parents=True)
+    (outside / "wandb" / "logs" / "x.log").write_text("key")
+    link, before = tmp_path / "store" / "wandb" / name, content(outside)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside if "." not in name else outside / "wandb" / "logs" / "x.log")
+    assert logs(tmp_path / "store" / "wandb", KEY) == []
+    with pytest.raises(UserError, match="leads out of the store"):
+        open_run(tmp_path / "store", {})
+    assert content(outside) == before
+
+
+@pytest.mark.parametrize("key", ["../../outside/x", "/tmp/x", ["x"], None, KEY.upper()])
+def test_a_rebuilt_row_is_written_under_the_name_of_a_run(
+    key: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb, "rows_of", lambda folder: [{"row.json": {"run_key": key}}])
+    with pytest.raises(UserError, match="is no name of a run"):
+        wandb.rebuild(tmp_path, Store(tmp_path / "store"))
+    assert not any(tmp_path.rglob("*.json"))
 
 
 def test_a_journal_is_made_of_its_own_files(tmp_path: Path) -> None:

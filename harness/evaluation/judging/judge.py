@@ -18,6 +18,7 @@ from espalier.harness.evaluation.judging.client import (
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
 from espalier.harness.specs.judge_spec import JudgeSpec
+from espalier.harness.specs.secrets import without_keys
 
 #: Identity of a sample: its task and its document.
 Sample = tuple[str, int]
@@ -89,7 +90,7 @@ def collect_verdicts(
             raise problem from None
         open_count = len(questions) - len(judge_round.results.verdicts)
         raise JudgeLost(
-            f"judge {spec.model!r} at {spec.base_url}: {problem}; {open_count} of {len(questions)} answers are not "
+            f"judge {spec.model!r} at {without_keys(str(spec.base_url))}: {problem}; {open_count} of {len(questions)} answers are not "
             "judged. Answers and verdicts are kept, the same command goes on from them"
         ) from None
     return judge_round.results

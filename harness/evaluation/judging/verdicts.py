@@ -20,6 +20,7 @@ from espalier.harness.store import WITHOUT_LOCKS
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import digest
 from espalier.harness.store.files.folder_checks import below
+from espalier.harness.store.files.untrusted_json import read_json
 
 #: Increased when the meaning of the key changes.
 VERSION = 1
@@ -59,7 +60,7 @@ class VerdictStore:
         """Return a verdict; None if there is none or it is damaged, which is reported."""
         path = self._path(key)
         try:
-            entry = json.loads(path.read_bytes())
+            entry = read_json(path)
             verdict = StoredVerdict(**entry["verdict"])
             if entry["key"] != key or not isinstance(verdict.text, str):
                 raise ValueError("of another question")

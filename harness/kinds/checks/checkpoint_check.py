@@ -40,11 +40,10 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
     if model.processor:
         # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.
         ADAPTERS.load(model.adapter).check_settings(model)
-    if model.conversation == CHECKPOINT:
-        # The template itself is not here yet.
-        ADAPTERS.load(model.adapter).format_of_media(model.prompt.join)
-    elif model.conversation is not None or model.prompt.join is not None:
-        ADAPTERS.load(model.adapter).format(model.conversation, model.prompt.join)
+    # The checkpoint's template itself is not here yet; nor is the family's code imported for it.
+    conversation = None if model.conversation == CHECKPOINT else model.conversation
+    if conversation is not None or model.prompt.join is not None:
+        ADAPTERS.load(model.adapter).format(conversation, model.prompt.join)
     if model.weights == "random":
         if not model.architecture:
             raise UserError(

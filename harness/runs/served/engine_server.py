@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from PIL import Image
 
-from espalier.harness.errors import EngineEnded, UserError, brief
+from espalier.harness.errors import FOREIGN, EngineEnded, UserError, brief, foreign
+from espalier.harness.specs.secrets import without_keys
 from espalier.serve.setting import KEY
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ def server_version(url: str) -> str:
         return str(reply.json()["version"]).partition("+")[0]
     except (httpx.TransportError, httpx.InvalidURL) as error:
         problem = f"does not answer ({brief(str(error))})"
-    except (ValueError, LookupError, TypeError):
+    except (*FOREIGN, httpx.HTTPError):
         problem = "is no server of vLLM"
     raise UserError(
-        f"backend.url={url!r} {problem}; valid: the address of `vllm serve`, without /v1"
+        f"backend.url={without_keys(url)!r} {problem}; valid: the address of `vllm serve`, without /v1"
     )
 
 
@@ -66,7 +67,7 @@ class EngineServer:
     """
 
     def __init__(self, url: str, model: ModelSpec) -> None:
-        self._url = url
+        self._url, self._place = url, f"backend.url={without_keys(url)!r}"
         self._http = httpx.Client(timeout=httpx.Timeout(None, connect=CONNECT))
         self.versions: Mapping[str, str] = {"vllm": server_version(url)}
         self._name = self._served_name(model)
@@ -121,30 +122,33 @@ class EngineServer:
             reply = self._http.post(f"{self._url}/v1/chat/completions", json=body)
         except httpx.TransportError as error:
             raise EngineEnded(
-                f"the server at backend.url={self._url!r} ended ({type(error).__name__}: {brief(str(error))})"
+                f"the server at {self._place} ended ({type(error).__name__}: {brief(str(error))})"
             ) from error
         if reply.status_code >= 500:
             raise EngineEnded(
-                f"the server at backend.url={self._url!r} ended (HTTP {reply.status_code}: {_message(reply)})"
+                f"the server at {self._place} ended (HTTP {reply.status_code}: {_message(reply)})"
             )
         if reply.status_code != 200:
-            raise UserError(f"backend.url={self._url!r}: {_message(reply)}")
-        result: dict[str, Any] = reply.json()
+            raise UserError(f"{self._place}: {_message(reply)}")
+        with foreign(f"{self._place} sends no answer", "a server of vLLM"):
+            result: dict[str, Any] = reply.json()
         return result
 
     def _served_name(self, model: ModelSpec) -> str:
         """Return the server's name of the run's model."""
-        reply = httpx.get(f"{self._url}/v1/models", timeout=CONNECT)
-        entries = reply.raise_for_status().json()["data"]
         # A checkpoint on disk goes before the hub; the server may name it by a link.
         place = model.hub if model.path is None else str(model.path.resolve())
-        for entry in entries:
-            names = {entry["id"], entry["root"], str(Path(entry["root"]).resolve())}
-            if place in names:
-                return str(entry["id"])
-        roots = ", ".join(str(entry["root"]) for entry in entries)
+        remedy = "the address of `vllm serve`, without /v1"
+        with foreign(f"{self._place} lists no models", remedy, (httpx.HTTPError,)):
+            reply = httpx.get(f"{self._url}/v1/models", timeout=CONNECT)
+            entries = reply.raise_for_status().json()["data"]
+            for entry in entries:
+                names = {entry["id"], entry["root"], str(Path(entry["root"]).resolve())}
+                if place in names:
+                    return str(entry["id"])
+            roots = ", ".join(str(entry["root"]) for entry in entries)
         raise UserError(
-            f"backend.url={self._url!r} serves {roots}; valid for model={model.name!r}: a server of {place}, or with "
+            f"{self._place} serves {roots}; valid for model={model.name!r}: a server of {place}, or with "
             "that as its --served-model-name"
         )
 
@@ -163,11 +167,11 @@ class EngineServer:
                 return
             reason = str(error).partition(": ")[2]
             raise UserError(
-                f"backend.url={self._url!r} takes no setting ({reason}); valid: a server with the plug-in, started "
+                f"{self._place} takes no setting ({reason}); valid: a server with the plug-in, started "
                 f"with {OPTIONS} (docs/serve.md)"
             ) from error
         raise UserError(
-            f"backend.url={self._url!r} has no plug-in of this package; valid: a server that has it, started with "
+            f"{self._place} has no plug-in of this package; valid: a server that has it, started with "
             f"--hf-overrides '{{\"{KEY}\": {{}}}}' (docs/serve.md)"
         )
 
@@ -183,6 +187,6 @@ def _message(reply: httpx.Response) -> str:
     try:
         error = reply.json()["error"]
         message = error["message"] if isinstance(error, Mapping) else error
-    except (ValueError, LookupError, TypeError):
+    except FOREIGN:
         message = reply.text
     return brief(" ".join(str(message).split()))

@@ -104,8 +104,8 @@ def read_lease(path: Path) -> LeaseState | None:
     """
     try:
         # Opened each time: network file systems contact the server on open, but not for the attributes of a path.
-        # Non-blocking: reading a pipe would never end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        # Non-blocking: reading a pipe would never end. A link that leads nowhere is no missing file.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -133,7 +133,7 @@ def read_lease(path: Path) -> LeaseState | None:
 def _unreadable_lease(path: Path, error: OSError) -> LeaseState | None:
     """Return the state of a lease that another user made unreadable: its size and times are still visible."""
     try:
-        stat_result = path.stat()
+        stat_result = path.lstat()
     except FileNotFoundError:
         return None
     except OSError:
