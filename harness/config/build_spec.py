@@ -199,7 +199,8 @@ def variant_of(key: str, part: Mapping[str, Any]) -> str:
     """
     listed: tuple[str, ...] = tuple(part.get("variants") or ())
     variant: str = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
-    readings = readings_of(part["name"])
+    # A file of conf/method knows nothing of a user's class under its name.
+    readings = None if part.get("code") else readings_of(part["name"])
     only = VARIANTS[0] if readings is None else readings.default
     if listed or variant == only:
         return variant
