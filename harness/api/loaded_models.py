@@ -211,7 +211,9 @@ def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
             # Blocks need not close in the order in which they opened.
             acting = {key: method for key, method in vars(part).items() if key == ACTING}
             vars(part).clear()
-            vars(part).update({key: value for key, value in values.items() if key != ACTING}, **acting)
+            vars(part).update(
+                {key: value for key, value in values.items() if key != ACTING}, **acting
+            )
         for module, mode in modes:
             module.training = mode
 
