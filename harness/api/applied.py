@@ -13,7 +13,7 @@ import torch
 
 from espalier.harness.api.answer import Answer, RecordedPrefill, decoding_of, flops_of
 from espalier.harness.api.argument_errors import in_python_terms, python_errors
-from espalier.harness.api.loaded_models import Model
+from espalier.harness.api.loaded_models import ACTING, Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
@@ -28,9 +28,6 @@ from espalier.harness.models.chat_media import Chat
 from espalier.harness.settings import Count, read_value
 from espalier.harness.specs.generation import cut, settings
 from espalier.methods.base import MethodError
-
-#: Attribute of a model in memory: the name of the method that acts on it inside a `with`.
-ACTING = "_espalier_method"
 
 #: Default of `max_new_tokens`.
 NEW_TOKENS = 128

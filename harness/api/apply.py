@@ -46,6 +46,9 @@ __all__ = ["Applied", "apply"]
 #: Share by which a method is checked before it is known whether it removes tokens.
 RATIO = 0.75
 
+#: Default of `cache_ratio`.
+HALF = 0.5
+
 #: Placeholder in the run's spec: questions from Python belong to no benchmark.
 NO_BENCHMARK = BenchmarkSpec(
     name="questions", task="", include_path=None, limit=None, metrics=(), headline=""
@@ -66,7 +69,7 @@ def apply(
     transport: str | None = None,
     compare: bool = False,
     compressor: str | CacheCompressor | None = None,
-    cache_ratio: float = 0.5,
+    cache_ratio: float | None = None,
     store: str | PathLike[str] | None = None,
     **params: Any,
 ) -> Applied:
@@ -93,7 +96,7 @@ def apply(
         compare: also decode without the draft, for `answer.decoding.speedup`.
         compressor: evicts cache entries of the tokens that the method keeps: name of a file in conf/method, or an
             instance of a `CacheCompressor` (methods/compressor.py) with its hyper-parameters; None: no eviction.
-        cache_ratio: share of these entries that is evicted, 0 <= cache_ratio < 1.
+        cache_ratio: share of these entries that is evicted, 0 <= cache_ratio < 1; None: half.
         store: run store searched first for calibrations; None: `results` in the working directory.
         **params: hyper-parameters of the method; they override those of its file.
 
@@ -106,9 +109,17 @@ def apply(
                 f"model is a {type(model).__name__}; valid: the result of espalier.load or espalier.wrap"
             )
         built_method, method_spec = _build(method, params, variant)
+        _refuse_unused(built_method, method_spec.name, transport, compare)
+        if compressor is None and cache_ratio is not None:
+            raise UserError(
+                f"cache_ratio={cache_ratio!r} is the share that a compressor evicts; valid: with compressor=..., and "
+                "`ratio` for a method that evicts by itself"
+            )
         if compressor is not None:
             evictor, evictor_spec = _build(compressor, {})
-            cache_share = read_value("cache_ratio", cache_ratio, CacheRatio)
+            cache_share = read_value(
+                "cache_ratio", HALF if cache_ratio is None else cache_ratio, CacheRatio
+            )
             built_method = stacked(
                 built_method, evictor, cache_share, (method_spec.name, evictor_spec.name)
             )
@@ -191,6 +202,18 @@ def _build(
     for name, value in params.items():
         raise held_by_instance(name, value, method, ARGUMENTS)
     return method, MethodSpec(type(method).__name__)
+
+
+def _refuse_unused(method: Method, name: str, transport: str | None, compare: bool) -> None:
+    """Raise UserError for an argument of speculative decoding beside a method that does not use it."""
+    if transport is not None and not method.takes_draft:
+        raise UserError(
+            f"transport={transport!r}: method={name!r} takes no draft model; valid: without transport"
+        )
+    if compare and not method.drafts:
+        raise UserError(
+            f"compare=True: method={name!r} is no speculative decoder; valid: without compare"
+        )
 
 
 def _resolve_draft(

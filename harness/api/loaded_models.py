@@ -31,6 +31,9 @@ from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
+#: Attribute of a model in memory: the name of the method that acts on it inside a `with`.
+ACTING = "_espalier_method"
+
 #: Settings of a model in memory; the other keys of the model section concern loading.
 OF_BORROWED = ("name", "conversation", "generation", "processor", "video", "transparency", "media")
 
@@ -205,8 +208,12 @@ def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
         vars(model.config).clear()
         vars(model.config).update(config)
         for part, values in attributes:
+            # Blocks need not close in the order in which they opened.
+            acting = {key: method for key, method in vars(part).items() if key == ACTING}
             vars(part).clear()
-            vars(part).update(values)
+            vars(part).update(
+                {key: value for key, value in values.items() if key != ACTING}, **acting
+            )
         for module, mode in modes:
             module.training = mode
 

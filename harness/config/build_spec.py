@@ -46,8 +46,8 @@ from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method
 from espalier.methods.readings import readings_of
 
-#: The name of a compressor that evicts nothing.
-NO_COMPRESSOR = "none"
+#: The name of a compressor that evicts nothing, and the share that others evict if none is set.
+NO_COMPRESSOR, USUAL_RATIO = "none", CompressorSpec.ratio
 
 
 def build_spec(
@@ -199,7 +199,8 @@ def variant_of(key: str, part: Mapping[str, Any]) -> str:
     """
     listed: tuple[str, ...] = tuple(part.get("variants") or ())
     variant: str = choice(f"{key}.variant", part["variant"], listed or VARIANTS)
-    readings = readings_of(part["name"])
+    # A file of conf/method knows nothing of a user's class under its name.
+    readings = None if part.get("code") else readings_of(part["name"])
     only = VARIANTS[0] if readings is None else readings.default
     if listed or variant == only:
         return variant
@@ -210,6 +211,9 @@ def variant_of(key: str, part: Mapping[str, Any]) -> str:
 def _compressor(part: CompressorSection) -> CompressorSpec | None:
     variant_of("compressor", vars(part))
     if part.name == NO_COMPRESSOR:
+        if part.ratio != USUAL_RATIO:
+            # A sweep over compressors can include none.
+            tell_once(f"compressor.ratio={part.ratio}: compressor={NO_COMPRESSOR} evicts nothing")
         return None
     return CompressorSpec(part.name, part.params, part.ratio, part.code)
 

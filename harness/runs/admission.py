@@ -16,7 +16,7 @@ from espalier.harness.config.lmms_task_files import index_of, library
 from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
 from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.engine.engine_guards import check_generation
-from espalier.harness.errors import Refused, UserError, unknown_name
+from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_check import check_judge
 from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checks.benchmark_check import (
@@ -37,7 +37,7 @@ from espalier.harness.runs import wandb_log
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.served.backend_check import check_backend
-from espalier.harness.specs.comparable import check_comparable
+from espalier.harness.specs.comparable import USUAL, check_comparable
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.dataset_copies import Copies, check_place
@@ -246,7 +246,12 @@ def _check_vocabulary(run: Candidate) -> None:
 
 
 def _normalise(run: Candidate) -> None:
+    engine = run.spec.engine
     run.spec = run.kind.normalise(run.spec, run.method)
+    for name, value in run.kind.identity(run.spec, run.method).engine.items():
+        if value is None and (typed := getattr(engine, name)) != getattr(USUAL, name):
+            # A sweep over a setting can include methods that it does not change.
+            tell_once(f"engine.{name}={typed}: method={run.spec.method.title} does not use it")
 
 
 def _check_scope(run: Candidate) -> None:

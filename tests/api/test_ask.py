@@ -266,6 +266,18 @@ REFUSED = {
     "draft: method='fastv' takes no draft": lambda m: espalier.apply(
         m, "fastv", draft="seedling_draft"
     ),
+    "transport='threads': method='fastv' takes no draft": lambda m: espalier.apply(
+        m, "fastv", ratio=0.5, transport="threads"
+    ),
+    "compare=True: method='divprune' is no speculative": lambda m: espalier.apply(
+        m, "divprune", ratio=0.5, compare=True
+    ),
+    "cache_ratio=0.75 is the share that a compressor evicts": lambda m: espalier.apply(
+        m, "fastv", ratio=0.5, cache_ratio=0.75
+    ),
+    "cache_ratio=0.7 is the share that a compressor evicts": lambda m: espalier.apply(
+        m, "h2o", ratio=0.5, cache_ratio=0.7
+    ),
     "draft='seedling_drat' is unknown": lambda m: espalier.apply(m, "pearl", draft="seedling_drat"),
     "K: an instance of a method": lambda m: espalier.apply(m, FastV(), K=3),
     "method=FastV is a class; valid: an instance, FastV(...)": lambda m: espalier.apply(m, FastV),

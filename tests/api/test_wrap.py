@@ -192,6 +192,22 @@ def test_two_methods_that_act_are_refused_on_one_model(outer, inner):
     assert not [name for name in vars(model) if "espalier" in name]
 
 
+@pytest.mark.parametrize("first", ["divprune", "none"])
+def test_blocks_that_close_in_the_order_in_which_they_opened_leave_a_model_free(first):
+    model, processor = loaded("llava")
+    wrapped = {name: espalier.wrap(model, processor) for name in ("divprune", "none")}
+    blocks = {
+        "divprune": espalier.apply(wrapped["divprune"], "divprune", ratio=0.5),
+        "none": espalier.apply(wrapped["none"], "none"),
+    }
+    order = sorted(blocks, key=lambda name: name != first)
+    for name in order:
+        blocks[name].__enter__()
+    for name in order:
+        blocks[name].__exit__(None, None, None)
+    assert not [name for name in vars(model) if "espalier" in name]
+
+
 def test_a_draft_is_a_model_on_which_a_method_acts():
     target, draft = (espalier.wrap(*loaded("llava")) for _ in range(2))
     with (

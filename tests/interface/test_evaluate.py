@@ -304,6 +304,47 @@ def test_a_mistake_is_one_line(store: Path, mistake: str) -> None:
         espalier.evaluate(**{**arguments, "limit": 2, "store": store, **changes})
 
 
+SETTLED: dict[str, tuple[dict[str, Any], str]] = {
+    "precision": ({"model.dtype": "bfloat16"}, "or dtype in espalier.load or espalier.wrap"),
+    "pictures": ({"model.transparency": "white"}, "or transparency in espalier.load"),
+    "video": ({"model.video.frames": 4}, "the model is an object"),
+    "parameter": ({"method": FastV(K=2), "method.params.K": 3}, "or K in the call that made it"),
+    "reading": ({"method": FastV(K=2), "variant": "paper"}, "the method is an object"),
+    "evictor": (
+        {"compressor": H2O(), "compressor.params.recent": 2},
+        "the compressor is an object",
+    ),
+    "no evictor": ({"cache_ratio": 0.25}, "cache_ratio=0.25 is the share that a compressor"),
+    "another engine": ({"backend.options": {"seed": 1}}, "backend.options is for another engine"),
+}
+
+
+@pytest.mark.parametrize("case", SETTLED)
+def test_a_key_that_an_object_has_settled_is_refused(
+    store: Path, model: espalier.Model, case: str
+) -> None:
+    """The row would state a setting that its answers did not have."""
+    changes, words = SETTLED[case]
+    arguments = {"model": model, "method": "fastv", "benchmark": BENCHMARK, "ratio": 0.9}
+    with refused(words):
+        espalier.evaluate(**{**arguments, "limit": 2, "store": store, **changes})
+
+
+def test_an_engine_setting_that_a_method_does_not_use_is_named(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [f"benchmark={BENCHMARK}", "limit=1", f"store={store}", "json=false"]
+    argv += ["method=none", "engine.paired=0", "engine.positions=renumbered"]
+    assert run.main([*argv, "engine.transport=threads", "compressor.ratio=0.75"]) == 0
+    printed = capsys.readouterr().err
+    for line in (
+        "engine.positions=renumbered: method=none does not use it",
+        "engine.transport=threads: method=none does not use it",
+        "compressor.ratio=0.75: compressor=none evicts nothing",
+    ):
+        assert line in printed
+
+
 def test_the_process_is_as_before(
     fastv: espalier.EvaluatedRun, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,17 +11,27 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_table import listing
 from espalier.harness.reports.curves import anchors
 from espalier.harness.reports.curves.anchors import Anchor, compare_anchors, read_anchors, table
+from espalier.harness.reports.tables.cell_settings import compared_settings
 
 
 def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) -> dict[str, Any]:
-    prompt = {"prompt": more["prompt"]} if "prompt" in more else {}
+    anchor = Anchor(
+        *("", model, more.get("prompt", "original"), benchmark, metric, 0.0),
+        *("", "", "", "", ""),
+    )
+    settings: dict[str, Any] = {"method": {"params": {}}}
+    values = {**compared_settings(anchors.run_of(anchor)).values, **more.get("settings", {})}
+    for key, setting in values.items():
+        part, _, name = key.partition(".")
+        settings.setdefault(part, {})[name] = setting
+    settings["benchmark"]["limit"] = more.get("limit")
     return {
         "model": model,
         "benchmark": benchmark,
         "method": more.get("method", "none"),
         "metrics": {metric: {"value": value, "stderr": None}},
         "n_samples": more.get("samples", 100),
-        "settings": {"model": prompt, "benchmark": {"limit": more.get("limit")}},
+        "settings": settings,
     }
 
 
@@ -66,7 +76,8 @@ def test_measured_and_published_stand_side_by_side() -> None:
     assert gqa.verdict == "FAR"
     assert found["llava15_7b_mmbench_en"].verdict == "near"  # exactly half a point
     assert found["llava_ov_7b_textvqa"].verdict == "FAR"
-    assert found["llava_ov_7b_mmbench_en"].verdict == "not run"
+    other_prompts = "not run (model.prompt=original, not vlmevalkit)"
+    assert found["llava_ov_7b_mmbench_en"].verdict == other_prompts
     lines = table(list(found.values())).splitlines()
     assert any("| 61.3 | 61.9 | -0.6 | FAR | 12,578 |" in line for line in lines)
 
@@ -77,6 +88,28 @@ def test_a_part_of_a_benchmark_yields_to_the_whole_and_is_told() -> None:
     listed = [one for one in read_anchors() if one.name == "llava15_7b_gqa"]
     assert compare_anchors(listed, [part])[0].verdict == "near, of a part"
     assert compare_anchors(listed, [whole, part])[0].measured == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.weights", "random"),
+        ("model.transparency", "white"),
+        ("model.quantisation", "int4"),
+        ("benchmark.data", "abc"),
+        ("benchmark.text", "Where?"),
+        ("engine.decode", "generate"),
+        ("backend.name", "vllm"),
+    ],
+)
+def test_a_row_of_other_settings_is_no_anchors(key: str, value: str) -> None:
+    listed = [one for one in read_anchors() if one.name == "llava15_7b_gqa"]
+    other = made_up("llava15_7b", "gqa", "exact_match", 0.62, settings={key: value})
+    (compared,) = compare_anchors(listed, [other])
+    assert compared.measured is None
+    assert compared.verdict.startswith(f"not run ({key}={value}, not ")
+    fitting = made_up("llava15_7b", "gqa", "exact_match", 0.5)
+    assert compare_anchors(listed, [fitting, other])[0].measured == pytest.approx(50.0)
 
 
 def test_the_command_says_what_is_far_by_its_exit_code(
@@ -91,6 +124,7 @@ def test_the_command_says_what_is_far_by_its_exit_code(
 
 
 def test_an_anchor_says_where_it_is_printed() -> None:
-    anchor = Anchor("a", "m", "original", "gqa", "exact_match", 60.0, "P", "u", "1", "r", "c")
-    (row,) = compare_anchors([anchor], [made_up("m", "gqa", "exact_match", 0.6)])
+    model = "llava15_7b"
+    anchor = Anchor("a", model, "original", "gqa", "exact_match", 60.0, "P", "u", "1", "r", "c")
+    (row,) = compare_anchors([anchor], [made_up(model, "gqa", "exact_match", 0.6)])
     assert "[P](u), table 1, r, c |" in table([row])

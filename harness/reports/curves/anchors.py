@@ -19,10 +19,11 @@ from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.paths import CONF, DEFAULT_STORE
 from espalier.harness.reports.curves.stored_rows import read_results
+from espalier.harness.reports.tables.cell_runs import RULE, CellRun
+from espalier.harness.reports.tables.cell_settings import compared_settings, row_settings
 from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.comparable import Row
-from espalier.harness.specs.run_spec import ORIGINAL
 from espalier.harness.store.files.folder_checks import existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
 
@@ -61,6 +62,7 @@ class AnchorComparison:
         measured: in the paper's units; None if there is no run.
         samples: number of scored samples.
         complete: whether these are all samples of the benchmark.
+        unlike: the setting in which the newest row of other settings differs; empty if there is none.
     """
 
     anchor: Anchor
@@ -68,6 +70,7 @@ class AnchorComparison:
     samples: int | None = None
     complete: bool = True
     mark: str = ""
+    unlike: str = ""
 
     @property
     def difference(self) -> float | None:
@@ -78,7 +81,7 @@ class AnchorComparison:
     def verdict(self) -> str:
         """Return the verdict on the difference."""
         if self.difference is None:
-            return "not run"
+            return f"not run ({self.unlike})" if self.unlike else "not run"
         # Both have one decimal; rounding keeps a difference of exactly half a point at half a point.
         near = round(abs(self.difference), 6) <= NEAR
         return ("near" if near else "FAR") + ("" if self.complete else ", of a part")
@@ -105,7 +108,7 @@ def read_anchors(path: Path = CONF / "anchors.csv") -> list[Anchor]:
 
 
 def compare_anchors(anchors: Iterable[Anchor], rows: Iterable[Row]) -> list[AnchorComparison]:
-    """Return each anchor with the newest result of its unpruned model, benchmark and prompt set.
+    """Return each anchor with the newest result of its unpruned model, benchmark and prompt set, by all its settings.
 
     A result on the complete benchmark is preferred to one on a part of it.
 
@@ -118,19 +121,28 @@ def compare_anchors(anchors: Iterable[Anchor], rows: Iterable[Row]) -> list[Anch
 
 
 def _compare_anchor(anchor: Anchor, rows: Sequence[Row]) -> AnchorComparison:
-    candidates = [
+    of_cell = [
         row
         for row in rows
         if (row["model"], row["benchmark"]) == (anchor.model, anchor.benchmark)
-        and row["settings"]["model"].get("prompt", ORIGINAL) == anchor.prompt
         and row["metrics"].get(anchor.metric, {}).get("value") is not None
     ]
+    expected = compared_settings(run_of(anchor))
+    differences = [expected.difference(row_settings(row["settings"])) for row in of_cell]
+    candidates = [row for row, unlike in zip(of_cell, differences, strict=True) if not unlike]
     if not candidates:
-        return AnchorComparison(anchor)
+        return AnchorComparison(anchor, unlike=differences[-1] if differences else "")
     complete = [row for row in candidates if row["settings"]["benchmark"]["limit"] is None]
     row = (complete or candidates)[-1]
     value = row["metrics"][anchor.metric]["value"] * scale_of(anchor)
     return AnchorComparison(anchor, value, row["n_samples"], bool(complete), mark(is_marked(row)))
+
+
+def run_of(anchor: Anchor) -> CellRun:
+    """Return the run of an anchor, as its preset sets it."""
+    overrides = {"model": anchor.model, "model.prompt": anchor.prompt, "method": "none"}
+    cell = {"benchmark": anchor.benchmark, "ratio": 0, "budget": RULE}
+    return CellRun(overrides | cell, "", scale=1.0)
 
 
 def scale_of(anchor: Anchor) -> float:

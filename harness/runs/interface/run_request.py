@@ -51,6 +51,9 @@ PLACES = {
 #: What `evaluate` takes, besides hyper-parameters.
 ARGUMENTS = (*(key for key in RUN_KEYS if key not in OF_COMMANDS), *PLACES)
 
+#: Keys of the sections of a method and a compressor that an instance of one leaves to its run.
+BESIDE_OBJECTS = ("draft", "ratio")
+
 #: Keys of sections, which a dotted key sets.
 PARTS = {"model": tuple(setting_hints(ModelSpec)), "benchmark": tuple(setting_hints(BenchmarkSpec))}
 
@@ -98,6 +101,12 @@ def read_request(
     """
     values = {name: value for name, value in settings.items() if value is not None}
     compressor = values.get("compressor")
+    if "cache_ratio" in values and compressor in (None, NO_COMPRESSOR):
+        raise UserError(
+            f"cache_ratio={values['cache_ratio']!r} is the share that a compressor evicts; valid: with compressor=..., "
+            "and `ratio` for a method that evicts by itself"
+        )
+    _refuse_settled(values, {"model": model, "method": method, "compressor": compressor})
     argv = [
         *_model_overrides(model),
         f"method={_text('method', _method_name(method))}",
@@ -125,6 +134,20 @@ def read_request(
     if isinstance(model, Model) and model.borrowed:
         spec = _in_memory(spec, model, built)
     return RunRequest(spec, command.argv, built)
+
+
+def _refuse_settled(names: Iterable[str], objects: Mapping[str, Any]) -> None:
+    """Raise UserError for a key of a section that an object in memory has settled."""
+    for name in names:
+        part, _, key = PLACES.get(name, name).partition(".")
+        settled = isinstance(objects.get(part), Model | Method)
+        if not settled or not key or key.startswith(BESIDE_OBJECTS):
+            continue
+        made = "espalier.load or espalier.wrap" if part == "model" else "the call that made it"
+        raise UserError(
+            f"{name}: the {part} is an object with settings of its own; valid: without {name}, or "
+            f"{key.rpartition('.')[2]} in {made}"
+        )
 
 
 def _model_overrides(model: str | PathLike[str] | Model) -> list[str]:
