@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import time
@@ -14,7 +15,7 @@ from PIL import Image
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.conversations import FRAMES, TAGGED
-from espalier.harness.specs.bounded_templates import render
+from espalier.harness.specs.bounded_templates import _renderer, render
 from espalier.harness.specs.prompt_templates import checked, rendered
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.template_child import MEMORY
@@ -164,3 +165,11 @@ def test_a_column_that_is_no_text_is_its_kind(tmp_path: Path) -> None:
     sample = {"picture": Image.new("RGB", (2, 2)), "file": tmp_path, "counts": [1, 2.5, None]}
     assert rendered("{{ picture }} {{ counts }}", sample, "row 0") == "<Image> [1, 2.5, None]"
     assert "PosixPath" in rendered("{{ file }}", sample, "row 0")
+
+
+def test_a_program_that_another_one_killed_is_started_again() -> None:
+    assert render("question", "{{ q }}", SAMPLE) == "hi"
+    child = _renderer("question", os.getpid())._idle
+    assert child is not None
+    os.kill(child.pid, signal.SIGKILL)
+    assert render("question", "{{ q }}", SAMPLE) == "hi"

@@ -268,7 +268,7 @@ def options_of(spec: RunSpec, group: str | None) -> dict[str, Any]:
 
 
 def open_run(store: Path, options: Mapping[str, Any], **settings: Any) -> Any:
-    """Open a run below a store's wandb folder; raises UserError if a link leads out of it, to which wandb would write."""
+    """Open a run below a store's wandb folder; raises UserError if a link, through which wandb writes, leads out."""
     for path in (store / "wandb").rglob("*"):
         if path.is_symlink() and not _lies_in(path, store / "wandb"):
             raise UserError(f"{path} leads out of the store; valid: without the link")

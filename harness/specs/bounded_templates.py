@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from signal import SIGKILL
 from threading import Lock
 from typing import Any, Literal
 
@@ -73,22 +74,32 @@ class _Renderer:
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         request = _pickled((template, dict(values)))
         with self._lock:
-            # Taken until its reply is read, so that an interrupted exchange leaves none to the next.
-            child, self._idle = self._running(), None
-            assert child.stdin is not None
-            assert child.stdout is not None
-            with suppress(BrokenPipeError):
-                child.stdin.write(request)
-                child.stdin.flush()
-            line = child.stdout.readline()
-            if not line:
-                child.wait()
-                raise TooMuch
-            self._idle = child
+            line, code = self._exchange(request)
+            if (
+                code == -SIGKILL
+            ):  # by another program, as for the machine's memory; limits end it otherwise
+                line, code = self._exchange(request)
+        if code is not None:
+            raise TooMuch
         reply = json.loads(line)
         if "error" in reply:
             raise Unrendered(reply["error"], reply["message"])
         return str(reply["text"])
+
+    def _exchange(self, request: bytes) -> tuple[bytes, int | None]:
+        """Return the reply; or nothing, and the exit code of the program."""
+        # Taken until its reply is read, so that an interrupted exchange leaves none to the next.
+        child, self._idle = self._running(), None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with suppress(BrokenPipeError):
+            child.stdin.write(request)
+            child.stdin.flush()
+        line = child.stdout.readline()
+        if not line:
+            return b"", child.wait()
+        self._idle = child
+        return line, None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._idle is not None and self._idle.poll() is None:

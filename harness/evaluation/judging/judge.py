@@ -90,8 +90,9 @@ def collect_verdicts(
             raise problem from None
         open_count = len(questions) - len(judge_round.results.verdicts)
         raise JudgeLost(
-            f"judge {spec.model!r} at {without_keys(str(spec.base_url))}: {problem}; {open_count} of {len(questions)} answers are not "
-            "judged. Answers and verdicts are kept, the same command goes on from them"
+            f"judge {spec.model!r} at {without_keys(str(spec.base_url))}: {problem}; {open_count} of "
+            f"{len(questions)} answers are not judged. Answers and verdicts are kept, the same command "
+            "goes on from them"
         ) from None
     return judge_round.results
 
