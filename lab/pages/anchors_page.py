@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.curves.anchors import read_anchors
+from espalier.harness.reports.tables.anchors import read_anchors
 from espalier.harness.specs.commands import command
 from lab.pages.page_writer import print_or_write, table
 

@@ -68,7 +68,7 @@ def test_options_of_wandb_have_their_types(options: dict[str, object], words: st
         ("reports.curves.cache_report", ("--write", "{out}")),
         ("reports.curves.decoder_report", ("--write", "{out}")),
         ("reports.curves.diffusion_report", ("--write", "{out}")),
-        ("reports.curves.anchors", ()),
+        ("reports.tables.anchors", ()),
         ("cli.report", ("--out", "{out}")),
         ("cli.wandb", ("--dry",)),
         ("cli.store", ("ls",)),

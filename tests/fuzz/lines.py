@@ -172,7 +172,7 @@ def _commands(dice: Random) -> Iterator[Case]:
             ("reports.tables.rebuild", ("d2pruner", "1")),
             ("cli.curves", ("--benchmarks", "pope", "--out", f"{HERE}/x")),
             ("reports.curves.cache_report", ("--write", f"{HERE}/x")),
-            ("reports.curves.anchors", ()),
+            ("reports.tables.anchors", ()),
             ("cli.report", ("--out", f"{HERE}/x.html")),
             ("cli.wandb", ("--dry",)),
             ("cli.store", ("ls",)),

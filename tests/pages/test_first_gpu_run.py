@@ -13,7 +13,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_lists import choices
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.curves.anchors import read_anchors
+from espalier.harness.reports.tables.anchors import read_anchors
 from lab.pages.anchors_page import page
 
 PAGE = (ROOT / "docs/first_gpu_run.md").read_text()

@@ -9,8 +9,8 @@ import pytest
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_table import listing
-from espalier.harness.reports.curves import anchors
-from espalier.harness.reports.curves.anchors import Anchor, compare_anchors, read_anchors, table
+from espalier.harness.reports.tables import anchors
+from espalier.harness.reports.tables.anchors import Anchor, compare_anchors, read_anchors, table
 from espalier.harness.reports.tables.cell_settings import compared_settings
 
 

@@ -1,6 +1,6 @@
 """Compare unpruned results with the values that papers print (conf/anchors.csv).
 
-Command: `python -m espalier.harness.reports.curves.anchors`.
+Command: `python -m espalier.harness.reports.tables.anchors`.
 
 A pruned model can only be compared with a paper if the unpruned model agrees with it: a difference above half a point
 means that prompts, pixels or scores differ from the paper's.
@@ -178,7 +178,7 @@ def table(comparisons: Sequence[AnchorComparison]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; exit code 1 if a score is far from its anchor, 2 and one line if there is nothing to read."""
     parser = PlainParser(
-        prog="python -m espalier.harness.reports.curves.anchors", description=__doc__
+        prog="python -m espalier.harness.reports.tables.anchors", description=__doc__
     )
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
