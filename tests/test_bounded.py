@@ -118,8 +118,16 @@ def test_a_checkpoint_s_template_takes_no_more_than_its_share(template: str, ada
     with pytest.raises(UserError, match="it takes too much time or memory") as caught:
         render_chat(adapter, chat("w1"))
     assert len(str(caught.value).splitlines()) == 1
-    # Of all programs that have ended: none took more.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 < max(MEMORY, 2**30)
+
+
+@pytest.mark.parametrize("kind", ["chat", "question"])
+def test_the_kernel_holds_the_program_to_its_limits(kind, adapter) -> None:
+    values = {"conversations": [chat("w1")]} if kind == "chat" else SAMPLE
+    render(kind, "w", {**values, "add_generation_prompt": True})
+    program = _renderer(kind, os.getpid())._idle
+    assert program is not None
+    assert resource.prlimit(program.pid, resource.RLIMIT_AS)[0] == MEMORY
+    assert resource.prlimit(program.pid, resource.RLIMIT_CPU)[0] < 60
 
 
 @pytest.mark.parametrize(
