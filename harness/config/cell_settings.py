@@ -92,9 +92,9 @@ def _read_compressor(key: str, value: Any) -> CompressorSection:
 
 
 def _read_backend(key: str, value: Any) -> BackendSpec:
-    given = table(key, value)
-    backend = read_section(BackendSpec, key, defaults(BackendSpec) | given)
-    unused = sorted(given.keys() - {"name"})
+    settings = table(key, value)
+    backend = read_section(BackendSpec, key, defaults(BackendSpec) | settings)
+    unused = sorted(settings.keys() - {"name"})
     if unused and not backend.served:
         raise UserError(
             f"{key}.{unused[0]} is for another engine than backend={backend.name}; valid: {key}=vllm, or without it"

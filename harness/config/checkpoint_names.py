@@ -87,11 +87,11 @@ def model_choice(name: str, key: str = GROUP) -> str:
         return hub_names()[name]
     config = file_of_hub(name, CONFIG, REVISION) if _ID.fullmatch(name) else None
     if config is None:
-        shown = brief(name) if _ID.fullmatch(name) else "<owner>/<name>"
+        hub_id = brief(name) if _ID.fullmatch(name) else "<owner>/<name>"
         raise UserError(
             f"{key}={brief(name)!r} is no hub id of conf/model, and not in the local Hugging Face cache"
             f"{near_names(name, hub_names(), at_most=1)}; valid: a name or hub id of conf/model (model=?), a folder, "
-            f"or first, where there is a network: hf download {shown}"
+            f"or first, where there is a network: hf download {hub_id}"
         )
     _check_family(config, name, key)
     return PREFIX + _quoted(name)

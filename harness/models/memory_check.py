@@ -119,9 +119,9 @@ def check_memory(
                 "for each token; valid: model.offload=true, or cpu: 0"
             )
         if not _fits(spec, weights, free, skeleton):
-            whole = ", layer by layer" if weights <= sum(places.values()) else ""
+            unit = ", layer by layer" if weights <= sum(places.values()) else ""
             raise UserError(
-                f"model={spec.name}: {_gib(weights)} of weights do not fit into {_list(places)}{whole}, the memory of "
+                f"model={spec.name}: {_gib(weights)} of weights do not fit into {_list(places)}{unit}, the memory of "
                 f"model.device_map={spec.device_map!r} without {_prompt(spec)}; "
                 f"valid: {_remedies(spec, weights, free, skeleton)}"
             )

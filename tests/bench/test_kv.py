@@ -71,7 +71,7 @@ def test_it_runs_to_its_end_and_leaves_what_it_prints(
     assert json.loads((tmp_path / "bench_kv.json").read_text()) == result
     whole, *evicted = result["rows"]
     assert [row["name"] for row in result["rows"]] == [
-        *("whole cache", "snapkv", "random_kv", "aircache per_head=True"),
+        *("whole cache", "snapkv paper", "random_kv", "aircache per_head=True"),
     ]
     entry = 2 * 2 * 2 * 16 * 4
     assert whole["kv_bytes"] == entry * whole["tokens"]

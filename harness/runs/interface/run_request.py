@@ -143,10 +143,10 @@ def _refuse_settled(names: Iterable[str], objects: Mapping[str, Any]) -> None:
         settled = isinstance(objects.get(part), Model | Method)
         if not settled or not key or key.startswith(BESIDE_OBJECTS):
             continue
-        made = "espalier.load or espalier.wrap" if part == "model" else "the call that made it"
+        maker = "espalier.load or espalier.wrap" if part == "model" else "the call that made it"
         raise UserError(
             f"{name}: the {part} is an object with settings of its own; valid: without {name}, or "
-            f"{key.rpartition('.')[2]} in {made}"
+            f"{key.rpartition('.')[2]} in {maker}"
         )
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 #: Seconds to connect; an answer takes as long as it takes.
 CONNECT = 10.0
 
+#: Errors of reading a reply that vLLM did not write.
+STRANGE: tuple[type[Exception], ...] = (*FOREIGN, httpx.HTTPError)
+
 #: The request's text is the prompt as it is.
 VERBATIM = "{{ messages[0]['content'] }}"
 
@@ -48,7 +51,7 @@ def server_version(url: str) -> str:
         return str(reply.json()["version"]).partition("+")[0]
     except (httpx.TransportError, httpx.InvalidURL) as error:
         problem = f"does not answer ({brief(str(error))})"
-    except (*FOREIGN, httpx.HTTPError):
+    except STRANGE:
         problem = "is no server of vLLM"
     raise UserError(
         f"backend.url={without_keys(url)!r} {problem}; valid: the address of `vllm serve`, without /v1"
