@@ -101,7 +101,7 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
         processor = random_processor(family, spec)
         return family.configuration(spec, processor.tokenizer), processor
     if spec.path is not None:
-        check_checkpoint(spec.path, Digests())
+        check_checkpoint(spec.path, Digests(), spec.hub if spec.conversion is None else "")
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
     settle_head(config, spec, family.renames)

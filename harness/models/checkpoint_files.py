@@ -42,20 +42,22 @@ POINTER = b"version https://git-lfs"
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
 
 
-def check_checkpoint(path: Path, digests: Digests) -> None:
+def check_checkpoint(path: Path, digests: Digests, sibling: str | None = None) -> None:
     """Raise UserError unless `path` holds a model config, complete weight files and a tokenizer's settings.
+
+    `sibling` is named for a release in another format (`check_format`).
 
     Everything that is read must be a file (reading a pipe would never end), and a settings file a table. A weight file
     is complete if its header parses and gives exactly the number of bytes that follow, and if it has the SHA-256 of
     `<file>.sha256`, where that exists. Cost: one read of files that have a checksum, headers otherwise.
     """
     with foreign(f"model.path={brief(str(path))!r} cannot be read", "a directory that can be read"):
-        _check(path, digests)
+        _check(path, digests, sibling)
 
 
-def _check(path: Path, digests: Digests) -> None:
+def _check(path: Path, digests: Digests, sibling: str | None) -> None:
     key = f"model.path={brief(str(path))!r}"
-    _check_original(path)
+    _check_original(path, sibling)
     weights = sorted(path.glob("*.safetensors"))
     if not (path / "config.json").exists() or not weights:
         raise UserError(
@@ -85,11 +87,11 @@ def _check(path: Path, digests: Digests) -> None:
             )
 
 
-def _check_original(path: Path) -> None:
+def _check_original(path: Path, sibling: str | None) -> None:
     """Raise UserError with the conversion command for a release that only its own code reads."""
     file = path / "config.json"
     if file.is_file() and _problem(file) is None:
-        check_format(path.name, str(path), json.loads(read_bytes(file)))
+        check_format(path.name, str(path), json.loads(read_bytes(file)), sibling)
 
 
 def check_shards(folder: Path, key: str) -> None:
