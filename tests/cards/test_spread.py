@@ -27,7 +27,9 @@ OF_STEPS = (
     *("redvtp", "visionzip", "fastv"),
 )
 
-SPREAD = [placement for placement in PLACEMENTS if placement != "one"]
+#: Decoders in parts. A tower in parts is tried with a few families: the library joins states of several layers of
+#: DeepSeek-OCR's and Molmo2's, and indexes those of Qwen3-VL's pictures beside videos by masks of the decoder's card.
+SPREAD = [name for name in PLACEMENTS if name != "one" and not name.startswith("tower")]
 
 #: Family, method, placement and options.
 EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
