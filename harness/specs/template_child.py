@@ -99,13 +99,13 @@ def _reply(render: Renderer, template: str, values: Mapping[str, Any]) -> dict[s
 
 def _chats() -> Renderer:
     """Return the library's renderer of chats, which takes its arguments as values. Cost: a third of a second."""
-    # The library's own packages import a hundred modules, in a second; this one needs three.
     library = find_spec("transformers")
     assert library is not None
     for name, place in (("transformers", "."), ("transformers.utils", "utils")):
         package = ModuleType(name)
         package.__path__ = [str(Path(str(library.origin)).parent / place)]
         sys.modules[name] = package
+    # The library's own packages import a hundred modules, in a second; this one needs three.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     return lambda template, values: render_jinja_template(chat_template=template, **values)[0][0]

@@ -46,7 +46,7 @@ MISTAKES = (
     (("hydra.searchpath=[nosuch://x]",), "nosuch://x holds no configs"),
     (("benchmark.text=What(is)this",), "'benchmark.text=\"What(is)this\"'"),
     (("store=/d/a,b",), "'store=\"/d/a,b\"'"),
-    (("judge.options={api_key: sk-0123456789}",), "***"),
+    (("judge.options={api_key: sk-0123456789}",), "judge.options.api_key is not for options"),
 )
 
 #: Folders as people name them.

@@ -103,7 +103,7 @@ def test_another_engine_gets_the_same_tokens(lead: str) -> None:
         return httpx.Response(200, json=answer)
 
     server = object.__new__(EngineServer)
-    server._url, server._name = "http://server", "llava"
+    server._url, server._name, server._place = "http://server", "llava", "the server"
     server._http = httpx.Client(transport=httpx.MockTransport(reply))
     request = {"words": prompt.words, "media": (), "setting": {}, "sampling": {}}
     server.ask([{**request, "adds_special": prompt.adds_special}])

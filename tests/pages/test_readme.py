@@ -134,7 +134,7 @@ def test_a_run_and_a_mistake_end_as_printed(activate: str, tmp_path: Path) -> No
     few = f"limit=2 engine.paired=0 model.device=cpu store={shlex.quote(str(tmp_path / 'store'))}"
     done = shell(activate, f"{line} {few}", home=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith('{"schema": 2')
+    assert done.stdout.splitlines()[-1].startswith('{"schema": 3')
     (mistake,) = re.findall(r"^\$ (python run\.py .*)\n(error: .*)$", README, flags=re.MULTILINE)
     wrong = shell(activate, mistake[0], home=tmp_path)
     assert (wrong.returncode, wrong.stderr.splitlines()) == (2, [mistake[1]])
