@@ -81,6 +81,10 @@ class Cards(TorchFunctionMode):
             copy=copied or place != before,
             memory_format=layout or torch.preserve_format,
         )
+        if isinstance(
+            source, nn.Parameter
+        ):  # made anew without its card before accelerate moves and ties it
+            result = nn.Parameter(result, requires_grad=source.requires_grad)
         vars(result)["card"] = place
         return result
 
