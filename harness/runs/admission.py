@@ -123,7 +123,16 @@ def admit(
     key = run_key(parts)
     if places:
         check_places(run.spec, key)
+    _name_unused(spec, run)
     return Job(run.spec, run.method, key, parts, run.label)
+
+
+def _name_unused(spec: RunSpec, run: Candidate) -> None:
+    """Print the engine's settings that a method does not use: a sweep over one can include such methods."""
+    for name, value in run.kind.identity(run.spec, run.method).engine.items():
+        typed = getattr(spec.engine, name)
+        if value is None and typed != getattr(USUAL, name):
+            tell_once(f"engine.{name}={typed}: method={run.spec.method.title} does not use it")
 
 
 def admit_here(
@@ -246,12 +255,7 @@ def _check_vocabulary(run: Candidate) -> None:
 
 
 def _normalise(run: Candidate) -> None:
-    engine = run.spec.engine
     run.spec = run.kind.normalise(run.spec, run.method)
-    for name, value in run.kind.identity(run.spec, run.method).engine.items():
-        if value is None and (typed := getattr(engine, name)) != getattr(USUAL, name):
-            # A sweep over a setting can include methods that it does not change.
-            tell_once(f"engine.{name}={typed}: method={run.spec.method.title} does not use it")
 
 
 def _check_scope(run: Candidate) -> None:

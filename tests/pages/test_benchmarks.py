@@ -49,7 +49,7 @@ def test_a_row_says_what_the_data_are_and_how_papers_print_the_score(text: str) 
     assert scores[1:] == [
         "`exact_match`",
         "accuracy x 100",
-        "-",
+        "`unparsed`",
         "text for internvl, text for vlmevalkit, text for vlmevalkit_qwen2_vl",
         "D2Pruner, D3ToM",
     ]
