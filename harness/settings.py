@@ -166,6 +166,14 @@ def _fields(section: Any) -> list[Field[Any]]:
 
 
 @cache
+def _located(key: str, value: Any) -> Path:
+    text = _reader(Text)(key, value)
+    try:
+        return located(text)
+    except UserError as error:
+        raise UserError(f"{key}={error}") from error
+
+
 def _reader(hint: Any) -> Reader:
     """Return the reader of an annotation; it raises _Mismatch or UserError."""
     origin, args = get_origin(hint), get_args(hint)
@@ -182,7 +190,7 @@ def _reader(hint: Any) -> Reader:
     if hint is Any:
         return lambda key, value: value
     if hint is Path:
-        return lambda key, value: located(_reader(Text)(key, value))
+        return _located
     if is_dataclass(hint):
         return lambda key, value: read_section(hint, key, value)  # type: ignore[arg-type]
     if hint is float:

@@ -224,7 +224,8 @@ def test_damaged_weight_file_is_found_before_loading(
     assert len(done.err.splitlines()) == 1
     assert "model.path" in done.err
     assert "damaged" in done.err
-    assert str(file) in done.err
+    assert str(file.parent) in done.err
+    assert repr(file.name) in done.err
     assert bench.fake.loads == 0
 
 
@@ -294,7 +295,7 @@ def test_metrics_and_data_are_checked_before_the_model_loads(
 def test_names_that_no_file_can_have_are_refused(bench: Bench, setting: str) -> None:
     done = bench("method=none", "benchmark." + setting.format("x" * 300))
     assert done.code == 2
-    assert done.err.startswith(f"error: benchmark.{setting.partition('=')[0]}=")
+    assert done.err.startswith(f"error: benchmark.{setting.partition('=')[0]}")
     assert len(done.err.splitlines()) == 1
 
 
