@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, TemplateSyntaxError
 
-from espalier.harness.errors import UserError, brief, first_words
+from espalier.harness.errors import UserError, brief, foreign
 from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 
 
@@ -17,13 +17,9 @@ def checked(key: str, text: str) -> str:
     Raises:
         UserError: a template that does not parse; the line names the config key.
     """
-    try:
+    remedy = "a sentence, or columns as {{ question }}"
+    with foreign(f"{key}={brief(text)!r} is no template", remedy, (TemplateSyntaxError,)):
         Environment().parse(text)  # computes nothing
-    except (TemplateSyntaxError, RecursionError) as error:
-        raise UserError(
-            f"{key}={brief(text)!r} is no template: {first_words(error)}; "
-            "valid: a sentence, or columns as {{ question }}"
-        ) from error
     return text
 
 

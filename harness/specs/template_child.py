@@ -71,11 +71,9 @@ def main() -> None:
     _limit(RLIMIT_AS, MEMORY)
     _limit(RLIMIT_CORE, 0)
     print(file=replies, flush=True)
-    while True:
-        try:
-            template, values = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
+    requests = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115 (until the program ends)
+    while requests.peek(1):
+        template, values = pickle.load(requests)
         _limit(RLIMIT_CPU, int(process_time()) + SECONDS)
         print(json.dumps(_reply(render, template, values)), file=replies, flush=True)
 
