@@ -37,7 +37,7 @@ def test_an_answer_goes_on_after_a_blank_line_unless_its_task_says_otherwise(
     tmp_path: Path, generation: str
 ) -> None:
     folder = write_task(tmp_path / "t", sums(2), generation)
-    result, _ = ask(folder, tmp_path / "j")
+    result, _ = ask(folder, tmp_path / "j.jsonl")
     assert [one.answer for one in result.samples] == [f"7{BODY}", f"8{BODY}"]
 
 
@@ -45,7 +45,7 @@ def test_a_blank_line_that_a_task_names_ends_its_answers_and_the_journal_keeps_a
     tmp_path: Path,
 ) -> None:
     folder = write_task(tmp_path / "t", sums(2), NAMED)
-    result, entries = ask(folder, tmp_path / "j")
+    result, entries = ask(folder, tmp_path / "j.jsonl")
     assert [one.answer for one in result.samples] == ["7", "8"]
     assert result.metrics["right"]["value"] == 1.0
     assert [entry["raw"] for entry in entries] == [f"7{BODY}", f"8{BODY}"]
@@ -118,17 +118,17 @@ def test_what_is_written_is_told_from_what_is_filled_in_through_includes_groups_
 
 def test_a_journal_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "t", sums(2), NAMED)
-    _, entries = ask(folder, tmp_path / "new")
+    _, entries = ask(folder, tmp_path / "new.jsonl")
     old = [{key: value for key, value in one.items() if key != "raw"} for one in entries]
-    Journal(tmp_path / "old").append(*old)
-    result, _ = ask(folder, tmp_path / "old")
+    Journal(tmp_path / "old.jsonl").append(*old)
+    result, _ = ask(folder, tmp_path / "old.jsonl")
     assert (result.resumed, [one.answer for one in result.samples]) == (2, ["7", "8"])
     assert [one.raw for one in result.samples] == [None, None]
 
 
 def test_a_sample_comes_back_from_its_entry(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "t", sums(1), NAMED)
-    result, entries = ask(folder, tmp_path / "j")
+    result, entries = ask(folder, tmp_path / "j.jsonl")
     back = Sample.from_entry(entries[0])
     assert back == replace(result.samples[0], record=back.record)
     assert back.raw == f"7{BODY}"
