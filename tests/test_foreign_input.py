@@ -275,6 +275,7 @@ def test_an_interruption_of_imports_is_a_line(command: tuple[str, ...], tmp_path
         "def stopping(name, *rest, **more):\n"
         "    if name.startswith('espalier.harness'):\n"
         "        builtins.__import__ = plain\n"
+        "        signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    return plain(name, *rest, **more)\n"
         "builtins.__import__ = stopping\n"

@@ -92,8 +92,8 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
             assert torch.equal(result[0], expected[0])
             assert result[2] == expected[2]
             scale = expected[1].abs().max()
-            # Largest measured: 1.7e-6, with linear layers 2.7e-6.
-            bound = 2e-6 if FAMILIES[name].spec.facts.text.linear is None else 4e-6
+            # Largest measured: 1.7e-6, with linear layers 2.7e-6 and, with another make of processor, 4.1e-6.
+            bound = 4e-6 if FAMILIES[name].spec.facts.text.linear is None else 1e-5
             assert (result[1] - expected[1]).abs().max() < bound * scale
     (row,) = done.rows
     assert row["settings"]["model"]["parallel"] == "tensor"
