@@ -279,7 +279,9 @@ def test_pictures_without_a_place_in_the_prompts_are_refused(count: int) -> None
     ids = torch.tensor([[5, 9, 9, 9, 9, 6]])
     item = VisualItem(rectangle(1, 2, 2), torch.arange(4)[:, None])
     assert read_layout(ids, torch.ones_like(ids, dtype=torch.bool), {9: [item]}).counts == (4,)
-    with pytest.raises(UserError, match=f"^model: {count - 1} images or videos of the batch have no"):
+    with pytest.raises(
+        UserError, match=f"^model: {count - 1} images or videos of the batch have no"
+    ):
         read_layout(ids, torch.ones_like(ids, dtype=torch.bool), {9: [item] * count})
 
 

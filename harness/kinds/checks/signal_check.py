@@ -10,6 +10,7 @@ from typing import get_args
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.engine_guards import check_full
+from espalier.harness.engine.sites.decode import decode_site
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
@@ -68,7 +69,8 @@ def _check_sites(sites: Sequence[Site], facts: ModelFacts, depth: int) -> None:
 def check_acts(budget: Budget, method: TokenReducer, name: str, facts: ModelFacts) -> None:
     """Raise Refused for a budget that would remove nothing, because the method has no site; `none` is meant so."""
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
-    if budget.acts and not sites and not isinstance(method, NoReduction):
+    acts = sites or decode_site(method, facts.text.layers) or isinstance(method, NoReduction)
+    if budget.acts and not acts:
         request = f"ratio={budget.ratio:g}" if budget.count is None else f"keep={budget.count}"
         raise Refused(
             f"{request}: method={name!r} removes nothing, since `sites` returns (); valid: a site, or ratio=0"
