@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.api.test_install import Installed, python, site
+from tests.api.test_install import Installed, python, site, wheel
 
-__all__ = ["site"]
+__all__ = ["site", "wheel"]
 
 pytestmark = pytest.mark.slow
 

@@ -197,14 +197,6 @@ def test_what_cannot_be_done_right_is_refused(double, argument, value):
         run(double, Scatter(), MOST, generation={argument: value})
 
 
-def test_sliding_layers_are_refused(double, monkeypatch):
-    monkeypatch.setattr(
-        double.decoder.config, "layer_types", ["full_attention", "sliding_attention"], raising=False
-    )
-    with pytest.raises(UserError, match="layer 1 is 'sliding_attention'"):
-        Session(double, Scatter(), MOST)
-
-
 def test_generate_outside_the_block_is_refused(double):
     session = Session(double, Scatter(), MOST)
     with pytest.raises(RuntimeError, match="outside"):
