@@ -35,7 +35,7 @@ SETTINGS = frozenset(
     }
 )
 
-#: The first bytes of a file in the place of which Git LFS has not fetched the content.
+#: The first bytes of a pointer of Git LFS: the content has not been fetched.
 POINTER = b"version https://git-lfs"
 
 #: Errors of a damaged weight file.

@@ -227,7 +227,7 @@ def _choice(key: str, name: str, typed: Collection[str]) -> str:
     """Return the choice of a group that a name in a row stands for.
 
     Raises:
-        UserError: there is none, or the row is of own data whose place is not given.
+        UserError: there is none, or the row is of own data and their place is not given.
     """
     if name in named_choices("method" if key == "compressor" else key):
         return name
