@@ -165,7 +165,6 @@ def _fields(section: Any) -> list[Field[Any]]:
     return [field for field in fields(section) if field.init and not field.metadata.get("computed")]
 
 
-@cache
 def _located(key: str, value: Any) -> Path:
     text = _reader(Text)(key, value)
     try:
@@ -174,6 +173,7 @@ def _located(key: str, value: Any) -> Path:
         raise UserError(f"{key}={error}") from error
 
 
+@cache
 def _reader(hint: Any) -> Reader:
     """Return the reader of an annotation; it raises _Mismatch or UserError."""
     origin, args = get_origin(hint), get_args(hint)
