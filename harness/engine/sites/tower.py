@@ -133,13 +133,13 @@ class TowerRun:
     # ------------------------------------------------------------------ blocks
 
     def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Run block `number`; only the first block uses its input."""
+        """Run block `number`; only the first block uses its input, the others its device."""
         kwargs.pop("attention_mask", None)
         if number == 0:
             self._start(hidden)
         following = []
         for pictures in self._batch:
-            following += self._run(number, pictures, kwargs)
+            following += self._run(number, pictures.move(hidden.device), kwargs)
         self._batch = following
         if number < len(self._blocks) - 1:
             return hidden  # unused, but hooks may check its shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -138,6 +138,16 @@ class TowerImages:
         origin = torch.arange(n_units, device=hidden.device).expand(n_pictures, -1)
         sizes = torch.ones(n_pictures, n_units, device=hidden.device)
         return cls(list(range(n_pictures)), hidden, origin, sizes, origin, [])
+
+    def move(self, device: torch.device) -> TowerImages:
+        """Move the images to `device`, the device of the block that runs next: a tower may be spread over several."""
+        if self.hidden.device != device:
+            for attribute in fields(self):
+                value = getattr(self, attribute.name)
+                if isinstance(value, Tensor):
+                    setattr(self, attribute.name, value.to(device))
+            self.heads = [(q.to(device), k.to(device), scaling) for q, k, scaling in self.heads]
+        return self
 
     def slots(self, emulate: bool) -> Tensor:
         """Return (P, n) positions of the alive slots after the class token."""
