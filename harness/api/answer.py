@@ -22,7 +22,7 @@ from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
-    from espalier.harness.engine.prefill_scores import PrefillScores
+    from espalier.harness.engine.session_setup import PrefillScores
 
 
 @dataclass(frozen=True)

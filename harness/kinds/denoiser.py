@@ -21,7 +21,7 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
@@ -36,7 +36,7 @@ from espalier.methods.denoiser import DenoisingReducer, as_denoiser
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.layer_types import LayerTypes
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.engine.layer_inputs import LayerTypes
+from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.models.clip_blocks import clip_attention
 from espalier.harness.models.conversations import FRAMED
 from espalier.harness.models.llava_onevision import HALF

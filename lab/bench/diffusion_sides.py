@@ -17,9 +17,8 @@ from espalier.harness.cost.schedule import frame_of
 from espalier.harness.cost.speedup_bound import Gain
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_summary import denoising_records, run_flops
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
-from espalier.harness.engine.prefix_cache import CachedPrompt
+from espalier.harness.engine.cached_steps import CachedPrompt
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError

@@ -17,7 +17,7 @@ from espalier.harness.decoding.speculative.cached_model import CachedModel, Pref
 from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
 from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text.cuda_graphs import Graphs
+from espalier.harness.engine.text_stack import Graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction

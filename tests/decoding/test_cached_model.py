@@ -15,9 +15,9 @@ from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, resolved_config
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
+from espalier.harness.engine import text_stack as stack
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text import text_stack as stack
-from espalier.harness.engine.text.text_only import text_only_prefill
+from espalier.harness.engine.text_stack import text_only_prefill
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from espalier.methods.uniform import Uniform

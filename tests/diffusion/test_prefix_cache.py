@@ -19,8 +19,7 @@ from espalier.harness.decoding.diffusion.denoising_summary import (
     verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.errors import Refused
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT

@@ -128,7 +128,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
         ("harness/models/llava.py", set(RUNS)),
         ("harness/models/qwen2_vl.py", {"decoder"}),
         ("harness/engine/session.py", set(RUNS)),
-        ("harness/engine/reduce.py", set(RUNS)),
+        ("harness/engine/prefill.py", set(RUNS)),
         ("harness/engine/layout.py", set(RUNS)),
         ("harness/cost/flops.py", set(RUNS)),
         ("harness/cost/peak_memory.py", set(RUNS)),

@@ -12,10 +12,9 @@ from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, tre
 from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.engine.finite_logits import NonFiniteLogits
+from espalier.harness.engine.kv_cache import IndexedCache
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.text.cuda_graphs import Graphs
-from espalier.harness.engine.text.kv_cache import IndexedCache
-from espalier.harness.engine.text.text_stack import TextStack
+from espalier.harness.engine.text_stack import Graphs, TextStack
 
 #: Runs a prompt into a cache and returns the logits (V,) after it and the next position (..., 1, 1).
 Prefill = Callable[[IndexedCache], tuple[Tensor, Tensor]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from espalier.harness.decoding.speculative.cached_model import CachedModel, common_length
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.samplers import TokenSampler
-from espalier.harness.engine.text.kv_cache import IndexedCache
+from espalier.harness.engine.kv_cache import IndexedCache
 
 
 class SparseDrafter:

@@ -45,7 +45,7 @@ from espalier.harness.decoding.speculative.target_request import (
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text.cuda_graphs import graphs_for
+from espalier.harness.engine.text_stack import graphs_for
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.run_spec import AnswerRequest

@@ -19,7 +19,7 @@ from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.trace import DecodingTrace
 from espalier.harness.engine.session import PrefillResult, Session
-from espalier.harness.engine.text.cuda_graphs import Graphs
+from espalier.harness.engine.text_stack import Graphs
 from espalier.harness.models.chat_media import Chat
 
 

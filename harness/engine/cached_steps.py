@@ -1,32 +1,44 @@
-"""A prompt that sees only itself: run once, its keys and values cached, and an answer's positions run against them.
+"""An answer's places run against keys and values of a cached prompt, or of a whole sequence of an earlier step.
+
+A prompt that sees only itself: run once, its keys and values cached, and an answer's positions run against them.
 
 The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): positions of the answer see the prompt and one another,
 tokens of the prompt see only the prompt, so that its keys and values do not change from step to step.
+
+A sequence that has run, with its keys and values: in later steps some places of the answer run against them.
+
+What is stored of the other tokens is of an earlier step, when other places were masked: these steps are approximate.
+
+Steps in which a layer runs only the places of an answer with the most changed values (dLLM-Cache, arXiv 2506.06295).
+
+Of every place, a layer's values are computed and stored. Those of the lowest cosine with the values stored before run:
+their keys are stored, and what the layer adds to their states. To the states of the others it adds what it added when
+they last ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.masks import reference_mask
-from espalier.harness.engine.partial_layers import PartialLayer, run_parts
-from espalier.harness.engine.positions import closed_positions, rotary_tables
+from espalier.harness.engine.kv_cache import IndexedCache, IndexedLayer, MergedLayer
+from espalier.harness.engine.layer_inputs import closed_positions, reference_mask, rotary_tables
+from espalier.harness.engine.layout import Layout, Stage, take
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signal_watchers import ActivePass
-from espalier.harness.engine.text.kv_cache import IndexedCache
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 from espalier.methods.select.entries import KeptEntries, PromptEntries
@@ -255,3 +267,171 @@ class _AnswerHooks:
         first_position = [text + count for text, count in zip(layout.text, counts, strict=True)]
         offsets = torch.arange(hidden.shape[1], device=hidden.device)
         return torch.tensor(first_position, device=hidden.device).unsqueeze(1) + offsets
+
+
+@dataclass(eq=False)
+class LayerChanges:
+    """What each layer added to the states of an answer's places.
+
+    Attributes:
+        of_layer: (B, G, D), first layer to last; empty until recorded.
+    """
+
+    of_layer: list[Tensor] = field(default_factory=list)
+
+    @contextmanager
+    def recorded(self, layers: Sequence[nn.Module], count: int) -> Iterator[None]:
+        """Record what layers add to the last `count` states while a block runs them all."""
+        self.of_layer = []
+
+        def record(layer: nn.Module, args: tuple[Tensor, ...], states: Tensor) -> None:
+            entering = args[0][:, -count:].to(states.device)
+            self.of_layer.append(states[:, -count:] - entering)
+
+        handles = [layer.register_forward_hook(record) for layer in layers]
+        try:
+            yield
+        finally:
+            _remove(handles)
+
+
+class PartialLayer:
+    """One layer of a step in which a part of an answer's G places runs.
+
+    Args:
+        stored: its keys and values, the answer's last; written over.
+        changes: (B, G, D) what it added to the answer's states; written over.
+        count: places that run.
+    """
+
+    def __init__(self, stored: IndexedLayer, changes: Tensor, count: int) -> None:
+        self._changes, self._count = changes, count
+        self._entries = stored.entries
+        self._keys, self._values = (store[:, :, -changes.shape[1] :] for store in stored.entries)
+        self._states: Tensor
+        #: (B, count) places that run, ascending, once the layer is reached.
+        self.places: Tensor
+
+    def enter(self, layer: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+        """Choose among the states (B, G, D) that enter the layer; return its arguments for those that run."""
+        # The library moves a layer's arguments to its card after this hook.
+        self._states = args[0].to(self._values.device)
+        values: Tensor = layer.self_attn.v_proj(layer.input_layernorm(self._states))
+        former, dtype = (
+            self._values.transpose(1, 2).flatten(2),
+            torch.promote_types(values.dtype, torch.float32),
+        )
+        likeness = cosine_similarity(values.to(dtype), former.to(dtype), dim=-1)
+        order = likeness.argsort(dim=1, stable=True)
+        self.places = order[:, : self._count].sort(dim=1).values
+        self._values.copy_(values.unflatten(2, (self._values.shape[1], -1)).transpose(1, 2))
+        device = self.places.device
+        tables = tuple(
+            take(table.to(device), self.places, -2) for table in kwargs["position_embeddings"]
+        )
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.dim() == 4:  # every place sees the same
+            mask = mask[:, :, : self._count]
+        changed = {"position_embeddings": tables, "attention_mask": mask, "position_ids": None}
+        return (take(self._states, self.places, -2), *args[1:]), {**kwargs, **changed}
+
+    def written(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values (B, H_kv, count, Dh) of the places that run; return those of all tokens."""
+        index = self.places[:, None, :, None]
+        for store, states in ((self._keys, keys), (self._values, values)):
+            store.scatter_(2, index.expand_as(states), states)
+        return self._entries
+
+    def leave(self, layer: nn.Module, args: tuple[Tensor, ...], states: Tensor) -> Tensor:
+        """Return the states (B, G, D) of all places, from those (B, count, D) of the places that ran."""
+        index = self.places.unsqueeze(-1).expand_as(states)
+        self._changes.scatter_(1, index, states - args[0])
+        return (self._states + self._changes).scatter(1, index, states)
+
+
+@contextmanager
+def run_parts(layers: Sequence[nn.Module], parts: Sequence[PartialLayer]) -> Iterator[None]:
+    """Let each of the last layers run its part of the places while a block runs all layers."""
+    handles: list[RemovableHandle] = []
+    for layer, part in zip(layers[len(layers) - len(parts) :], parts, strict=True):
+        handles += [
+            layer.register_forward_pre_hook(part.enter, with_kwargs=True),
+            layer.register_forward_hook(part.leave),
+        ]
+    try:
+        yield
+    finally:
+        _remove(handles)
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSequence:
+    """A batch of prompts and answers.
+
+    Attributes:
+        cache: keys and values; those of the answer, of G places, are the last of every layer.
+        layout: of the prompts.
+        stages: tokens alive in the cache's layers, first to last, the answer's included.
+        states: (B, G, D) last states that predict the answer's places (`DenoisingSession._whole`), each of the last
+            step in which its position ran.
+        length: G.
+        records: of each row, for the run of the whole sequence.
+        window: places that run in later steps.
+        changes: what layers added to the answer's states, if steps run a part of the window.
+    """
+
+    cache: IndexedCache
+    layout: Layout
+    stages: tuple[Stage, ...]
+    states: Tensor
+    length: int
+    records: tuple[SampleRecord, ...]
+    window: range
+    changes: LayerChanges = field(default_factory=LayerChanges)
+
+
+def run_window(
+    setup: SessionSetup, stored: StoredSequence, embeddings: Tensor, part: int = 0
+) -> None:
+    """Run the window's places (B, W, D), and write their keys, values and states over those stored.
+
+    With `part`, so many of the places run in each layer but the first, if the window is the whole answer.
+
+    Cost: a layer's linear maps on W tokens, attention of W queries to all entries.
+    """
+    window, changes = stored.window, stored.changes
+    # The answer's places are alive everywhere, so it does not matter which of their slots the mask is of.
+    stages = tuple(
+        replace(stage, valid=stage.valid[:, : -len(window)], rotary=None, mask=None)
+        for stage in stored.stages
+    )
+    layout = stored.layout.extended_by(window.start)
+    before = CachedPrompt(stored.cache, layout, stages, stored.records, stored.states[:, :1])
+    first = window.start - stored.length
+    layers = [MergedLayer(partial(_written, layer, first)) for layer in stored.cache.indexed]
+    parts: list[PartialLayer] = []
+    if part:
+        pairs = zip(stored.cache.indexed[1:], changes.of_layer[1:], strict=True)
+        parts = [PartialLayer(layer, change, part) for layer, change in pairs]
+        layers[1:] = [MergedLayer(layer_part.written) for layer_part in parts]
+    recorded = changes.recorded(setup.adapter.decoder.layers, len(window))
+    with recorded if changes.of_layer and not part else nullcontext():
+        states = run_answer(setup, before, stages, Cache(layers=[*layers]), embeddings, parts)
+    lead = stored.states.shape[1] - stored.length
+    stored.states[:, lead + window.start : lead + window.stop] = states
+
+
+def _written(
+    layer: IndexedLayer, first: int, keys: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Write keys and values over a layer's, from the place `first` before its end; return those of all tokens."""
+    stored_keys, stored_values = layer.entries
+    start = stored_keys.shape[2] + first
+    stored_keys[:, :, start : start + keys.shape[2]] = keys
+    stored_values[:, :, start : start + keys.shape[2]] = values
+    return stored_keys, stored_values

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from espalier.harness.engine.sites.block import BlockSites
-from espalier.harness.engine.sites.layer import LayerSites
-from espalier.harness.engine.sites.prefix import PrefixSites
-from espalier.harness.engine.sites.tower import TowerSites
-from espalier.harness.engine.sites.vision import VisionSites
+from espalier.harness.engine.sites import BlockSites, LayerSites, PrefixSites, VisionSites
+from espalier.harness.engine.tower_sites import TowerSites
 from espalier.methods.base import MethodError
 
 if TYPE_CHECKING:
     from espalier.harness.engine.prefill import Prefill
-    from espalier.harness.engine.sites.site import Sites
+    from espalier.harness.engine.sites import Sites
     from espalier.methods.base import Site, TokenReducer
+
 
 #: The kinds that shorten a prompt. Decode sites are not among them (`decode.py`).
 KINDS: Mapping[str, type[Sites]] = {

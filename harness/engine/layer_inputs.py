@@ -1,24 +1,37 @@
-"""Text stacks with layers of several types, and visual tokens that see one another, as in Gemma 3.
+"""Positions, rotary tables and masks of a decoder layer with the remaining tokens, by type of layer.
 
-Each type has its own rotary tables and its own mask. A sliding layer sees what lies less than a window back, and the
-distance is that of the positions that its rotary tables encode. Where gaps stay (`engine.positions=original`) these are
-the positions of the full prompt, so that dropping equals hiding; where gaps are closed they are the slots that are
-left. The library measures in slots, which is the same only where gaps are closed.
+Masks have the form that the model's attention back end expects. What a slot sees is defined in
+harness/engine/visibility.py; the library builds the masks that it supports.
+
+In stacks with layers of several types, such as Gemma 3's, each type has its own rotary tables and its own mask. A
+sliding layer sees what lies less than a window back, and the distance is that of the positions that its rotary tables
+encode. Where gaps stay (`engine.positions=original`) these are the positions of the full prompt, so that dropping
+equals hiding; where gaps are closed they are the slots that are left. The library measures in slots, which is the same
+only where gaps are closed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers.masking_utils import create_causal_mask
 
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.masks import explicit_mask, reference_mask
-from espalier.harness.engine.positions import rotary_tables
-from espalier.harness.engine.visibility import VisualBlocks
+from espalier.harness.engine.visibility import Visibility, VisualBlocks, visibility_of
+from espalier.harness.errors import UserError
+from espalier.methods.blame import Blame
+from espalier.methods.plans import PlanError
+from espalier.methods.reducers import Positions
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.specs.run_spec import PositionPolicy
+    from espalier.methods.base import TokenReducer
+
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -243,3 +256,180 @@ def blocks_of(layout: Layout) -> Tensor:
     blocks = layout.visual.new_full((rows, width + 1), -1)
     blocks.scatter_(1, torch.where(is_real, layout.visual, width), numbers)
     return blocks[:, :width]
+
+
+def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Tensor | None:
+    """Return the mask over the slots of `hidden` (B, M, D); the library builds it, also for a stack that is not causal.
+
+    Padding queries may see themselves, so that no softmax row is empty.
+    """
+    mask: Any = create_causal_mask(config, hidden, valid if padded else None, None)
+    if padded and mask is not None and mask.dim() == 4:
+        diagonal = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
+        mask = _allow(mask, (~valid)[:, None, :, None] & diagonal)
+    result: Tensor | None = mask
+    return result
+
+
+def decode_mask(
+    config: Any, hidden: Tensor, valid: Tensor, padded: bool, cache: Any, layer: int
+) -> Tensor | None:
+    """Return the mask of the new tokens of `hidden` (B, t, D) over layer `layer`'s own cache and themselves."""
+    key_valid = None
+    if padded:
+        n_new = cache.get_seq_length(layer) + hidden.shape[1] - valid.shape[1]
+        key_valid = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
+    mask: Any = create_causal_mask(config, hidden, key_valid, cache, layer_idx=layer)
+    result: Tensor | None = mask
+    return result
+
+
+def reference_mask(
+    config: Any, hidden: Tensor, alive: Tensor, n_past: int, visibility: Visibility | None = None
+) -> Tensor:
+    """Return the explicit (B, 1, Q, S) mask of new tokens: visible keys among those alive, and each token itself.
+
+    Args:
+        config: text configuration; eager attention takes an additive mask, sdpa a boolean one.
+        hidden: (B, Q, D) new hidden states, for shape, type and device.
+        alive: (B, n_past + Q) keys that may be seen.
+        n_past: keys already cached.
+        visibility: attention visibility; None: as in the configuration.
+
+    Raises:
+        UserError: the back end takes no mask.
+    """
+    n_query, n_keys = hidden.shape[1], n_past + hidden.shape[1]
+    key = torch.arange(n_keys, device=hidden.device)
+    query = n_past + torch.arange(n_query, device=hidden.device)
+    diagonal = key[None, :] == query[:, None]
+    visible = (visibility or visibility_of(config)).sees(query, n_keys)
+    return explicit_mask(config, hidden, ((visible & alive[:, None, :]) | diagonal)[:, None])
+
+
+def explicit_mask(config: Any, hidden: Tensor, visible: Tensor) -> Tensor:
+    """Return the mask that lets new tokens `hidden` (B, Q, D) see the keys of `visible` (B, 1, Q, S), as booleans.
+
+    Raises:
+        UserError: the back end takes no mask.
+    """
+    name = config._attn_implementation
+    if name.startswith("flash"):
+        raise UserError(f"model.attention={name!r} takes no explicit mask; valid: sdpa, eager")
+    if name == "eager":
+        zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
+        return torch.where(visible, zero, torch.finfo(hidden.dtype).min)
+    return visible
+
+
+def _allow(mask: Tensor, extra: Tensor) -> Tensor:
+    """Open the positions `extra` in a boolean or additive mask."""
+    return mask | extra if mask.dtype == torch.bool else mask.masked_fill(extra, 0.0)
+
+
+#: Rule for positions on several axes, as stored in a row; `check_order` checks every prompt against it.
+ORDER = "text behind the largest position"
+
+
+class MisplacedText(RuntimeError):
+    """A prompt's text has other positions than in the released models, so that answers would differ from theirs."""
+
+
+def check_order(positions: Tensor, layout: Layout, axes: int) -> None:
+    """Check that every text token of a prompt directly follows the largest position before it, on all axes.
+
+    Args:
+        positions: (axes, B, L) as they enter the decoder; additional rows before these axes are ignored.
+        layout: of the batch, beams repeated.
+        axes: position axes of the decoder.
+
+    Raises:
+        MisplacedText: some text token does not; the line names the row and the token.
+
+    Cost: a few sums over B L integers, and one synchronisation with the device.
+    """
+    places = positions[-axes:]
+    valid = layout.valid.to(places.device)
+    largest_so_far = places.amax(0).masked_fill(~valid, -1).cummax(1).values
+    expected = pad(largest_so_far[:, :-1] + 1, (1, 0))
+    misplaced = (places != expected).any(0) & layout.word_mask().to(places.device)
+    if not misplaced.any():
+        return
+    row, token = misplaced.nonzero()[0].tolist()
+    raise MisplacedText(
+        f"text token {token} of prompt {row} is at {places[:, row, token].tolist()} and should be at "
+        f"{int(expected[row, token])}, after the largest position before it: the installed transformers places text "
+        "differently than the released model; valid: the version of constraints.txt"
+    )
+
+
+def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts) -> bool:
+    """Return whether a PositionPolicy renumbers the remaining tokens after every site.
+
+    Released codes that close gaps on other models keep time, height and width of each token, so `method` also does on a
+    model with several axes.
+
+    Raises:
+        UserError: positions have several axes, where gaps cannot be closed.
+    """
+    if facts.rotary_axes > 1:
+        if policy == "renumbered":
+            raise UserError(
+                f"engine.positions='renumbered' needs positions on one axis, this model has {facts.rotary_axes}; "
+                "valid: original, method"
+            )
+        return False
+    depth = facts.text.layers
+    if not method.all_sites(facts.tower.layers, depth):
+        return False
+    if policy != "method":
+        return policy == "renumbered"
+    with Blame(method, "positions"):
+        wanted = method.positions(depth)
+        if wanted not in get_args(Positions):
+            valid = ", ".join(get_args(Positions))
+            raise PlanError(f"`positions` returns {wanted!r}; valid: {valid}")
+    return wanted == "renumbered"
+
+
+def closed_positions(valid: Tensor) -> Tensor:
+    """Return (B, M) positions that count the valid slots from 0; slots that are not valid get arbitrary ones."""
+    return (valid.long().cumsum(1) - 1).clamp(min=0)
+
+
+def rotary_tables(
+    embedding: Any, hidden: Tensor, positions: Tensor, *layer_type: str
+) -> tuple[Tensor, ...]:
+    """Return the rotary tables of `positions` (B, t), on the device of the states `hidden` that they are for.
+
+    Args:
+        embedding: the decoder's rotary embedding, so that scaled frequencies are the same.
+        hidden: (B, t, D); gives type and device.
+        positions: one for each state.
+        layer_type: of the layer, where tables differ by type.
+    """
+    with torch.no_grad():
+        tables = embedding(hidden, positions.to(hidden.device), *layer_type)
+    return tuple(table.to(hidden.device) for table in tables)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, result: Tensor | None = None) -> Tensor:
+    """Return (..., S, D) rotated by tables (S, d): pairs are d / 2 apart; dimensions after the first d stay.
+
+    The result is written into `result` if there is one, in its type.
+    """
+    half = cos.shape[-1] // 2
+    first, second = x[..., :half], x[..., half : 2 * half]
+    rotated = torch.empty_like(x) if result is None or result.dtype != x.dtype else result
+    parts = rotated[..., :half], rotated[..., half : 2 * half]
+    torch.mul(first, cos[..., :half], out=parts[0]).addcmul_(second, sin[..., :half], value=-1)
+    torch.mul(second, cos[..., half:], out=parts[1]).addcmul_(first, sin[..., half:])
+    if x.shape[-1] > 2 * half:
+        rotated[..., 2 * half :] = x[..., 2 * half :]
+    return rotated if result is None or rotated is result else result.copy_(rotated)
+
+
+def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the inverse of `rotate` by the same tables, also if they are scaled or rounded."""
+    scale = cos.square() + sin.square()
+    return rotate(x, cos / scale, -sin / scale)
