@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.cost.peak_memory import kv_bytes
+from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.decode_steps import CanvasHooks, DecodeStepMask, DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
@@ -27,7 +27,7 @@ from espalier.harness.engine.sites import Arguments, Sites
 
 if TYPE_CHECKING:
     from espalier.harness.cost.clock import Clock
-    from espalier.harness.cost.row_work import Work
+    from espalier.harness.cost.facts import Work
     from espalier.harness.engine.layout import Layout, Stage
     from espalier.harness.engine.prompt import Prompt
     from espalier.harness.engine.session_setup import SessionSetup

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.row_work import NO_WORK, Work
+from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.engine.visibility import VisualBlocks
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Separators

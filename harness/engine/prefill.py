@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.free_memory import fits_in_free_memory
+from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.layer_inputs import closed_positions
 from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
 from espalier.methods.base import Plan, View

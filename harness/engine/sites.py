@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.row_work import NO_WORK
+from espalier.harness.cost.facts import NO_WORK
 from espalier.harness.engine.layer_inputs import closed_positions, prefill_mask, rotary_tables
 from espalier.harness.engine.layout import mix, take
 from espalier.harness.engine.model_parts import replaced_forwards
@@ -41,7 +41,7 @@ from espalier.methods.base import MethodError
 from espalier.methods.views import Site
 
 if TYPE_CHECKING:
-    from espalier.harness.cost.row_work import Work
+    from espalier.harness.cost.facts import Work
     from espalier.harness.engine.model_parts import ModelParts
     from espalier.harness.engine.prefill import Decision, Prefill, Rows
 
@@ -227,13 +227,20 @@ class LayerSites(Sites):
         for number, site in self.sites:
             if site.layer != layer:
                 continue
-            before = prefill.stage.move(hidden.device)
-            with prefill.clock.phase("select"):
-                tables = prefill.rotary(layer, hidden, rotary)
-                prefill.setup.signals.reach(site, before, hidden, tables)
+            _capture(prefill, site, layer, hidden, rotary)
             decision = prefill.decide(number, prefill.tokens(hidden))
             hidden = shorten_states(prefill, layer, decision, hidden, rotary)
         return hidden
+
+
+def _capture(
+    prefill: Prefill, site: Site, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]
+) -> None:
+    """Capture signals from the states (B, M, D) that enter the layer of a site."""
+    before = prefill.stage.move(hidden.device)
+    with prefill.clock.phase("select"):
+        tables = prefill.rotary(layer, hidden, rotary)
+        prefill.setup.signals.reach(site, before, hidden, tables)
 
 
 def shorten_states(
@@ -295,11 +302,8 @@ class BlockSites(Sites):
     def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
         """Capture signals from the states that enter the layer."""
         if layer in self._modules:
-            prefill, site = self.prefill, dict(self.sites)[self._numbers[layer]]
-            before = prefill.stage.move(hidden.device)
-            with prefill.clock.phase("select"):
-                tables = prefill.rotary(layer, hidden, rotary)
-                prefill.setup.signals.reach(site, before, hidden, tables)
+            site = dict(self.sites)[self._numbers[layer]]
+            _capture(self.prefill, site, layer, hidden, rotary)
         return hidden
 
     def _forward(self, layer: int, hidden: Tensor, **kwargs: Any) -> Tensor:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier.harness.cost.free_memory import fits_in_free_memory
-from espalier.harness.cost.row_work import NO_WORK, Work
+from espalier.harness.cost.facts import NO_WORK, Work
+from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.attention_probe import rollout
 from espalier.harness.engine.layout import groups, take
 from espalier.harness.engine.model_parts import replaced_forwards

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmms_eval.api.instance import Instance
 from lmms_eval.evaluator import simple_evaluate
 
-from espalier.harness.cost.free_memory import DeviceMemory
+from espalier.harness.cost.memory import DeviceMemory
 from espalier.harness.engine.prompt import unreduced_layers
 from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops, canvas_of
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops, canvas_of
 from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.length_check import check_places

@@ -9,17 +9,16 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.cached_prompt import check_caches
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.denoising_summary import (
+from espalier.harness.decoding.diffusion.answer_flops import run_flops
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
     denoising_records,
     diffusion_block,
     last_of,
-    run_flops,
     step_times,
     verify_steps,
 )
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, check_caches
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.errors import Refused

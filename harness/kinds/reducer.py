@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.schedule import shortened_layer
+from espalier.harness.cost.budget import Budget, shortened_layer
 from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.engine.engine_guards import no_emulation, require_one_beam
 from espalier.harness.engine.layer_inputs import closes_gaps

@@ -22,7 +22,7 @@ from transformers import (
     UnlimitedOcrProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import unknown_name

@@ -20,7 +20,7 @@ from transformers import (
     Gemma3Processor,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
 from espalier.harness.engine.pixels import PixelGrids

@@ -15,7 +15,7 @@ from transformers import (
     LlavaProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.models.clip_blocks import ClipTowerAdapter

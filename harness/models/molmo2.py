@@ -22,7 +22,7 @@ from transformers import (
     Molmo2VideoProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import JoinedPictures
 from espalier.harness.engine.layout import Layout, VisualItem, framed_rectangle
 from espalier.harness.engine.pixels import PixelGrids, coarse

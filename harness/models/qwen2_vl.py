@@ -16,7 +16,7 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.engine.pixels import coarse
 from espalier.harness.errors import UserError

@@ -15,7 +15,7 @@ from transformers import (
     SmolVLMImageProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
 from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.models.adapter import Adapter

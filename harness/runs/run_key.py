@@ -45,7 +45,7 @@ ENTRIES = (
     "espalier.harness.models.adapter",
     "espalier.harness.engine.artifacts",
     "espalier.harness.evaluation.evaluate",
-    "espalier.harness.cost.peak_memory",
+    "espalier.harness.cost.memory",
     "espalier.harness.runs.result_row",
 )
 

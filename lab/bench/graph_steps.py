@@ -8,7 +8,7 @@ from time import perf_counter
 
 import torch
 
-from espalier.harness.decoding.speculative.meter import Meter
+from espalier.harness.decoding.speculative.state_machine import Meter
 from espalier.harness.engine.text_stack import CudaGraphs, Graphs, TextStack, prefill_words
 from espalier.harness.models.adapter import Adapter
 from lab.bench.bench_setup import Figure, paired

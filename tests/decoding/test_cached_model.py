@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, resolved_config
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport

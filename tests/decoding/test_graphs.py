@@ -13,11 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.decoding.speculative import draft_model, speculation
-from espalier.harness.decoding.speculative.acceptance import Greedy, RandomNumbers, Rule, Sampling
-from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.cached_model import CachedModel, SparseDrafter
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
-from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft
-from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
+from espalier.harness.decoding.speculative.drafts import (
+    EMPTY_DRAFT,
+    Draft,
+    Greedy,
+    RandomNumbers,
+    Rule,
+    Sampling,
+)
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine import text_stack as fixed

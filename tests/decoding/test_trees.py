@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.acceptance import Greedy
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine.text_stack import text_only_prefill

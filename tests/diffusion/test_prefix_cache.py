@@ -9,13 +9,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.cached_prompt import cached_flops
+from espalier.harness.decoding.diffusion.answer_flops import cached_flops, run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_summary import (
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
     denoising_records,
     diffusion_block,
-    run_flops,
     verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets

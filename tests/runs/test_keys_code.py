@@ -131,7 +131,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
         ("harness/engine/prefill.py", set(RUNS)),
         ("harness/engine/layout.py", set(RUNS)),
         ("harness/cost/flops.py", set(RUNS)),
-        ("harness/cost/peak_memory.py", set(RUNS)),
+        ("harness/cost/memory.py", set(RUNS)),
         ("harness/cost/budget.py", set(RUNS)),
         ("harness/evaluation/evaluate.py", set(RUNS)),
         ("harness/evaluation/chat_model.py", set(RUNS)),

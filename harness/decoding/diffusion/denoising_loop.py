@@ -15,11 +15,9 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress
-from espalier.harness.decoding.diffusion.cached_prompt import check_caches
-from espalier.harness.decoding.diffusion.candidates import candidates
+from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress, candidates
 from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
-from espalier.harness.decoding.diffusion.denoising_settings import MARK, Denoising
+from espalier.harness.decoding.diffusion.denoising_settings import MARK, Denoising, check_caches
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.cached_steps import CachedPrompt, StoredSequence
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession

@@ -13,9 +13,8 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.acceptance import RandomNumbers
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, RandomNumbers
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.shared_vocabulary import common_ids
