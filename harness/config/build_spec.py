@@ -19,9 +19,8 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, with_question
 from espalier.harness.config.single_section import compose_section
-from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
     choice,

@@ -60,7 +60,7 @@ class CompressorSection(MethodSection):
 
 @dataclass(frozen=True)
 class _BudgetSection:
-    # One of the rules of harness/cost/schedule.py, which imports torch.
+    # One of the rules of harness/cost/budget.py, which imports torch.
     rule: Text
 
 

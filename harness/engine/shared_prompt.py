@@ -10,11 +10,10 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.prompt import Prompt, refuse_tower_sites
+from espalier.harness.engine.prompt import Prompt, TrunkRecorder, refuse_tower_sites
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.shared_prefill import TrunkRecorder
 from espalier.harness.engine.signals.table import BEFORE_DECODER
-from espalier.harness.engine.sites.site_table import reads_features
+from espalier.harness.engine.site_table import reads_features
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import AttentionTap
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.decode_steps import decode_site
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.prompt import split_idle
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.dispatch import Signals
-from espalier.harness.engine.sites.decode import decode_site
-from espalier.harness.engine.sites.site_table import check_site_kinds, tower_sites
-from espalier.harness.engine.tower.tower_views import watched_blocks
-from espalier.harness.engine.vision_pass import split_idle
+from espalier.harness.engine.site_table import check_site_kinds, tower_sites
+from espalier.harness.engine.tower_sites import watched_blocks
 from espalier.methods.base import MethodError
 
 if TYPE_CHECKING:
     from espalier.harness.cost.budget import Budget
     from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.attention_probe import Watcher
     from espalier.harness.engine.forward_pass import Pass
     from espalier.harness.engine.layout import Stage

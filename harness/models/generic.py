@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from espalier.harness.engine.engine_guards import check_text_config
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat, Media

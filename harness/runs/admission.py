@@ -14,7 +14,7 @@ from typing import Any
 
 from espalier.harness.config.lmms_task_files import index_of, library
 from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
-from espalier.harness.engine.artifacts.priors import require_prior
+from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_check import check_judge

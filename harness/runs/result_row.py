@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
-from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
 from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of

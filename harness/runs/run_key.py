@@ -43,15 +43,15 @@ KEY_VERSION = 4
 #: Modules that make the numbers of every row (harness/runs/single_run.py).
 ENTRIES = (
     "espalier.harness.models.adapter",
-    "espalier.harness.engine.artifacts.priors",
+    "espalier.harness.engine.artifacts",
     "espalier.harness.evaluation.evaluate",
-    "espalier.harness.cost.peak_memory",
+    "espalier.harness.cost.memory",
     "espalier.harness.runs.result_row",
 )
 
 #: Modules and packages that a run imports and that change no number: name -> why.
 EXCLUDED = {
-    "espalier.harness.engine.artifacts.calibration_files": "reads files that are hashed by content",
+    "espalier.harness.engine.artifacts": "reads files that are hashed by content",
     "espalier.harness.errors": "error lines",
     "espalier.harness.evaluation.judging.client": "fetches verdicts; the requests are hashed",
     "espalier.harness.evaluation.judging.verdicts": "stores verdicts",

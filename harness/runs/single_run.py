@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
@@ -26,7 +26,7 @@ from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
 
 if TYPE_CHECKING:
-    from espalier.harness.cost.peak_memory import Peak
+    from espalier.harness.cost.memory import Peak
     from espalier.harness.evaluation.evaluate import Evaluation
     from espalier.harness.runs.admission import Job
 
@@ -160,7 +160,7 @@ class CellRunner:
     def _evaluate(self, job: Job, directory: RunDir, mirror: Mirror | None) -> dict[str, Any]:
         """Run a job, or its remaining samples, and return its committed row."""
         # Imported at each run, since tests of runs replace them in their modules.
-        from espalier.harness.cost.peak_memory import peak_memory
+        from espalier.harness.cost.memory import peak_memory
         from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
         from espalier.harness.runs.wandb_watch import Watch
 

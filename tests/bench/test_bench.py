@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import sample_flops
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.methods.base import Need, Plan, Site, View

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from espalier.harness.cost import decode_bound as measured
+from espalier.harness.cost import bounds as measured
 from espalier.harness.cost.clock import Clock
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
 from espalier.methods.base import Need, Site

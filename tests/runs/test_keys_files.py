@@ -13,8 +13,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme, scheme_artifact
-from espalier.harness.engine.artifacts.priors import load_prior, save_prior
+from espalier.harness.engine.artifacts import load_prior, save_prior, save_scheme, scheme_artifact
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT

@@ -16,15 +16,16 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from espalier.harness.engine.attention_probe import (
+    LayerHeads,
     Watcher,
     head_rows,
     last_row,
     query_rows,
     received_mean,
+    rollout,
     word_rows,
 )
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.rollout import LayerHeads, rollout
 from espalier.harness.engine.signals.deciders import answer_length
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.visibility import CAUSAL, Visibility

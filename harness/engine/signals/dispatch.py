@@ -15,7 +15,7 @@ from espalier.methods.base import MethodError, PlanError
 
 if TYPE_CHECKING:
     from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.attention_probe import Watcher
     from espalier.harness.engine.layout import Layout, Stage
     from espalier.harness.engine.model_parts import ModelParts

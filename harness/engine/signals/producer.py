@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.engine.layer_types import visible_to_last
+from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import take
 from espalier.methods.base import PlanError
 
 if TYPE_CHECKING:
     from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.attention_probe import Watcher
     from espalier.harness.engine.layout import Layout, Stage
     from espalier.harness.engine.model_parts import ModelParts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.artifacts.priors import Prior, resize_prior
+from espalier.harness.engine.artifacts import Prior, resize_prior
 from espalier.harness.engine.layout import take
 from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
 from espalier.methods.base import MethodError, Need, Site

@@ -14,9 +14,9 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
     read_vocabulary,
     tokenizer_file,
 )
-from espalier.harness.engine.artifacts.priors import require_prior
-from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.text.cuda_graphs import graphs_error, obstacle
+from espalier.harness.engine.artifacts import require_prior
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.text_stack import graphs_error, obstacle
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_batches import process_batch, special_tokens

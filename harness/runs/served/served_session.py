@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.identity import params_of
