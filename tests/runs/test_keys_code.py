@@ -74,8 +74,7 @@ def test_a_new_adapter_changes_no_key(tree: Tree, plain: dict[str, str]) -> None
 
 
 def test_a_new_producer_of_a_signal_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
-    line = 'PRODUCERS.add("novel", "espalier.harness.engine.signals.novel:Novel")'
-    tree.edit("harness/engine/signals/table.py", lambda text: f"{text}\n{line}\n")
+    copy(tree, "harness/engine/signals/deciders.py", "harness/engine/signals/novel.py")
     assert changed(tree, plain) == set()
 
 

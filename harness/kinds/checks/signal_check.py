@@ -120,10 +120,12 @@ def _check_attended(facts: ModelFacts, method: Method, sites: Sequence[Site]) ->
     if facts.text.linear is None:
         return
     # Imports torch, and transformers.
-    from espalier.harness.engine.signals.table import PRODUCERS
+    from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
 
     for site in sites:
         for need in method.needs(site):
+            if DECLARED[need.signal].inside_tower:
+                continue
             for layer in PRODUCERS.load(need.signal).attended(need, site, sites):
                 check_full(facts.text, layer)
 
