@@ -9,12 +9,10 @@ from typing import Any
 from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.errors import UserError, foreign
-from espalier.harness.paths import CONF, ROOT
-from espalier.harness.runs.code_files import code_files
-from espalier.harness.runs.plugin_code import plugin_at
-from espalier.harness.runs.run_key import plugin_digest
+from espalier.harness.paths import CONF
+from espalier.harness.runs.run_settings import plugin_digest
 from espalier.harness.specs.plugins.code_reference import CodeReference
-from espalier.harness.specs.plugins.installed import conf_folders
+from espalier.harness.specs.plugins.installed import conf_folders, plugin_at
 from espalier.harness.store.files.digests import Digests
 
 
@@ -50,8 +48,8 @@ def stored_code(row: Mapping[str, Any], name: str, remedy: str = "the code of th
         reference = CodeReference.parse(place)
         # Rows have absolute paths; another would lead to a file of the folder in which the row is read.
         is_whole = reference is not None and str(reference.anchored(Path.cwd())) == place
-        plugin = plugin_at(reference) if reference is not None and is_whole else None
-        files = None if plugin is None else plugin_digest(plugin, Digests(), code_files(ROOT))
+        root = reference.root if reference is not None and is_whole else None
+        files = None if root is None else plugin_digest(plugin_at(root), Digests())
         if files is None or files not in code_digests(row):
             raise UserError(
                 f"{problem} is not there or has changed since, and is not imported: {place!r}; valid: {remedy}"

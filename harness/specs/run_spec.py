@@ -411,6 +411,13 @@ class RunSpec(RunOptions):
     lease: Terms = DEFAULT_TERMS
 
     @property
+    def classes(self) -> tuple[str | None, ...]:
+        """Places of its methods' classes (None: a file in methods/), and names or places of its model families."""
+        parts, models = (self.method, self.method.compressor), (self.model, self.method.draft)
+        places = [part.code for part in parts if part is not None]
+        return (*places, *(model.adapter for model in models if model is not None))
+
+    @property
     def generation(self) -> dict[str, Any]:
         """Settings of `generate` that the model and the benchmark give together; a task may add its own."""
         return {**self.model.generation, **self.benchmark.generation}
