@@ -14,10 +14,13 @@ from espalier.harness.errors import UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.settings import (
+    ANY_ENGINE,
+    BY_METHOD,
     COMPUTED,
     COST,
     OMITTED,
     OPEN,
+    STATED,
     By,
     Count,
     FlagOrAuto,
@@ -191,26 +194,28 @@ class ModelSpec:
     weights: Annotated[str, OneOf(WEIGHTS)]
     device: Annotated[str, By(_read_device)] = field(metadata=OPEN)
     facts: ModelFacts = field(metadata={**COMPUTED, **OPEN})
-    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(default=None, metadata=OPEN)
-    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
-        default_factory=dict, metadata=OPEN
+    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(
+        default=None, metadata={**OPEN, **STATED}
     )
-    spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN})
+    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
+        default_factory=dict, metadata={**OPEN, **STATED}
+    )
+    spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN, **STATED})
     offload: bool = field(default=False, metadata=OPEN)
     parallel: Annotated[str, OneOf(PARALLEL)] = field(default=PARALLEL[0], metadata=OPEN)
     longest: int = field(
         default=LONGEST_PROMPT, compare=False, repr=False, metadata={**COMPUTED, **OMITTED}
     )
     check_weights: FlagOrAuto = field(default="auto", metadata=OMITTED)
-    template: Text | None = None
-    conversation: Text | None = None
+    template: Text | None = field(default=None, metadata=STATED)
+    conversation: Text | None = field(default=None, metadata=STATED)
     conversion: Text | None = field(default=None, metadata=OMITTED)
-    generation: Mapping[str, Any] = field(default_factory=dict)
-    processor: Mapping[str, Any] = field(default_factory=dict)
-    video: VideoSpec = VideoSpec()
+    generation: Mapping[str, Any] = field(default_factory=dict, metadata=STATED)
+    processor: Mapping[str, Any] = field(default_factory=dict, metadata=STATED)
+    video: VideoSpec = field(default=VideoSpec(), metadata=STATED)
     transparency: Annotated[str, OneOf(TRANSPARENCY)] = TRANSPARENCY[0]
-    media: Annotated[str, OneOf(MEDIA)] = "optional"
-    architecture: Mapping[str, Any] = field(default_factory=dict, metadata=OPEN)
+    media: Annotated[str, OneOf(MEDIA)] = field(default="optional", metadata=STATED)
+    architecture: Mapping[str, Any] = field(default_factory=dict, metadata={**OPEN, **STATED})
     drafts: Names = field(default=(), metadata=OMITTED)
     boxes: Annotated[str, OneOf(BOXES)] = field(default="unit", metadata=OMITTED)
     prompt: PromptSpec = field(default_factory=PromptSpec, metadata={**COMPUTED, **OMITTED})
@@ -300,26 +305,30 @@ class EngineSpec:
         energy: true: joules of every answer, by the counters of NVIDIA GPUs (Volta or later)
     """
 
-    backend: Annotated[Backend, OneOf(BACKENDS)] = "drop"
-    batch_size: Count | Auto = field(default=8, metadata=COST)
-    positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = "original"
-    separators: Annotated[Separators, OneOf(SEPARATORS)] = "keep"
-    scope: Annotated[Scope, OneOf(SCOPES)] = "prompt"
-    decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = "loop"
-    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = field(
-        default=None, metadata=OMITTED
+    backend: Annotated[Backend, OneOf(BACKENDS)] = field(default="drop", metadata=BY_METHOD)
+    batch_size: Count | Auto = field(default=8, metadata={**COST, **BY_METHOD, **ANY_ENGINE})
+    positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = field(
+        default="original", metadata={**OPEN, **BY_METHOD, **ANY_ENGINE}
     )
-    max_errors: Natural = field(default=0, metadata=OMITTED)
-    warmup: Natural = field(default=1, metadata=COST)
-    prefetch: Natural | Auto = field(default="auto", metadata=OMITTED)
-    transport: Annotated[str, OneOf(TRANSPORTS)] = field(default="auto", metadata=OPEN)
-    patience: Positive = field(default=30, metadata=OMITTED)
-    compare: bool = field(default=True, metadata=COST)
-    graphs: FlagOrAuto = False
-    rescore: bool = field(default=False, metadata=COST)
-    paired: Natural | Auto = field(default="auto", metadata=OMITTED)
+    separators: Annotated[Separators, OneOf(SEPARATORS)] = field(default="keep", metadata=BY_METHOD)
+    scope: Annotated[Scope, OneOf(SCOPES)] = field(default="prompt", metadata=ANY_ENGINE)
+    decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = field(default="loop", metadata=BY_METHOD)
+    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = field(
+        default=None, metadata={**OMITTED, **ANY_ENGINE}
+    )
+    max_errors: Natural = field(default=0, metadata={**OMITTED, **ANY_ENGINE})
+    warmup: Natural = field(default=1, metadata={**COST, **STATED, **ANY_ENGINE})
+    prefetch: Natural | Auto = field(default="auto", metadata={**OMITTED, **ANY_ENGINE})
+    transport: Annotated[str, OneOf(TRANSPORTS)] = field(
+        default="auto", metadata={**OPEN, **BY_METHOD, **ANY_ENGINE}
+    )
+    patience: Positive = field(default=30, metadata={**OMITTED, **ANY_ENGINE})
+    compare: bool = field(default=True, metadata={**COST, **BY_METHOD, **ANY_ENGINE})
+    graphs: FlagOrAuto = field(default=False, metadata={**BY_METHOD, **ANY_ENGINE})
+    rescore: bool = field(default=False, metadata={**COST, **BY_METHOD})
+    paired: Natural | Auto = field(default="auto", metadata={**OMITTED, **ANY_ENGINE})
     share: Annotated[str, OneOf(SHARES)] = field(default="none", metadata=OMITTED)
-    kept: bool = field(default=False, metadata=COST)
+    kept: bool = field(default=False, metadata={**COST, **ANY_ENGINE})
     energy: Annotated[bool, Metered("J", "energy of the GPUs")] = field(
         default=False, metadata=COST
     )
