@@ -200,7 +200,10 @@ def _read(
     """Return name and digest of a file, and the files that it imports; size and time identify its content."""
     del size, changed
     content = path.read_bytes()
-    files = {_module_file(name, root) for name in imports_of(content.decode(errors="replace"))}
+    names = imports_of(content.decode(errors="replace"))
+    files = {
+        _module_file(name, root) for name in names if EXCLUDED.keys().isdisjoint(_packages_of(name))
+    }
     place = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
     return (place, sha256(content).hexdigest()), tuple(sorted(filter(None, files)))
 
@@ -215,11 +218,9 @@ def imports_of(text: str) -> set[str]:
 
 @cache
 def _module_file(module: str, root: Path) -> Path | None:
-    """Return the file of a module below the root; None if there is none, or if it is one of EXCLUDED."""
+    """Return the file of a module below the root; None if there is none."""
     package, *parts = module.split(".")
     if package != "espalier" or not parts or parts[0] not in FOLDERS:
-        return None
-    if not EXCLUDED.keys().isdisjoint(_packages_of(module)):
         return None
     place = root.joinpath(*parts)
     paths = (place.with_suffix(".py"), place / "__init__.py")

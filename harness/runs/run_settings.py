@@ -10,8 +10,6 @@ from typing import Any
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.quantisation import quantisation_of
-from espalier.harness.runs.served.engine_process import engine_version
-from espalier.harness.runs.served.engine_server import server_version
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.plugins.installed import Plugin
 from espalier.harness.specs.revisions import model_revision
@@ -22,7 +20,7 @@ from espalier.harness.specs.row_settings import (
     model_settings,
     plain,
 )
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import BackendSpec, RunSpec
 from espalier.harness.store.files.dataset_copies import Copies
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
@@ -67,8 +65,7 @@ def contents_of(
 ) -> Contents:
     """Return the contents of the files that a run reads; `artifacts` are calibration files of the method."""
     draft = kind_of(method, spec).identity(spec, method).draft
-    backend, prompt = spec.backend, spec.judge.prompt
-    engine = None if backend.python is None else engine_version(backend.python)
+    prompt = spec.judge.prompt
     is_judged = "judge" in spec.benchmark.needs and prompt is not None
     return Contents(
         model=model_revision(spec.model, digests),
@@ -80,10 +77,23 @@ def contents_of(
         artifacts=tuple(sorted(map(digests.file, artifacts))),
         data=_data(spec.benchmark, digests),
         words=read_prompt(prompt).digest if is_judged else None,
-        engine=engine if backend.url is None else server_version(backend.url),
+        engine=_engine(spec.backend),
         quantisation=quantisation_of(spec.model),
         draft_quantisation=None if draft is None else quantisation_of(draft),
     )
+
+
+def _engine(backend: BackendSpec) -> str | None:
+    """Return the version of the program that answers in the harness's place."""
+    if not backend.served:
+        return None
+    # Most runs do not need them.
+    from espalier.harness.runs.served.engine_process import engine_version
+    from espalier.harness.runs.served.engine_server import server_version
+
+    if backend.url is not None:
+        return server_version(backend.url)
+    return None if backend.python is None else engine_version(backend.python)
 
 
 def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:

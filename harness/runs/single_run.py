@@ -20,7 +20,6 @@ from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.result_row import build_row
-from espalier.harness.runs.served.engine_pool import EnginePool
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.specs.comparable import settings_digest
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from espalier.harness.cost.peak_memory import Peak
     from espalier.harness.evaluation.evaluate import Evaluation
     from espalier.harness.runs.admission import Job
+    from espalier.harness.runs.served.engine_pool import EnginePool
 
 
 @dataclass
@@ -43,7 +43,7 @@ class CellRunner:
         argv: the command line, noted with failures.
         group: the group of a sweep in W&B; None outside a sweep.
         pool: the loaded model.
-        engines: the engine of another program that answers in its place.
+        engines: the engine of another program that answers in its place; None before the first such run.
         shelf: the data of an open benchmark, for all of its cells.
         board: the progress of the command.
         passes: the shared passes of cells.
@@ -55,7 +55,7 @@ class CellRunner:
     argv: Sequence[str] = ()
     group: str | None = None
     pool: Pool = field(default_factory=Pool)
-    engines: EnginePool = field(default_factory=EnginePool)
+    engines: EnginePool | None = None
     shelf: TaskCache = field(default_factory=TaskCache)
     board: Board = field(default_factory=Board)
     passes: OnePass = field(default_factory=OnePass)
@@ -210,6 +210,9 @@ class CellRunner:
             bar.phase(f"loading {spec.model.name}")
             served = None
             if spec.backend.served:
+                from espalier.harness.runs.served.engine_pool import EnginePool
+
+                self.engines = self.engines or EnginePool()
                 served = self.engines.model(spec)
             adapter = self.pool.adapter(spec.model) if served is None else served.adapter
             bar.phase(title)

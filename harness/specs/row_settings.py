@@ -12,11 +12,10 @@ from typing import Any
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.settings import COST, OMITTED, OPEN, STATED, default, marked
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import EngineSpec, ModelSpec, PromptSpec
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, ModelSpec, PromptSpec
 
 #: The spec of each block.
 SECTIONS: Mapping[str, type] = {

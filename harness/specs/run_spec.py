@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.meter import Metered
-from espalier.harness.errors import UserError
+from espalier.harness.errors import Refused, UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.settings import (
@@ -36,7 +38,6 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
 
@@ -44,6 +45,55 @@ if TYPE_CHECKING:
     # Brings in torch, seconds that a mistake in a config need not wait for.
     from espalier.harness.cost.budget import Budget
     from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+
+
+#: The harness's own engine, and programs that a plug-in of this package runs in.
+TRANSFORMERS, VLLM = PROGRAMS = ("transformers", "vllm")
+
+#: Which code prunes in vLLM: that of methods/, or vLLM's own of the same name.
+PRUNERS = ("espalier", "vllm")
+
+
+def _read_url(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
+        raise UserError(
+            f"{key}={value!r}; valid: the address of a server, as in http://localhost:8000"
+        )
+    return value.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """Which program computes the answers.
+
+    Attributes:
+        name: one of PROGRAMS.
+        python: interpreter of an environment with vLLM.
+        url: address of a server of vLLM, in place of `python`.
+        tensor_parallel: cards that each layer is divided over.
+        pipeline_parallel: groups of cards that hold some layers each.
+        pruning: one of PRUNERS.
+        options: further arguments of `vllm.LLM`.
+    """
+
+    name: Annotated[str, OneOf(PROGRAMS)] = TRANSFORMERS
+    python: Path | None = None
+    url: Annotated[str, By(_read_url)] | None = None
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    pruning: Annotated[str, OneOf(PRUNERS)] = PRUNERS[0]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def served(self) -> bool:
+        """Whether another program than the harness answers."""
+        return self.name != TRANSFORMERS
+
+    @property
+    def built_in(self) -> bool:
+        """Whether vLLM's own code prunes."""
+        return self.served and self.pruning == VLLM
+
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -434,3 +484,20 @@ class RunSpec(RunOptions):
 
 #: What a kind of method settles comes back as what it was: a run, or answers alone.
 Settled = TypeVar("Settled", AnswerSpec, RunSpec)
+
+
+#: A key of the model section in an error line; neither `model.safetensors` nor a directory of that name.
+_KEY = re.compile(rf"(?<![\w./-])model\.(?=(?:{'|'.join(MODEL_KEYS)})\b)")
+
+_NAME = re.compile(r"(?<![\w./-])model=")
+
+
+@contextmanager
+def in_words_of_the_draft() -> Iterator[None]:
+    """Reword the errors of a model's checks for the draft: `model.path` becomes `method.draft_options.path`."""
+    try:
+        yield
+    except UserError as error:
+        line = _NAME.sub("method.draft=", _KEY.sub("method.draft_options.", str(error)))
+        kind = Refused if isinstance(error, Refused) else UserError
+        raise kind(line) from error

@@ -25,13 +25,13 @@ from espalier.harness.engine.text.cuda_graphs import graphs_for
 from espalier.harness.engine.text.text_only import text_only_prefill
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (
     AnswerRequest,
     Auto,
     ModelSpec,
     PositionPolicy,
     Separators,
+    in_words_of_the_draft,
 )
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction

@@ -18,7 +18,6 @@ from espalier.harness.paths import CONF
 from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.settings import OMITTED, default, marked, read_section
-from espalier.harness.specs.backend_spec import TRANSFORMERS
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.row_settings import (
@@ -31,7 +30,7 @@ from espalier.harness.specs.row_settings import (
     model_settings,
     plain,
 )
-from espalier.harness.specs.run_spec import ORIGINAL, EngineSpec, ModelSpec
+from espalier.harness.specs.run_spec import ORIGINAL, TRANSFORMERS, EngineSpec, ModelSpec
 
 #: Defaults of settings in rows, by dotted key.
 DEFAULTS: Mapping[str, Any] = {

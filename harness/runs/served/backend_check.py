@@ -12,9 +12,8 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.runs.served.engine_server import server_version
 from espalier.harness.settings import ANY_ENGINE, marked
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.run_spec import EngineSpec, RunSpec
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.plugin import TESTED
