@@ -28,7 +28,6 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (
     ANSWER,
     FRAME,
@@ -40,6 +39,7 @@ from espalier.harness.specs.run_spec import (
     ModelSpec,
     RunOptions,
     RunSpec,
+    in_words_of_the_draft,
 )
 from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method

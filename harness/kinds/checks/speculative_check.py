@@ -27,8 +27,13 @@ from espalier.harness.kinds.checks.signal_check import (
     refuse_partial,
 )
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
+from espalier.harness.specs.run_spec import (
+    AnswerRequest,
+    ModelSpec,
+    RunSpec,
+    Settled,
+    in_words_of_the_draft,
+)
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 
