@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import partial_layers
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import (
     Account,
@@ -24,6 +23,7 @@ from espalier.harness.kinds.kind import (
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of, first_token
+from espalier.harness.kinds.signal_check import partial_layers
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.compressor import CacheCompressor

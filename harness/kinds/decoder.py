@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.kinds.checks import speculative_check as speculative
-from espalier.harness.kinds.checks.signal_check import check_signals, refuse_partial
 from espalier.harness.kinds.identity import identity_of, separators_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.sample_counts import account_of
+from espalier.harness.kinds.signal_check import check_signals, refuse_partial
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import Decoder, PlanError, TokenReducer
 from espalier.methods.blame import Blame

@@ -25,11 +25,11 @@ from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import check_acts, check_signals
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import REDUCER, WHOLE
 from espalier.harness.kinds.sample_counts import position_means
+from espalier.harness.kinds.signal_check import check_acts, check_signals
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.denoiser import DenoisingReducer, as_denoiser

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.canvas import CANVAS_REDUCER
 from espalier.harness.kinds.capped import CAPPED
-from espalier.harness.kinds.checks.pair_check import not_for_canvases, not_for_denoising
 from espalier.harness.kinds.compressor import COMPRESSOR
+from espalier.harness.kinds.conflicts import not_for_canvases, not_for_denoising
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
 from espalier.harness.kinds.kind import Kind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.pair_check import check_stack
+from espalier.harness.kinds.conflicts import check_stack
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec

@@ -14,13 +14,6 @@ from espalier.harness.engine.engine_guards import no_emulation, require_one_beam
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import (
-    check_acts,
-    check_frames,
-    check_signals,
-    partial_layers,
-    refuse_partial,
-)
 from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import (
     Account,
@@ -31,6 +24,13 @@ from espalier.harness.kinds.kind import (
 )
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of
+from espalier.harness.kinds.signal_check import (
+    check_acts,
+    check_frames,
+    check_signals,
+    partial_layers,
+    refuse_partial,
+)
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction

@@ -19,19 +19,19 @@ from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_check import check_judge
 from espalier.harness.evaluation.metered import check_meters, open_meters
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.checks.benchmark_check import (
     check_needs,
     check_template,
     note_unknown_words,
 )
-from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.generation_check import check_budget_of_reasoning, check_settings
 from espalier.harness.kinds.checks.length_check import check_lengths
-from espalier.harness.kinds.checks.pair_check import check_vocabulary
-from espalier.harness.kinds.checks.signal_check import check_scope
+from espalier.harness.kinds.conflicts import check_vocabulary
 from espalier.harness.kinds.kind import Kind
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.signal_check import check_scope
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.network import go_offline

@@ -14,7 +14,7 @@ from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.cell_settings import read_amount, read_settings
 from espalier.harness.config.method_kinds import method_kind
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.checks.pair_check import (
+from espalier.harness.kinds.conflicts import (
     check_stack,
     check_vocabulary,
     not_for_denoising,

@@ -17,9 +17,9 @@ from typing import Any
 from espalier.harness.cost.meter import PACKAGE as METERS
 from espalier.harness.engine.signals.table import PRODUCERS
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
-from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.quantisation import quantisation_of, quantised_packages
 from espalier.harness.paths import ROOT

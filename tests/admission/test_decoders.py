@@ -20,7 +20,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
     read_vocabulary,
 )
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import Job, admit

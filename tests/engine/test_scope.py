@@ -11,8 +11,8 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.item_scope import joined
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.signal_check import check_scope
 from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.signal_check import check_scope
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Plan
 from espalier.methods.plans import Assignment, Mixture

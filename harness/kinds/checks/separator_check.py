@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.signal_check import signals_of
+from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.specs.run_spec import Settled
 from espalier.methods.base import Method
 

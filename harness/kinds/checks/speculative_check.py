@@ -18,9 +18,9 @@ from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.engine.text.cuda_graphs import graphs_error, obstacle
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import (
+from espalier.harness.kinds.signal_check import (
     check_acts,
     check_frames,
     check_signals,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from espalier.harness.cost.facts import OF_CLASS_TOKEN
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.identity import params_of
+from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.runs.served.engine_server import server_version
