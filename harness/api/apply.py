@@ -16,7 +16,7 @@ from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import build_draft, read_budget, variant_of
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import stacked
+from espalier.harness.kinds.lookup import stacked
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.settings import (
     CacheRatio,

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from espalier.harness.engine.text.kv_cache import entries_of
-from espalier.harness.specs.canvas import CanvasSettings
+from espalier.harness.specs.generation import CanvasSettings
 
 if TYPE_CHECKING:
     from espalier.harness.engine.decode_steps import DecodeSteps

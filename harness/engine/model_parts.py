@@ -23,7 +23,7 @@ from espalier.harness.specs.run_spec import ModelSpec, Separators
 if TYPE_CHECKING:
     # Imports transformers, which a finished run does without.
     from espalier.harness.engine.layer_types import LayerTypes
-    from espalier.harness.specs.canvas import CanvasSettings
+    from espalier.harness.specs.generation import CanvasSettings
 
 
 class ModelParts(ABC):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from espalier.harness.settings import (
     OPEN,
     By,
     Count,
-    Must,
+    FromZero,
     Natural,
     Positive,
     Text,
@@ -93,9 +92,6 @@ def _nested_names(options: Mapping[str, Any]) -> Iterator[str]:
             yield from _nested_names(value)
 
 
-Temperature = Annotated[float, Must("a number of at least 0", lambda value: 0 <= value < math.inf)]
-
-
 @dataclass(frozen=True)
 class JudgeSpec:
     """The language model that judges answers, on a server with OpenAI's protocol of chat completions.
@@ -116,7 +112,7 @@ class JudgeSpec:
     model: Text | None = field(default=None, metadata=OPEN)
     key_env: Annotated[str, By(_read_variable)] = field(default="OPENAI_API_KEY", metadata=OMITTED)
     prompt: Path | None = field(default=None, metadata=OMITTED)
-    temperature: Temperature | None = 0.0
+    temperature: FromZero | None = 0.0
     seed: Natural | None = 0
     max_tokens: Count | None = 1024
     options: Annotated[Mapping[str, Any], By(_read_options)] = field(default_factory=dict)

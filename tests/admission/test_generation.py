@@ -14,18 +14,16 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.single_section import compose_section
-from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.generation_check import (
-    INSTEAD,
-    UNCHECKED,
-    VALUES,
-    check_settings,
-)
 from espalier.harness.paths import CONF
-from espalier.harness.specs.canvas import CANVAS
-from espalier.harness.specs.generation import DENOISING, settings
-from run import main
+from espalier.harness.specs.generation import (
+    CANVAS,
+    DENOISING,
+    GENERATION,
+    check_generation,
+    check_settings,
+    settings,
+)
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 
@@ -155,9 +153,11 @@ def test_drawing_at_temperature_0_is_refused_where_somebody_asks_for_it() -> Non
     assert settings(task, benchmark={"temperature": 0.5}).generate["do_sample"] is True
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*GenerationConfig().to_dict()} - {*VALUES, *UNCHECKED, *INSTEAD})
-)
+INSTEAD = {name: known.instead for name, known in GENERATION.items() if known.instead is not None}
+VALUES = {name for name, known in GENERATION.items() if known.hint is not None}
+
+
+@pytest.mark.parametrize("name", sorted({*GenerationConfig().to_dict()} - {*VALUES, *INSTEAD}))
 def test_settings_of_the_library_that_no_answer_depends_on_are_refused(name: str) -> None:
     def check() -> None:
         check_settings("benchmark.generation", {name: 3})
@@ -169,27 +169,14 @@ def test_settings_of_the_library_that_no_answer_depends_on_are_refused(name: str
 
 def test_settings_are_the_library_s_or_denoising() -> None:
     library = {*GenerationConfig().to_dict()}
-    assert {*UNCHECKED, *INSTEAD} <= library
-    assert {*VALUES} - library == {"until", "thinking", *DENOISING, *CANVAS}
+    assert {*INSTEAD} <= library
+    assert VALUES - library == {"until", "thinking", *DENOISING, *CANVAS}
 
 
 @pytest.mark.parametrize(("name", "remedy"), INSTEAD.items())
 def test_settings_under_another_name_say_it(name: str, remedy: str) -> None:
     with pytest.raises(UserError, match=rf"^generation\.{name}=3 .*valid: generation\.{remedy}$"):
         check_settings("generation", {name: 3})
-
-
-@pytest.mark.parametrize(
-    "setting", ["temperature=0.9", "top_p=0.5", "do_sample=true", "length_penalty=2.0"]
-)
-def test_a_command_that_sets_one_ends_before_the_model_is_loaded(
-    setting: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = [f"+benchmark.generation.{setting}", "limit=1", f"store={tmp_path}"]
-    assert main(line) == 2
-    name = setting.partition("=")[0]
-    assert f"benchmark.generation.{name}=" in capsys.readouterr().err
-    assert not list(tmp_path.glob("runs/*/journal.jsonl"))
 
 
 @pytest.mark.parametrize("table", ["model", "benchmark"])

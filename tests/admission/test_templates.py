@@ -9,8 +9,8 @@ import pytest
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.benchmark_check import check_template, families
 from espalier.harness.paths import CONF
+from espalier.harness.runs.admission import check_template, families
 
 TASK = """\
 task: counting

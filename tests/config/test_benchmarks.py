@@ -187,26 +187,6 @@ def test_a_task_is_a_section_like_any_other() -> None:
     assert compose_section("benchmark", "task:pope")["task"] == "pope"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("task:vstar_bnch", ("no task 'vstar_bnch'", "did you mean vstar_bench")),
-        ("task:", ("no task ''",)),
-        ("task:vqav2_test", ("vqav2_test is scored by a submission server alone",)),
-        ("task:mmlu_anatomy", ("is of type multiple_choice", "valid: generate_until")),
-        ("tusk:pope", ("benchmark='tusk:pope' is unknown", "pope")),
-    ],
-)
-@pytest.mark.parametrize("line", ["benchmark={}", "-m benchmark=seedling_rec,{}"])
-def test_a_task_that_cannot_run_is_one_line(name: str, words: tuple[str, ...], line: str) -> None:
-    with pytest.raises(UserError) as error:
-        read_command(line.format(name).split())
-    told = str(error.value)
-    assert "\n" not in told
-    assert all(word in told for word in words), told
-    assert "doc_id" not in told
-
-
 #: A file with one mistake of each kind.
 WRONG = """\
 defaults:
@@ -269,11 +249,6 @@ def test_a_file_that_is_no_yaml_names_itself_and_the_line(conf: Path) -> None:
 def test_every_key_of_the_base_is_read() -> None:
     base = read_choice("base", "benchmark")
     assert set(setting_hints(BenchmarkSpec)) == set(base) | {"name", "task", "metrics", "headline"}
-
-
-def test_one_mistake_is_told_alone() -> None:
-    with pytest.raises(UserError, match=r"^benchmark\.kind='x' is unknown; valid: [a-z, ]+$"):
-        read_command(["benchmark=pope", "benchmark.kind=x"])
 
 
 QUICK = """

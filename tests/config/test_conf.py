@@ -19,7 +19,7 @@ from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import configs, methods, register
 from espalier.harness.config.single_section import compose_section, section_in_full
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
@@ -283,11 +283,6 @@ def test_questions_to_hydra_are_not_composed(argv: list[str]) -> None:
     assert read_command(argv) is None
 
 
-def test_sweep_without_m_says_so() -> None:
-    with pytest.raises(UserError, match=r"ratio=0\.5,0\.9 is a sweep; add -m"):
-        read_command(["ratio=0.5,0.9"])
-
-
 def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() -> None:
     argv = (
         "+benchmark.derived.both={sum:[accuracy,unparsed]}",
@@ -299,22 +294,3 @@ def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() ->
     assert (benchmark.cluster, benchmark.blocks) == (Cluster("index", 1000), 50)
     assert spec_of("benchmark.cluster=scene").benchmark.cluster == Cluster("scene")
     assert spec_of().benchmark.derived == {}
-
-
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("+benchmark.derived.both={product:[a,b]}", r"benchmark\.derived\.both\.setting='product'"),
-        ("+benchmark.derived.both={}", r"benchmark\.derived\.both=\{\} must be one of sum, mean"),
-        (
-            "+benchmark.derived.both={sum:[]}",
-            r"benchmark\.derived\.both\.sum=\[\] must be a non-empty",
-        ),
-        ("benchmark.cluster={column:index}", r"benchmark\.cluster\.modulo is missing"),
-        ("benchmark.cluster={column:index,modulo:1}", r"benchmark\.cluster\.modulo=1 must be"),
-        ("benchmark.blocks=-1", r"benchmark\.blocks=-1 must be an integer of at least 0"),
-    ],
-)
-def test_a_wrong_combination_is_told_with_its_key(argument: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        spec_of(argument)

@@ -54,15 +54,6 @@ def test_every_set_of_every_model_can_be_had(name: str) -> None:
         assert model_of(name, one).prompt.name == one
 
 
-def test_a_set_that_a_family_lacks_is_refused_with_those_it_has() -> None:
-    with pytest.raises(
-        UserError, match=r"model\.prompt='vlmevalkit' is unknown.*valid: hub, lmms_eval, original"
-    ):
-        composed("model=llava15_7b", "model.prompt=vlmevalkit")
-    with pytest.raises(UserError, match=r"model\.prompt='hub' is unknown.*valid: .*vlmevalkit"):
-        composed("model=llava_video_7b", "model.prompt=hub")
-
-
 def test_a_set_chooses_frames_pixels_and_length_together() -> None:
     spec = composed("model=qwen2_vl_7b", "model.prompt=vlmevalkit").model
     assert spec.processor["min_pixels"] == 1003520

@@ -24,7 +24,7 @@ from espalier.harness.engine.text import fixed_steps as fixed
 from espalier.harness.engine.text.cuda_graphs import WARMING, CudaGraphs, graphs_for
 from espalier.harness.engine.text.step_attention import step_mask
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.speculative_check import check_graphs
+from espalier.harness.kinds.decoder import check_graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.uniform import Uniform

@@ -34,7 +34,7 @@ from espalier.harness.evaluation.synthetic_prompts import (
     parts,
     words,
 )
-from espalier.harness.kinds.checks import length_check as lengths
+from espalier.harness.kinds import checkpoint_check as lengths
 from espalier.harness.runs.result_row import _reported
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store

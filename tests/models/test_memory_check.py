@@ -13,8 +13,8 @@ from transformers.integrations import accelerate
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
+from espalier.harness.kinds import checkpoint_check as checkpoints
 from espalier.harness.kinds.checkpoint_check import check_model
-from espalier.harness.kinds.checks import checkpoint_check as checkpoints
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.build_adapter import build_skeleton, weight_bytes

@@ -16,7 +16,7 @@ from espalier.harness.cli.run import CELLS
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method

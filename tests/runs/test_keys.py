@@ -12,7 +12,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.admission import admit
 from espalier.harness.runs.run_key import key_parts, run_key

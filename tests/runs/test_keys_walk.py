@@ -15,7 +15,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import LinearFacts
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.code_files import CodeFiles

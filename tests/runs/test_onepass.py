@@ -13,7 +13,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.samples import SampleErrors
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.onepass import why_not_shared
 from espalier.harness.runs.runner import Runner

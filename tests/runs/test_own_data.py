@@ -14,7 +14,7 @@ import run
 from espalier import results
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.errors import UserError, tell_once
+from espalier.harness.errors import tell_once
 from espalier.harness.runs.admission import admit
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.run_spec import RunSpec
@@ -133,25 +133,6 @@ def test_what_the_config_leaves_open_follows_from_the_data(
     pictures = f"benchmark.path={table.parent / 'pictures'}"
     benchmark = spec_of(pictures, "benchmark.question='what is there ?'").benchmark
     assert (benchmark.task, benchmark.metrics) == ("data_none", ("words",))
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ((), "benchmark.path=null: benchmark=data needs data"),
-        (("benchmark.path=https://a.b/c.csv",), "is an address"),
-        (("benchmark.path=/no/file.csv",), "does not exist"),
-        (("benchmark.path=/no/file.csv", "benchmark.score=f1"), "benchmark.score='f1' is unknown"),
-        (
-            ("benchmark.path=/no/file.csv", "benchmark.tolerance.relative=-1"),
-            "benchmark.tolerance.relative=-1",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_loaded(argv: tuple[str, ...], words: str) -> None:
-    with pytest.raises(UserError) as info:
-        read_command(["benchmark=data", *argv])
-    assert words in str(info.value)
 
 
 def test_words_that_a_closed_vocabulary_lacks_are_noted(

@@ -116,11 +116,11 @@ def refusal(world: int, *overrides: str) -> str:
     ("world", "overrides", "line"),
     [
         (1, [], "needs several processes; valid: torchrun"),
-        (12, [], "12 processes: more tensor ranks than heads, model=seedling has 6 key heads"),
+        (12, [], "12 processes: more tensor ranks than heads, model='seedling' has 6 key heads"),
         (
             4,
             [],
-            "heads that do not divide, model=seedling has 6 key heads; valid: 2, 3, 6, or model.parallel=data",
+            "heads that do not divide, model='seedling' has 6 key heads; valid: 2, 3, 6, or model.parallel=data",
         ),
         (2, ["method=parallelvlm"], "does not take method='parallelvlm', which has two models"),
         (2, ["model=seedling_diffusion"], "'seedling_diffusion', which denoises"),

@@ -19,7 +19,7 @@ from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.runs.run_key import key_parts
 from espalier.harness.runs.served import backend_check
 from espalier.harness.runs.served.engine_folders import code_folder
@@ -54,7 +54,7 @@ def check(*argv: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        ((), "backend=vllm needs backend.python"),
+        ((), "backend='vllm' needs backend.python"),
         (("backend.python=/no/python",), "backend.python='/no/python' does not run"),
         (
             (f"backend.python={sys.executable}",),
@@ -134,7 +134,7 @@ def test_what_cannot_be_served_is_one_line(
         (("method=divprune",), "vLLM has no method='divprune' of its own for model='qwen3_vl_2b'"),
         (("method=vidcom2", "model=qwen2_5_vl_3b"), "for model='qwen2_5_vl_3b'; valid: evs"),
         (("method=evs", "model=llava_ov_7b"), "valid: backend.pruning=espalier"),
-        (("method=vidcom2", "method.params.channels=1.0"), "takes no hyper-parameters; valid: {"),
+        (("method=vidcom2", "method.params.channels=1.0"), "takes no hyper-parameters in vLLM; valid: {"),
         (("method=evs", "keep=64"), "keep=64 is no share; valid: ratio="),
         (("method=evs", "backend.pruning=x"), "backend.pruning='x'"),
     ],

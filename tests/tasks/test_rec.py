@@ -229,8 +229,3 @@ def test_pixels_of_an_unknown_size_are_refused() -> None:
         UserError, match=r"model\.boxes='pixels' needs model\.processor\.min_pixels"
     ):
         resizing(spec.model)
-
-
-def test_an_unknown_format_is_told_before_anything_is_loaded() -> None:
-    with pytest.raises(UserError, match=r"model\.boxes='polygon' is unknown.*unit"):
-        spec_of("model.boxes=polygon")

@@ -10,10 +10,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-LINEAR, TIMESTEPS, ORIGIN = "linear", "timesteps", "origin"
-
-#: Names of the schedules.
-SCHEDULES = (LINEAR, "shift", "cosine", "logit_normal", "maskgit", TIMESTEPS, ORIGIN)
+from espalier.harness.specs.generation import LINEAR, ORIGIN, TIMESTEPS
 
 
 def counts(

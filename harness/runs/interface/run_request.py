@@ -20,7 +20,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import stacked
+from espalier.harness.kinds.lookup import stacked
 from espalier.harness.models.weights_digest import weights_digest
 from espalier.harness.settings import read_section, setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec

@@ -13,8 +13,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.identity import params_of
-from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.kinds.kind import OpenMethod, params_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.runs.served.served_chats import ServedCodec, ServedPrompt
 from espalier.harness.specs.run_spec import AnswerRequest
