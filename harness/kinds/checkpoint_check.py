@@ -43,7 +43,7 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         raise unknown_name("model.adapter", model.adapter, ADAPTERS.names())
     if model.adapter not in ADAPTERS.names():
         own_family(model.adapter)
-    _check_precision(model)
+    check_precision(model)
     if model.processor:
         # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.
         ADAPTERS.load(model.adapter).check_settings(model)
@@ -65,8 +65,8 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         check_finite(model, folder)
 
 
-def _check_precision(model: ModelSpec) -> None:
-    """Refuse a precision or an attention that the device does not support, or only emulates."""
+def check_precision(model: Any) -> None:
+    """Refuse a precision or an attention of a ModelSpec that the device does not support, or only emulates."""
     # A device map uses the visible cards, whatever `device` is.
     cuda = torch.cuda.is_available()
     on_cpu = model.device == "cpu" and (model.device_map is None or not cuda)

@@ -784,6 +784,43 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             UserError,
         ),
     ),
+    "arguments": (
+        Conflict(
+            "transport",
+            lambda case: case.value("transport") is not None and not case.method.takes_draft,
+            ": {method} takes no draft model",
+            "without transport",
+            UserError,
+        ),
+        Conflict(
+            "compare",
+            lambda case: case.value("compare") and not case.method.drafts,
+            ": {method} is no speculative decoder",
+            "without compare",
+            UserError,
+        ),
+        Conflict(
+            "draft",
+            lambda case: case.value("draft") is not None and not case.method.takes_draft,
+            ": {method} takes no draft model",
+            "without draft",
+            UserError,
+        ),
+        Conflict(
+            "cache_ratio",
+            lambda case: case.value("cache_ratio") is not None and not case.value("evicts"),
+            "is the share that a compressor evicts",
+            "with compressor=..., and `ratio` for a method that evicts by itself",
+            UserError,
+        ),
+        Conflict(
+            "ratio",
+            lambda case: None not in (case.value("ratio"), case.value("keep")),
+            "and {keep} both set the budget",
+            "one of them",
+            UserError,
+        ),
+    ),
     "steps": (
         Conflict(
             "generation.threshold",

@@ -134,7 +134,10 @@ def test_what_cannot_be_served_is_one_line(
         (("method=divprune",), "vLLM has no method='divprune' of its own for model='qwen3_vl_2b'"),
         (("method=vidcom2", "model=qwen2_5_vl_3b"), "for model='qwen2_5_vl_3b'; valid: evs"),
         (("method=evs", "model=llava_ov_7b"), "valid: backend.pruning=espalier"),
-        (("method=vidcom2", "method.params.channels=1.0"), "takes no hyper-parameters in vLLM; valid: {"),
+        (
+            ("method=vidcom2", "method.params.channels=1.0"),
+            "takes no hyper-parameters in vLLM; valid: {",
+        ),
         (("method=evs", "keep=64"), "keep=64 is no share; valid: ratio="),
         (("method=evs", "backend.pruning=x"), "backend.pruning='x'"),
     ],
