@@ -139,6 +139,13 @@ def _is_idle(name: str, acts: Callable[[Any], bool]) -> Callable[[Case], bool]:
     return lambda case: bool(case.value(f"generation.{name}")) and not acts(case.values["how"])
 
 
+def _acts_on_stored(name: str) -> Callable[[Case], bool]:
+    """Return the condition that a method of denoising steps meets a stored sequence."""
+    return lambda case: (
+        bool(case.value(f"generation.{name}")) and case.values["denoiser"] is not None
+    )
+
+
 def _lacks_java(case: Case) -> bool:
     return "java" in case.spec.benchmark.needs and shutil.which("java") is None
 
@@ -179,6 +186,13 @@ COMPUTED: Mapping[str, Callable[[Case], object]] = {
     "layers": lambda case: case.text.layers,
     "repeats": _repeats,
     "places": lambda case: case.values["how"].length,
+    "cause": lambda case: case.shown(
+        "generation.schedule"
+        if case.value("generation.threshold") is None
+        else "generation.threshold"
+    ),
+    "blocks": lambda case: case.values["length"] // case.values["block"],
+    "least_of_block": lambda case: f"{1 / case.values['block']:g}",
     "share": lambda case: f"{case.values['how'].transfer_ratio:g}",
     "least": lambda case: f"{1 / case.values['how'].length:g}",
 }
@@ -691,6 +705,97 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             ": {keep} is no share",
             "ratio=<a number>",
             UserError,
+        ),
+    ),
+    "steps of denoising": (
+        Conflict(
+            "generation.max_new_tokens",
+            lambda case: case.values["length"] % case.values["block"],
+            "is not a multiple of generation.block_length={block}",
+            "a length of whole blocks",
+            UserError,
+        ),
+        Conflict(
+            "generation.steps",
+            _are_set("generation.steps", "generation.step_ratio"),
+            "and {generation.step_ratio} both set the steps",
+            "one of them, the other null",
+            UserError,
+        ),
+        Conflict(
+            "generation.step_ratio",
+            lambda case: int(case.values["block"] * (case.value("generation.step_ratio") or 1)) < 1,
+            "leaves a block of {block} places no step",
+            "{least_of_block} to 1",
+            UserError,
+        ),
+        Conflict(
+            "generation.steps",
+            lambda case: (case.value("generation.steps") or 1) > case.values["length"],
+            "is above {of}={length}: each step reveals a place",
+            "1 to {length}",
+            UserError,
+        ),
+        Conflict(
+            "generation.steps",
+            lambda case: (
+                (case.value("generation.steps") or 0)
+                % (case.values["length"] // case.values["block"])
+            ),
+            "is not divisible by {blocks} blocks (max_new_tokens={length}, block_length={block})",
+            "a multiple of {blocks}",
+            UserError,
+        ),
+    ),
+    "caches of denoising": (
+        Conflict(
+            "generation.prefix_cache",
+            lambda case: (
+                case.value("generation.prefix_cache")
+                and not case.value("model.facts.diffusion.prefix_cache")
+            ),
+            "hides the answer from the prompt, and {model} was not trained that way "
+            "(model.facts.diffusion.prefix_cache=false)",
+            "false",
+        ),
+        Conflict(
+            "generation.prefix_cache",
+            lambda case: (
+                case.value("generation.prefix_cache")
+                and case.values["denoiser"] is not None
+                and not case.values["denoiser"].merges_entries
+            ),
+            "leaves no states of visual tokens in a step for {title} to act on",
+            "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv",
+        ),
+        Conflict(
+            "engine.backend",
+            lambda case: (
+                case.value("generation.prefix_cache")
+                and case.values["denoiser"] is not None
+                and case.value("engine.backend") == "emulate"
+            ),
+            "hides tokens by masks, and under {generation.prefix_cache} {title} merges cache entries for real",
+            "drop",
+        ),
+        *(
+            Conflict(
+                f"generation.{name}",
+                _acts_on_stored(name),
+                "leaves no states of visual tokens in most steps for {title} to act on",
+                "null, or a method that acts once in a prefill, such as fastv",
+            )
+            for name in ("block_cache", "prompt_interval")
+        ),
+        Conflict(
+            "generation.block_cache",
+            lambda case: (
+                case.value("generation.block_cache")
+                and case.spec["generation"].drifts
+                and case.values["rows"] > 1
+            ),
+            "with {cause}: answers of a batch start their blocks at different steps",
+            "engine.batch_size=1 (engine.batch_size={rows})",
         ),
     ),
     "denoising settings": (

@@ -24,6 +24,7 @@ from espalier.harness.specs.generation import (
     check_settings,
     settings,
 )
+from run import main
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 
@@ -177,6 +178,19 @@ def test_settings_are_the_library_s_or_denoising() -> None:
 def test_settings_under_another_name_say_it(name: str, remedy: str) -> None:
     with pytest.raises(UserError, match=rf"^generation\.{name}=3 .*valid: generation\.{remedy}$"):
         check_settings("generation", {name: 3})
+
+
+@pytest.mark.parametrize(
+    "setting", ["temperature=0.9", "top_p=0.5", "do_sample=true", "length_penalty=2.0"]
+)
+def test_a_command_that_sets_one_ends_before_the_model_is_loaded(
+    setting: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [f"+benchmark.generation.{setting}", "limit=1", f"store={tmp_path}"]
+    assert main(line) == 2
+    name = setting.partition("=")[0]
+    assert f"benchmark.generation.{name}=" in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/*/journal.jsonl"))
 
 
 @pytest.mark.parametrize("table", ["model", "benchmark"])

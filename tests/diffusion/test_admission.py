@@ -6,7 +6,8 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.decoding.diffusion.cached_prompt import check_caches
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.errors import Refused
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests
@@ -51,6 +52,7 @@ def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:
         merges_entries = False
 
     model = build_spec(read_command([*HERE, *DENOISING]).cells[0]).model
+    settings = Denoising.of({"prefix_cache": True}, model.facts.diffusion)
     with pytest.raises(Refused, match="OfSteps to act on; valid: false, or a method that") as error:
-        check_prefix_cache(model, OfSteps(K=1), emulate=False)
+        check_caches(settings, model, OfSteps(K=1), False, 1)
     assert "\n" not in str(error.value)

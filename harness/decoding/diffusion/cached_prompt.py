@@ -19,7 +19,7 @@ from espalier.harness.cost.row_work import Work
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.errors import Refused
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import TokenReducer
 from espalier.methods.denoiser import as_denoiser
@@ -36,60 +36,18 @@ def check_caches(
     Raises:
         Refused: one of these.
     """
-    if settings.prefix_cache:
-        check_prefix_cache(model, method, emulate)
-    if not settings.stores_sequence:
-        return
-    value = (
-        "block_cache=true"
-        if settings.block_cache
-        else f"prompt_interval={settings.prompt_interval}"
+    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
+    refuse(
+        "caches of denoising",
+        {
+            "model": model,
+            "generation": settings,
+            "engine": {"backend": "emulate" if emulate else "drop"},
+        },
+        denoiser=as_denoiser(method) if sites else None,
+        title=type(method).__name__,
+        rows=rows,
     )
-    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
-    if as_denoiser(method) is not None and sites:
-        raise Refused(
-            f"generation.{value} leaves no states of visual tokens in most steps for {type(method).__name__} to act "
-            "on; valid: null, or a method that acts once in a prefill, such as fastv"
-        )
-    if settings.block_cache and settings.drifts and rows > 1:
-        cause = (
-            f"schedule={settings.schedule}"
-            if settings.threshold is None
-            else f"threshold={settings.threshold:g}"
-        )
-        raise Refused(
-            f"generation.{value} with generation.{cause}: answers of a batch start their "
-            f"blocks at different steps; valid: engine.batch_size=1 (engine.batch_size={rows})"
-        )
-
-
-def check_prefix_cache(model: ModelSpec, method: TokenReducer, emulate: bool) -> None:
-    """Refuse a cached prompt if the model was trained with another mask, or if the method cannot act on it.
-
-    Raises:
-        Refused: one of these.
-    """
-    setting = "generation.prefix_cache=true"
-    diffusion = model.facts.diffusion
-    if diffusion is None or not diffusion.prefix_cache:
-        raise Refused(
-            f"{setting} hides the answer from the prompt, and model={model.name!r} was not trained that way "
-            "(model.facts.diffusion.prefix_cache=false); valid: false"
-        )
-    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
-    merging = as_denoiser(method)
-    if merging is None or not sites:
-        return
-    if not merging.merges_entries:
-        raise Refused(
-            f"{setting} leaves no states of visual tokens in a step for {type(method).__name__} to act on; valid: "
-            "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv"
-        )
-    if emulate:
-        raise Refused(
-            f"engine.backend='emulate' hides tokens by masks, and under {setting} {type(method).__name__} merges "
-            "cache entries for real; valid: drop"
-        )
 
 
 def cached_flops(

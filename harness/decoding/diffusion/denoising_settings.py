@@ -101,11 +101,13 @@ class Denoising:
             settings.setdefault("stop", "none")
         length = int(settings.get("max_new_tokens", facts.length))
         block = int(settings.get("block_length", min(length, facts.block or length)))
-        if block > length or length % block:
-            raise UserError(
-                f"generation.max_new_tokens={length} is not a multiple of generation.block_length={block}; valid: a "
-                "length of whole blocks"
-            )
+        refuse(
+            "steps of denoising",
+            {"generation": {**settings, "max_new_tokens": length}},
+            length=length,
+            block=block,
+            of="generation.max_new_tokens" if infill is None else "the places to fill",
+        )
         names = {field.name for field in fields(cls)} & settings.keys()
         stated: dict[str, Any] = {
             name: read_value(f"generation.{name}", settings[name], GENERATION[name].hint)
@@ -246,28 +248,7 @@ def _temperature(settings: Mapping[str, Any]) -> float:
 
 def _steps(settings: Mapping[str, Any], length: int, block: int) -> int:
     """Return the steps of the whole answer."""
-    blocks = length // block
     ratio = settings.get("step_ratio")
-    if ratio is not None:
-        if "steps" in settings:
-            raise UserError(
-                f"generation.steps={settings['steps']} and generation.step_ratio={ratio:g} both set the steps; valid: "
-                "one of them, the other null"
-            )
-        if int(block * ratio) < 1:
-            raise UserError(
-                f"generation.step_ratio={ratio:g} leaves a block of {block} places no step; valid: {1 / block:g} to 1"
-            )
-        return blocks * int(block * ratio)
-    steps = int(settings.get("steps", length))
-    places = "generation.max_new_tokens" if settings.get("infill") is None else "the places to fill"
-    if steps > length:
-        raise UserError(
-            f"generation.steps={steps} is above {places}={length}: each step reveals a place; valid: 1 to {length}"
-        )
-    if steps % blocks:
-        raise UserError(
-            f"generation.steps={steps} is not divisible by {blocks} blocks (max_new_tokens={length}, "
-            f"block_length={block}); valid: a multiple of {blocks}"
-        )
-    return steps
+    if ratio is None:
+        return int(settings.get("steps", length))
+    return length // block * int(block * ratio)
