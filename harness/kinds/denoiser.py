@@ -26,11 +26,8 @@ from espalier.harness.engine.positions import closes_gaps
 from espalier.harness.kinds.checkpoint_check import check_places
 from espalier.harness.kinds.kind import (
     Account,
-    Identity,
     OpenMethod,
     ResolvedMethod,
-    answering_settings,
-    identity_of,
 )
 from espalier.harness.kinds.reducer import WHOLE, Reducer
 from espalier.harness.kinds.sample_counts import position_means
@@ -54,7 +51,7 @@ if TYPE_CHECKING:
     from espalier.harness.store.files.digests import Digests
 
 
-class Denoiser:
+class Denoiser(Reducer):
     """Implements Kind for methods that drop tokens, on a model that denoises its answers."""
 
     def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
@@ -157,12 +154,6 @@ class Denoiser:
                 "achieved": {rule: fmean(run[rule] for run in achieved) for rule in achieved[0]},
             },
         )
-
-    def identity(self, spec: AnswerRequest, method: TokenReducer) -> Identity:
-        """Return the settings of one model."""
-        facts = spec.model.facts
-        acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
-        return identity_of(spec, method, answering_settings(spec.engine, acts))
 
 
 class DenoisingOnly(Reducer):

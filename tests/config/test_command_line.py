@@ -26,6 +26,11 @@ FOLDERS = (
 )
 
 
+def test_one_subcommand_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["-sc", "x=y"]) == 2
+    assert "Expecting one subcommand" in capsys.readouterr().err
+
+
 def test_looking_prints_one_config_whatever_the_order(capsys: pytest.CaptureFixture[str]) -> None:
     lines = (
         ("--cfg", "job", "ratio=0.5", "method=fastv"),
