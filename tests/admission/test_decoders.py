@@ -12,7 +12,6 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
@@ -29,6 +28,7 @@ from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import MODEL_KEYS, RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
+from tests import commands
 
 DRAFT = ROOT / "harness/seedling/weights/seedling_draft"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -37,9 +37,8 @@ WITH_DRAFT = [name for name in DECODERS if build_method(name, {}).source == "mod
 
 
 def specs_of(*argv: str) -> list[RunSpec]:
-    command = read_command(argv)
-    assert command is not None
-    return [build_spec(cell) for cell in command.cells]
+    cells = commands.cells_of(*argv)
+    return [build_spec(cell) for cell in cells]
 
 
 def spec_of(*argv: str) -> RunSpec:

@@ -10,8 +10,6 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
@@ -25,6 +23,7 @@ from espalier.harness.specs.generation import (
     settings,
 )
 from run import main
+from tests import commands
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 
@@ -199,8 +198,6 @@ def test_escapes_of_a_shell_are_read_in_stop_strings(table: str) -> None:
         rf'+{table}.generation.until=["\n\n", "\\text", "\boxed", "a\tb", " "]',
         rf'+{table}.generation.stop_words="\n"',
     ]
-    command = read_command(line)
-    assert command is not None
-    generation = getattr(build_spec(command.cells[0]), table).generation
+    generation = getattr(commands.spec_of(*line), table).generation
     assert list(generation["until"]) == ["\n\n", r"\text", r"\boxed", "a\tb", " "]
     assert generation["stop_words"] == "\n"

@@ -25,6 +25,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.settings import setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
+from tests import commands
 
 NAMES = choices("benchmark")
 
@@ -76,9 +77,7 @@ DESCRIBED = {
 
 @cache
 def spec_of(*argv: str) -> BenchmarkSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0]).benchmark
+    return commands.spec_of(*argv).benchmark
 
 
 @pytest.mark.parametrize("printed", PRINTED)
@@ -171,16 +170,14 @@ def test_a_metric_of_which_less_is_better_says_so() -> None:
 
 
 def test_tasks_are_swept_beside_files() -> None:
-    command = read_command(["-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9"])
-    assert command is not None
-    found = [build_spec(cell).benchmark.name for cell in command.cells]
+    cells = commands.cells_of("-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9")
+    found = [build_spec(cell).benchmark.name for cell in cells]
     assert found == ["seedling_rec"] * 2 + ["task:ai2d"] * 2
 
 
 def test_a_task_takes_the_place_of_a_presets_benchmark() -> None:
-    command = read_command(["+experiment=quickstart", "benchmark=task:pope", "method=none"])
-    assert command is not None
-    assert {cell["benchmark"]["name"] for cell in command.cells} == {"task:pope"}
+    cells = commands.cells_of("+experiment=quickstart", "benchmark=task:pope", "method=none")
+    assert {cell["benchmark"]["name"] for cell in cells} == {"task:pope"}
 
 
 def test_a_task_is_a_section_like_any_other() -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import run
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT, located
 from espalier.harness.specs.secrets import masked, typed
+from tests import commands
 
 #: Folders as people name them.
 FOLDERS = (
@@ -54,9 +53,7 @@ def test_looking_heeds_short_names(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_path_holds_any_sign(folder: str) -> None:
     keys = ("store", "model.path", "benchmark.path", "curves", "judge.prompt")
-    command = read_command(["limit=1", *(f"{key}={folder}" for key in keys)])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of("limit=1", *(f"{key}={folder}" for key in keys))
     expected = located(folder)
     assert (spec.store, spec.model.path, spec.curves) == (expected, expected, expected)
     assert (spec.benchmark.path, spec.judge.prompt) == (expected, expected)
@@ -103,9 +100,8 @@ def test_help_fits_two_screens_and_names_what_to_type(capsys: pytest.CaptureFixt
     examples = [line.strip() for line in page.splitlines() if line.startswith("  python run.py")]
     assert len(examples) == 4
     for example in examples:
-        command = read_command(shlex.split(example, comments=True)[2:])
-        assert command is not None
-        assert command.cells
+        cells = commands.cells_of(*shlex.split(example, comments=True)[2:])
+        assert cells
 
 
 COMPLETE = """

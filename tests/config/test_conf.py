@@ -25,6 +25,7 @@ from espalier.harness.specs.benchmark_spec import Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
 from espalier.harness.specs.run_spec import POSITIONS, RunSpec
 from espalier.methods.base import Decoder, Method, Positions, TokenReducer
+from tests import commands
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log", "cluster")
 CHOICES = [
@@ -38,9 +39,8 @@ CHOICES = [
 @cache
 def cell_of(*argv: str) -> Cell:
     """Compose once what several tests look at."""
-    command = read_command(argv)
-    assert command is not None
-    return command.cells[0]
+    cells = commands.cells_of(*argv)
+    return cells[0]
 
 
 def spec_of(*argv: str) -> RunSpec:
@@ -257,9 +257,8 @@ def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation(
 @pytest.mark.slow
 def test_method_configs_differ_in_their_settings() -> None:
     """Rows are told apart by method and settings, and curves by method and label."""
-    command = read_command(["-m", f"method={','.join(setting_names())}"])
-    assert command is not None
-    specs = dict(zip(setting_names(), map(build_spec, command.cells), strict=True))
+    cells = commands.cells_of("-m", f"method={','.join(setting_names())}")
+    specs = dict(zip(setting_names(), map(build_spec, cells), strict=True))
     assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
     labels = {name: (spec.method.name, label_of(spec)) for name, spec in specs.items()}
     assert len(set(labels.values())) == len(labels)

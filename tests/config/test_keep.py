@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 import run
 from espalier.harness.config import compose
 from espalier.harness.config.build_spec import build_spec, read_budget
-from espalier.harness.config.compose import read_command
 from espalier.harness.config.kept_tokens import ratio_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.hints import next_step
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 #: Values that are neither a number of tokens nor a share.
 VALUES = (0, -3, 6.5, True, "abc", "64%%", "110%", "0%", "-5%", "10 %", "64", [64], {})
@@ -38,16 +37,12 @@ def share(ratio: float) -> Budget:
     return Budget("kept", ratio)
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def budgets(*argv: str) -> list[Budget]:
-    command = read_command(argv)
-    assert command is not None
-    return [build_spec(cell).budget for cell in command.cells]
+    cells = commands.cells_of(*argv)
+    return [build_spec(cell).budget for cell in cells]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)

@@ -12,15 +12,14 @@ from espalier.harness.errors import Refused
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.d3tom import D3ToM
+from tests import commands
 
 HERE = ("benchmark=seedling_vqa",)
 DENOISING = ("model=seedling_diffusion", "model.weights=random")
 
 
 def job_of(argv: tuple[str, ...]) -> Job:
-    command = read_command([*HERE, *argv])
-    assert command is not None
-    return admit(build_spec(command.cells[0]), Digests())
+    return admit(commands.spec_of(*HERE, *argv), Digests())
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, read_prompt
 from espalier.harness.evaluation.judging.judge_scores import pair, single
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import read_section
 from espalier.harness.specs.judge_spec import JudgeSpec
+from tests import commands
 
 
 def usual() -> dict[str, Any]:
-    command = read_command([])
-    assert command is not None
-    return dict(command.cells[0]["judge"])
+    cells = commands.cells_of()
+    return dict(cells[0]["judge"])
 
 
 USUAL = usual()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 import run
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.record import SampleRecord
@@ -23,19 +23,16 @@ from espalier.harness.runs import console, hints
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import name as curve_name
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.compressor import CacheCompressor
+from tests import commands
 
 SEEDLING = ("model=seedling", "benchmark=seedling_caption", "limit=3", "engine.paired=0")
 STACK = ("method=d2pruner", "compressor=aircache", "ratio=0.5", "compressor.ratio=0.9")
 DEPTH, VISUAL = 6, 40
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command([*SEEDLING, *overrides])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, *SEEDLING)
 
 
 def compressor(name: str, **params: object) -> CacheCompressor:
@@ -59,11 +56,10 @@ def test_each_of_the_two_has_its_own_ratio_and_hyper_parameters() -> None:
 
 
 def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
-    command = read_command(
-        [*SEEDLING, "-m", "method=fastv", "compressor=none,aircache,h2o", "compressor.ratio=.5,.9"]
+    cells = commands.cells_of(
+        *SEEDLING, "-m", "method=fastv", "compressor=none,aircache,h2o", "compressor.ratio=.5,.9"
     )
-    assert command is not None
-    found = [build_spec(cell).method for cell in command.cells]
+    found = [build_spec(cell).method for cell in cells]
     assert [one.title for one in found[::2]] == ["fastv", "fastv+aircache", "fastv+h2o"]
     assert [one.compressor.ratio for one in found if one.compressor] == [0.5, 0.9, 0.5, 0.9]
 

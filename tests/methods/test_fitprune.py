@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.cost.schedule import equivalent_tokens
 from espalier.harness.engine.artifacts import calibration_files as artifacts
@@ -24,11 +22,11 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import MethodError, Site
 from espalier.methods.fastv import FastV
 from espalier.methods.fitprune import FitPrune
+from tests import commands
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import OTHERS, check_method
@@ -40,10 +38,7 @@ METHOD = FitPrune(SCHEME)
 SQUARE = [((0, 0, 12, 12),)]
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command(overrides)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def run_of(*overrides: str) -> Job:

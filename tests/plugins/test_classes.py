@@ -23,6 +23,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.plugins.code_reference import CodeReference, ImportedFiles
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 from tests.plugins.packages import method, write
 from tests.runs.helpers import Bench, make_bench
 
@@ -221,9 +222,8 @@ def test_another_process_reads_its_objects(folder: Path) -> None:
 def test_a_job_runs_it_from_another_folder(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = read_command(["method=own.py:FirstTokens", "limit=3"])
-    assert command is not None
-    cell = {key: value for key, value in command.cells[0].items() if key != "cluster"}
+    cells = commands.cells_of("method=own.py:FirstTokens", "limit=3")
+    cell = {key: value for key, value in cells[0].items() if key != "cluster"}
     row = folder / "store" / "row.json"
     entry = {"key": "k", "row": str(row), "before": None}
     config = {**cell, "store": str(folder / "store")}

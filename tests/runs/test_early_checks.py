@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import run
-from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_kinds import method_kind
@@ -23,6 +22,7 @@ from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
+from tests import commands
 from tests.runs.test_refusals import REFUSALS
 
 RUN = """
@@ -46,11 +46,11 @@ def outcome(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_wrong_pairs_and_missing_files_are_refused_before_torch(tmp_path: Path) -> None:
-    commands = [" ".join(command) for command, _ in REFUSALS["before torch"]]
+    typed = [" ".join(command) for command, _ in REFUSALS["before torch"]]
     found = outcome(
-        tmp_path, *(line if "store=" in line else f"{line} store={tmp_path}" for line in commands)
+        tmp_path, *(line if "store=" in line else f"{line} store={tmp_path}" for line in typed)
     )
-    assert found.stdout.splitlines()[-1] == f"{[2] * len(commands)} []"
+    assert found.stdout.splitlines()[-1] == f"{[2] * len(typed)} []"
     lines = found.stderr.splitlines()
     for (_, words), line in zip(REFUSALS["before torch"], lines, strict=True):
         assert line.startswith("error: ")
@@ -76,17 +76,15 @@ def test_a_stored_result_needs_no_data_set(tmp_path: Path) -> None:
         "model.closed_vocabulary=false",
         f"store={tmp_path}",
     ]
-    command = read_command(line)
-    assert command is not None
-    check_cells(command.cells, dry=True)
+    cells = commands.cells_of(*line)
+    check_cells(cells, dry=True)
     with pytest.raises(UserError, match="'nobody/nothing' is not in the local Hugging Face cache"):
-        check_cells(command.cells, dry=False)
-    other = read_command(["benchmark=seedling_vqa", *line])
-    assert other is not None
+        check_cells(cells, dry=False)
+    other = commands.cells_of("benchmark=seedling_vqa", *line)
     assert run.main([*line[1:], "limit=1", "engine.paired=0", "model.device=cpu"]) == 0
-    check_cells(command.cells, dry=False)
+    check_cells(cells, dry=False)
     with pytest.raises(UserError, match="benchmark='seedling_vqa'"):
-        check_cells(other.cells, dry=False)
+        check_cells(other, dry=False)
 
 
 def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
@@ -95,9 +93,8 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
     assert command is not None
     with pytest.raises(Refused, match=r"method='pearl' .*keeps its caches whole"):
         check_cells(command.cells, dry=False)
-    command = read_command([*line, "refused=skip"])
-    assert command is not None
-    check_cells(command.cells, dry=False)
+    cells = commands.cells_of(*line, "refused=skip")
+    check_cells(cells, dry=False)
 
 
 @pytest.mark.parametrize(
@@ -105,19 +102,16 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
 )
 def test_a_published_benchmark_needs_an_open_vocabulary(model: str, tmp_path: Path) -> None:
     line = [f"model={model}", "method=none", "benchmark=pope", f"benchmark.path={tmp_path}"]
-    command = read_command(line)
-    assert command is not None
     with pytest.raises(UserError, match=f"benchmark='pope' on model='{model}'"):
-        admit(build_spec(command.cells[0]), Digests())
+        admit(commands.spec_of(*line), Digests())
 
 
 @pytest.mark.parametrize(
     "benchmark", [*(one for one in choices("benchmark") if "seedling" in one), "latency"]
 )
 def test_benchmarks_made_here_need_none(benchmark: str) -> None:
-    command = read_command([f"benchmark={benchmark}"])
-    assert command is not None
-    check_cells(command.cells, dry=False)
+    cells = commands.cells_of(f"benchmark={benchmark}")
+    check_cells(cells, dry=False)
 
 
 def test_kinds_are_those_of_the_classes() -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
@@ -31,19 +29,16 @@ from espalier.harness.runs.served.served_session import (
     sampling_of,
     setting_of,
 )
-from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec, RunSpec
+from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.divprune import DivPrune
 from espalier.serve.plugin import TESTED
 from espalier.serve.setting import Setting
 from lab.pages.serve_page import PAGE, page
+from tests import commands
 from tests.tiny import LLAVA, chat, load_tiny, picture, save_tiny
 
-
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(("method=divprune", *argv))
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, "method=divprune")
 
 
 def check(*argv: str) -> None:

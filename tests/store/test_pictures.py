@@ -17,8 +17,6 @@ from PIL import Image
 import espalier
 import run
 from espalier.harness.cli.store import main
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import open_benchmark
 from espalier.harness.runs.admission import admit
 from espalier.harness.runs.model_pool import Pool
@@ -30,6 +28,7 @@ from espalier.harness.store.answer_view import answer_lines
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import StoredAnswer
 from espalier.methods.fastv import FastV
+from tests import commands
 from tests.plugins.packages import method as code_of
 
 SETTINGS = (
@@ -73,18 +72,18 @@ def test_a_job_is_made_again_from_its_row_alone(made: Path) -> None:
     ],
 )
 def test_stacks_and_counts_are_made_again(tmp_path: Path, argv: tuple[str, ...]) -> None:
-    command = read_command([*argv, "benchmark=seedling_vqa", "limit=4", f"store={tmp_path}"])
-    assert command is not None
-    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    job = admit(
+        commands.spec_of(*argv, "benchmark=seedling_vqa", "limit=4", f"store={tmp_path}"),
+        Digests(),
+        places=False,
+    )
     row = {"run_key": job.key, **job.outline()}
     assert job_of_row(row, tmp_path).key == job.key
 
 
 def row_of_line(*argv: str) -> dict[str, Any]:
     """The row of a run, as far as it is known before it runs."""
-    command = read_command(argv)
-    assert command is not None
-    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    job = admit(commands.spec_of(*argv), Digests(), places=False)
     plugins = [{"digest": digest} for digest in job.parts.get("plugins", ())]
     row = {"run_key": job.key, **job.outline()}
     row["extra"] = {**row["extra"], "plugins": plugins}
