@@ -74,9 +74,8 @@ def test_borders(hint: Any, good: Sequence[Any], bad: Sequence[Any]) -> None:
     for value in good:
         assert read_value(KEY, value, hint) == value
     for value in bad:
-        with pytest.raises(UserError, match=f"^{KEY}=") as error:
+        with pytest.raises(UserError, match=f"^{KEY}="):
             read_value(KEY, value, hint)
-        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

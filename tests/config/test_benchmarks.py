@@ -170,14 +170,20 @@ def test_a_metric_of_which_less_is_better_says_so() -> None:
 
 
 def test_tasks_are_swept_beside_files() -> None:
-    cells = commands.cells_of("-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9")
-    found = [build_spec(cell).benchmark.name for cell in cells]
+    found = [
+        build_spec(cell).benchmark.name
+        for cell in commands.cells_of("-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9")
+    ]
     assert found == ["seedling_rec"] * 2 + ["task:ai2d"] * 2
 
 
 def test_a_task_takes_the_place_of_a_presets_benchmark() -> None:
-    cells = commands.cells_of("+experiment=quickstart", "benchmark=task:pope", "method=none")
-    assert {cell["benchmark"]["name"] for cell in cells} == {"task:pope"}
+    assert {
+        cell["benchmark"]["name"]
+        for cell in commands.cells_of(
+            "+experiment=quickstart", "benchmark=task:pope", "method=none"
+        )
+    } == {"task:pope"}
 
 
 def test_a_task_is_a_section_like_any_other() -> None:

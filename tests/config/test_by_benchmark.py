@@ -26,8 +26,7 @@ PRESET = "+experiment=d3tom"
 
 
 def specs_of(*argv: str) -> list[RunSpec]:
-    cells = commands.cells_of("-m", PRESET, *argv)
-    return [build_spec(cell) for cell in cells]
+    return [build_spec(cell) for cell in commands.cells_of("-m", PRESET, *argv)]
 
 
 def test_every_cell_composes_with_its_printed_length() -> None:

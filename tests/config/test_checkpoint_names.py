@@ -45,8 +45,10 @@ def test_a_hub_id_of_conf_is_another_name_of_its_file() -> None:
     assert by_id is not None
     assert by_name is not None
     assert by_id.cells == by_name.cells
-    cells = commands.cells_of("-m", "model=seedling,Qwen/Qwen2-VL-7B-Instruct")
-    assert [cell["model"]["name"] for cell in cells] == ["seedling", "qwen2_vl_7b"]
+    assert [
+        cell["model"]["name"]
+        for cell in commands.cells_of("-m", "model=seedling,Qwen/Qwen2-VL-7B-Instruct")
+    ] == ["seedling", "qwen2_vl_7b"]
     assert len(set(hub_names().values())) == len(hub_names()) > 20
 
 

@@ -100,8 +100,7 @@ def test_help_fits_two_screens_and_names_what_to_type(capsys: pytest.CaptureFixt
     examples = [line.strip() for line in page.splitlines() if line.startswith("  python run.py")]
     assert len(examples) == 4
     for example in examples:
-        cells = commands.cells_of(*shlex.split(example, comments=True)[2:])
-        assert cells
+        assert commands.cells_of(*shlex.split(example, comments=True)[2:])
 
 
 COMPLETE = """

@@ -39,8 +39,7 @@ CHOICES = [
 @cache
 def cell_of(*argv: str) -> Cell:
     """Compose once what several tests look at."""
-    cells = commands.cells_of(*argv)
-    return cells[0]
+    return commands.cells_of(*argv)[0]
 
 
 def spec_of(*argv: str) -> RunSpec:
@@ -257,8 +256,13 @@ def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation(
 @pytest.mark.slow
 def test_method_configs_differ_in_their_settings() -> None:
     """Rows are told apart by method and settings, and curves by method and label."""
-    cells = commands.cells_of("-m", f"method={','.join(setting_names())}")
-    specs = dict(zip(setting_names(), map(build_spec, cells), strict=True))
+    specs = dict(
+        zip(
+            setting_names(),
+            map(build_spec, commands.cells_of("-m", f"method={','.join(setting_names())}")),
+            strict=True,
+        )
+    )
     assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
     labels = {name: (spec.method.name, label_of(spec)) for name, spec in specs.items()}
     assert len(set(labels.values())) == len(labels)

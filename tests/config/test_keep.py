@@ -41,8 +41,7 @@ spec_of = commands.spec_of
 
 
 def budgets(*argv: str) -> list[Budget]:
-    cells = commands.cells_of(*argv)
-    return [build_spec(cell).budget for cell in cells]
+    return [build_spec(cell).budget for cell in commands.cells_of(*argv)]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)

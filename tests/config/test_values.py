@@ -17,9 +17,8 @@ from tests import commands
 def test_a_machine_has_memory(override: str) -> None:
     from espalier.harness.runs.cluster.cluster_spec import cluster_of
 
-    cells = commands.cells_of(override)
     with pytest.raises(UserError, match="must be a size above 0"):
-        cluster_of(cells)
+        cluster_of(commands.cells_of(override))
 
 
 @pytest.mark.parametrize(

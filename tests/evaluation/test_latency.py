@@ -197,8 +197,10 @@ def test_where_the_whole_cache_does_not_fit_the_method_stands_alone(
 
 
 def test_lengths_are_settings_that_a_sweep_goes_through() -> None:
-    cells = commands.cells_of("-m", "benchmark=latency", "benchmark.prompt_tokens=256,500")
-    specs = [build_spec(cell).benchmark for cell in cells]
+    specs = [
+        build_spec(cell).benchmark
+        for cell in commands.cells_of("-m", "benchmark=latency", "benchmark.prompt_tokens=256,500")
+    ]
     assert [one.prompt_tokens for one in specs] == [256, 500]
     asked = spec_of("benchmark.new_tokens=7", "engine.batch_size=3")
     assert asked.benchmark.generation == {"min_new_tokens": 7, "max_new_tokens": 7}

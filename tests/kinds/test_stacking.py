@@ -56,10 +56,16 @@ def test_each_of_the_two_has_its_own_ratio_and_hyper_parameters() -> None:
 
 
 def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
-    cells = commands.cells_of(
-        *SEEDLING, "-m", "method=fastv", "compressor=none,aircache,h2o", "compressor.ratio=.5,.9"
-    )
-    found = [build_spec(cell).method for cell in cells]
+    found = [
+        build_spec(cell).method
+        for cell in commands.cells_of(
+            *SEEDLING,
+            "-m",
+            "method=fastv",
+            "compressor=none,aircache,h2o",
+            "compressor.ratio=.5,.9",
+        )
+    ]
     assert [one.title for one in found[::2]] == ["fastv", "fastv+aircache", "fastv+h2o"]
     assert [one.compressor.ratio for one in found if one.compressor] == [0.5, 0.9, 0.5, 0.9]
 

@@ -103,14 +103,16 @@ def test_stages_are_as_late_as_half_of_each_allows(depth: int, S: int):
 
 
 def test_the_layout_follows_the_ratio_of_the_command_line():
-    cells = commands.cells_of(
-        "-m",
-        "method=pyramiddrop",
-        "budget=average",
-        "ratio=0.5,0.8",
-        "method.params.ratio=${ratio}",
-    )
-    params = [build_spec(cell).method.params for cell in cells]
+    params = [
+        build_spec(cell).method.params
+        for cell in commands.cells_of(
+            "-m",
+            "method=pyramiddrop",
+            "budget=average",
+            "ratio=0.5,0.8",
+            "method.params.ratio=${ratio}",
+        )
+    ]
     assert [one["ratio"] for one in params] == [0.5, 0.8]
 
 

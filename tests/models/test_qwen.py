@@ -544,8 +544,10 @@ def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise
 
 @pytest.mark.parametrize("file", ["qwen2_vl_7b", "qwen2_5_vl_3b", "qwen3_vl_2b"])
 def test_models_bound_frames_as_lmms_eval_does_and_qwen3_under_hub_as_released(file):
-    cells = commands.cells_of("-m", f"model={file}", "model.prompt=original,lmms_eval,hub")
-    bounds = [build_spec(cell).model.processor["cap_pixels_per_frame"] for cell in cells]
+    bounds = [
+        build_spec(cell).model.processor["cap_pixels_per_frame"]
+        for cell in commands.cells_of("-m", f"model={file}", "model.prompt=original,lmms_eval,hub")
+    ]
     assert bounds == [True, True, file != "qwen3_vl_2b"]
 
 

@@ -222,8 +222,11 @@ def test_another_process_reads_its_objects(folder: Path) -> None:
 def test_a_job_runs_it_from_another_folder(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = commands.cells_of("method=own.py:FirstTokens", "limit=3")
-    cell = {key: value for key, value in cells[0].items() if key != "cluster"}
+    cell = {
+        key: value
+        for key, value in commands.cells_of("method=own.py:FirstTokens", "limit=3")[0].items()
+        if key != "cluster"
+    }
     row = folder / "store" / "row.json"
     entry = {"key": "k", "row": str(row), "before": None}
     config = {**cell, "store": str(folder / "store")}

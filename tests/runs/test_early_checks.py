@@ -93,8 +93,7 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
     assert command is not None
     with pytest.raises(Refused, match=r"method='pearl' .*keeps its caches whole"):
         check_cells(command.cells, dry=False)
-    cells = commands.cells_of(*line, "refused=skip")
-    check_cells(cells, dry=False)
+    check_cells(commands.cells_of(*line, "refused=skip"), dry=False)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +109,7 @@ def test_a_published_benchmark_needs_an_open_vocabulary(model: str, tmp_path: Pa
     "benchmark", [*(one for one in choices("benchmark") if "seedling" in one), "latency"]
 )
 def test_benchmarks_made_here_need_none(benchmark: str) -> None:
-    cells = commands.cells_of(f"benchmark={benchmark}")
-    check_cells(cells, dry=False)
+    check_cells(commands.cells_of(f"benchmark={benchmark}"), dry=False)
 
 
 def test_kinds_are_those_of_the_classes() -> None:

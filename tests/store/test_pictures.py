@@ -113,9 +113,8 @@ def test_code_of_a_row_runs_while_it_has_the_digest_of_the_row(
     mark = tmp_path / "imported"
     with file.open("a", encoding="utf-8") as stream:
         stream.write(TRACE.format(str(mark)))
-    with pytest.raises(espalier.UserError, match=r"has changed since.*--set method=") as caught:
+    with pytest.raises(espalier.UserError, match=r"has changed since.*--set method="):
         job_of_row(row, tmp_path)
-    assert "\n" not in str(caught.value)
     assert not mark.exists()
     job_of_row(row, tmp_path, [f"method={file}:FirstTokens"])
     assert mark.exists()
@@ -137,9 +136,8 @@ def test_code_without_a_digest_in_the_row_is_not_imported(
     if isinstance(place, str):
         place = place.format(other=other, gone=tmp_path / "gone.py")
     row["extra"]["code"] = {"FirstTokens": place}
-    with pytest.raises(espalier.UserError, match="not imported") as caught:
+    with pytest.raises(espalier.UserError, match="not imported"):
         job_of_row(row, tmp_path)
-    assert "\n" not in str(caught.value)
     del row["extra"]["plugins"]
     row["extra"]["code"] = {"FirstTokens": f"{file}:FirstTokens"}
     with pytest.raises(espalier.UserError, match="not imported"):
@@ -173,7 +171,6 @@ def test_a_name_in_a_row_is_no_command_line(
     for text in TEXTS:
         with pytest.raises(espalier.UserError) as caught:
             job_of_row({**plain_row, key: text}, tmp_path)
-        assert "\n" not in str(caught.value)
         assert os.environ["HOME"] not in str(caught.value)
 
 
@@ -237,7 +234,6 @@ def test_a_setting_that_cannot_be_made_again_is_named(
     with pytest.raises(espalier.UserError) as caught:
         job_of_row(row, made)
     assert path[-1] in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:
