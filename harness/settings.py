@@ -427,6 +427,7 @@ SomeNames = Annotated[tuple[Text, ...], Must("a non-empty list of names", bool)]
 Natural = Annotated[int, at_least(0)]
 Count = Annotated[int, at_least(1)]
 Positive = Annotated[float, Must("a number above 0", lambda value: 0 < value < math.inf)]
+FromZero = Annotated[float, Must("a number of at least 0", lambda value: 0 <= value < math.inf)]
 #: Bytes, or a number with its unit: `70GiB`.
 Size = Annotated[int, By(_read_size)]
 Memory = Annotated[int, By(_read_memory)]

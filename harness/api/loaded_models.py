@@ -19,7 +19,7 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.chat_templates import template_of_processor

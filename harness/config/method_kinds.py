@@ -6,6 +6,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from espalier.harness.config.group_lists import choices
 from espalier.harness.paths import ROOT
 
 #: The kind that each base class of methods makes (harness/kinds/lookup.py).
@@ -21,6 +22,11 @@ def method_kind(name: str) -> str | None:
     """Return the kind of a method by the bases of its class; None: methods/ has no such file. Cost: milliseconds."""
     path = ROOT / "methods" / f"{name}.py"
     return _kind(path) if path.is_file() else None
+
+
+def compressors() -> str:
+    """Return the names of the methods that evict cache entries, for an error line."""
+    return ", ".join(name for name in choices("method") if method_kind(name) == "compressor")
 
 
 @cache

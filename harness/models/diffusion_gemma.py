@@ -37,7 +37,7 @@ from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import stated, text_config, vision_config
 
 if TYPE_CHECKING:
-    from espalier.harness.specs.canvas import CanvasSettings
+    from espalier.harness.specs.generation import CanvasSettings
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Placeholder of a picture; the processor adds its tokens and its marks.

@@ -11,8 +11,8 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
-from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.specs.plugins.installed import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.think_tags import spoken

@@ -18,9 +18,9 @@ from typing import Any
 
 from espalier.harness.cost.meter import PACKAGE as METERS
 from espalier.harness.engine.signals.table import PRODUCERS
-from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.quantisation import quantised_packages
 from espalier.harness.paths import FOLDERS, ROOT
@@ -56,12 +56,13 @@ EXCLUDED = {
     "espalier.harness.errors": "error lines",
     "espalier.harness.evaluation.judging.client": "fetches verdicts; the requests are hashed",
     "espalier.harness.evaluation.judging.verdicts": "stores verdicts",
-    "espalier.harness.kinds.checks": "refuses runs",
+    "espalier.harness.kinds.checkpoint_check": "refuses models",
     "espalier.harness.kinds.lookup": "finds kinds; the chosen one is an entry",
     "espalier.harness.models.families": "finds families by name; the chosen ones are entries",
     "espalier.harness.specs.plugins": "finds classes of users; the chosen ones are entries",
     "espalier.harness.specs.records": "reads own data, which are hashed; a source of benchmark=data",
     "espalier.harness.ranks": "distributes samples; the row is that of one process",
+    "espalier.harness.specs.conflicts": "refuses runs",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
     "espalier.harness.specs.labels": "names of rows and curves",
     "espalier.harness.specs.row_settings": "writes the settings, which are hashed",

@@ -22,7 +22,7 @@ from torch.nn.functional import max_pool2d
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.seedling.scene_benchmarks import (
     ocr_metrics,

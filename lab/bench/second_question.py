@@ -27,7 +27,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.seedling.scene_benchmarks import (
     rec_metrics,
     sample_objects,

@@ -17,7 +17,7 @@ import espalier
 from espalier.harness.config.checkpoint_names import model_choice
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.random_weights import byte_tokenizer

@@ -115,7 +115,6 @@ def refusal(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(base, "load_checkpoint", None)
     with pytest.raises(UserError) as caught:
         load_adapter(spec)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 

@@ -300,7 +300,6 @@ def spoilt(tmp_path: Path, family: str, tensors: dict[str, Tensor] | None, **con
 def refusal(family: str, folder: Path) -> str:
     with pytest.raises(UserError) as caught:
         load_tiny(DENOISING[family].spec, folder)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 

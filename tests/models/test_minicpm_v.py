@@ -8,8 +8,6 @@ import pytest
 import torch
 from transformers import MiniCPMV4_6ForConditionalGeneration
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -18,6 +16,7 @@ from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.view_placement import PictureView
 from espalier.methods.none import NoReduction
+from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, generation, plain, saved
 from tests.linear_attention import in_doubles
@@ -100,9 +99,7 @@ def test_other_modes_and_videos_are_refused() -> None:
 
 
 def test_the_config_file_builds_as_many_parameters_as_the_hub_counts() -> None:
-    command = read_command(("model=minicpm_v_4_6",))
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = commands.spec_of("model=minicpm_v_4_6").model
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("minicpmv4_6") == spec.adapter
     tokenizer = byte_tokenizer(adapter.special)

@@ -27,7 +27,7 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import with_question
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter, load_adapter
 from espalier.harness.models.chat_media import Media

@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from transformers.vision_utils import get_vision_window_index
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import projector_flops, tower_flops
 from espalier.harness.engine.attention_probe import AttentionTap
@@ -32,6 +31,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import VideoSpec
 from espalier.methods.base import Need, Site
+from tests import commands
 from tests.families.qwen import (
     BOUNDS,
     IMAGES,
@@ -544,9 +544,10 @@ def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise
 
 @pytest.mark.parametrize("file", ["qwen2_vl_7b", "qwen2_5_vl_3b", "qwen3_vl_2b"])
 def test_models_bound_frames_as_lmms_eval_does_and_qwen3_under_hub_as_released(file):
-    command = read_command(("-m", f"model={file}", "model.prompt=original,lmms_eval,hub"))
-    assert command is not None
-    bounds = [build_spec(cell).model.processor["cap_pixels_per_frame"] for cell in command.cells]
+    bounds = [
+        build_spec(cell).model.processor["cap_pixels_per_frame"]
+        for cell in commands.cells_of("-m", f"model={file}", "model.prompt=original,lmms_eval,hub")
+    ]
     assert bounds == [True, True, file != "qwen3_vl_2b"]
 
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget, frame_of
 from espalier.harness.cost.flops import linear_cost, quadratic, text_flops
 from espalier.harness.engine.eviction import CacheBudget, ScoredEviction
@@ -31,6 +29,7 @@ from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import MethodError, Need, Site
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
+from tests import commands
 from tests.engine.test_eviction import METHODS, built, places
 from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny, answered, extended, generation, positions, saved
@@ -360,9 +359,7 @@ def test_the_flops_rule_counts_layers_of_both_kinds():
 
 def admitted(overrides: str) -> None:
     settings = ("model=qwen3_5_9b", "model.weights=random", "benchmark=seedling_vqa")
-    command = read_command([*settings, *overrides.split()])
-    assert command is not None
-    admit(build_spec(command.cells[0]), Digests())
+    admit(commands.spec_of(*settings, *overrides.split()), Digests())
 
 
 @pytest.mark.parametrize(

@@ -123,29 +123,6 @@ def test_an_answer_without_reasoning_has_no_budget() -> None:
         assert torch.equal(session.generate(inputs, thinking_budget=18, **settings).ids, plain)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["+model.generation.thinking=loud"],
-            "must be strip, keep, off or budget:N with N at least 16",
-        ),
-        (["+model.generation.thinking=budget:3"], "must be strip, keep, off or budget:N"),
-        (["+benchmark.generation.thinking=keep"], "valid: model.generation.thinking"),
-        (
-            ["+model.generation.thinking=budget:64", "engine.rescore=true"],
-            "engine.rescore judges the model's own tokens; valid: strip, keep",
-        ),
-    ],
-)
-def test_wrong_settings_are_one_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main([*arguments, f"store={tmp_path}", "limit=1"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert words in line
-
-
 @pytest.mark.slow
 def test_a_row_counts_reasoning_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Random weights reason until the budget ends it; the tag's tokens are part of it."""

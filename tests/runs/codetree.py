@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
+from tests import commands
 
 #: Runs by what is special about them.
 RUNS = {
@@ -32,9 +31,7 @@ OTHER_FAMILY = "qwen2_vl"
 @cache
 def run(name: str) -> tuple[RunSpec, Method]:
     """Return one of RUNS."""
-    command = read_command(RUNS[name])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*RUNS[name])
     if spec.method.draft is not None:
         draft = replace(spec.method.draft, adapter=OTHER_FAMILY)
         spec = replace(spec, method=replace(spec.method, draft=draft))

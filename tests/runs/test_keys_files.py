@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.engine.artifacts import load_prior, save_prior, save_scheme, scheme_artifact
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS
@@ -27,6 +25,7 @@ from espalier.harness.specs.plugins.code_reference import own_code
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 #: Files of a checkpoint that shape what goes in or comes out.
 CHECKPOINT = (
@@ -55,9 +54,7 @@ SCORED = ("ocean_ocr_document_zh", "nocaps", "llava_bench")
 
 
 def spec_of(store: Path, *argv: str) -> RunSpec:
-    command = read_command([f"store={store}", "method=fastv", "ratio=0.5", *argv])
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(f"store={store}", "method=fastv", "ratio=0.5", *argv)
 
 
 def job_of(store: Path, *argv: str) -> Job:

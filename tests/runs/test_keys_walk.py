@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import LinearFacts
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.run_key import key_parts, run_key
@@ -26,6 +24,7 @@ from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
+from tests import commands
 
 #: Fields that change no number: path of the field -> why.
 EXEMPT = {
@@ -162,10 +161,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 @cache

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell
@@ -32,6 +30,7 @@ from espalier.harness.specs.comparable import policy, settings
 from espalier.harness.specs.row_settings import LEFT_OPEN, SECTIONS
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 from tests.tables.stored import commit, write_paper
 from tests.tables.test_rebuilt import rebuilt
 
@@ -108,9 +107,7 @@ def examples() -> Mapping[str, CellRun]:
 
 
 def spec_of(line: tuple[str, ...]) -> RunSpec:
-    command = read_command(line)
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(*line)
 
 
 def stored_settings(spec: RunSpec, **contents: Any) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.identity import params_of
-from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.kinds.kind import OpenMethod, params_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_batches import process_batch, special_tokens
 from espalier.harness.models.chat_media import Chat, Media

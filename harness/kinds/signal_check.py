@@ -1,8 +1,9 @@
-"""Checks of a method on a model: the signals and sites that it needs, and `engine.scope`."""
+"""Checks of a method on a model: the signals and sites that it needs, and the tokens that it chooses from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import get_args
@@ -14,7 +15,7 @@ from espalier.harness.engine.engine_guards import check_full
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
-from espalier.harness.specs.run_spec import ModelSpec, RunSpec
+from espalier.harness.specs.run_spec import ModelSpec, Settled
 from espalier.methods.base import Method, MethodError, Need, PlanError, Site, TokenReducer, Where
 from espalier.methods.blame import Blame
 from espalier.methods.none import NoReduction
@@ -130,25 +131,6 @@ def _check_attended(facts: ModelFacts, method: Method, sites: Sequence[Site]) ->
                 check_full(facts.text, layer)
 
 
-def refuse_partial(model: ModelSpec, name: str, action: str) -> None:
-    """Raise Refused if decoder layers of a model do not hold the whole prompt; `action` needs all of it."""
-    text = model.facts.text
-    if text.window_layers or text.linear is not None:
-        raise Refused(
-            f"method={name!r} {action}, and {partial_layers(model)}; valid: a method that drops tokens before the "
-            "first step"
-        )
-
-
-def partial_layers(model: ModelSpec) -> str:
-    """Return how many decoder layers of a model do not hold the whole prompt, and their contents."""
-    text = model.facts.text
-    count, content = text.window_layers, "a window of the prompt (model.facts.text.window_layers)"
-    if text.linear is not None:
-        count, content = text.layers - len(text.full_layers), "one state (model.facts.text.linear)"
-    return f"{count} of {text.layers} decoder layers of model={model.name!r} hold {content}"
-
-
 def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
     """Raise Refused if the method compares frames and the model takes images only."""
     # Imports the family's code only for methods that compare frames.
@@ -174,19 +156,38 @@ def _acts_inside(method: Method, facts: ModelFacts) -> bool:
     return any(site.where == "tower" for site in sites)
 
 
-def check_scope(spec: RunSpec, method: Method) -> None:
-    """Refuse the scope of one picture for methods that see the whole prompt.
+#: Signals of the tower, of its patches, or of positions in its grid.
+OF_PATCHES = frozenset(
+    (
+        *("cls_attention", "cls_logits", "tower_keys", "wide_cls_attention", "wide_tower_keys"),
+        *("tower_states", "block_keys", "sizes", "sequence", "rollout", "luma", "tile", "prior"),
+    )
+)
+
+
+def check_separators(spec: Settled, method: Method) -> None:
+    """Refuse separators as candidates of a method that reads signals which they lack.
 
     Raises:
-        Refused: the method acts in the decoder, the tower, the cache or the generation loop.
+        Refused: it reads the vision tower, or positions in the patch grid.
     """
-    if spec.engine.scope == "prompt":
+    if spec.engine.separators == "keep" or method.takes_separators:
         return
-    facts, name = spec.model.facts, spec.method.title
-    if isinstance(method, TokenReducer) and method.in_one_prefill and facts.diffusion is None:
-        places = {site.where for site in method.all_sites(facts.tower.layers, facts.text.layers)}
-        if places <= {"vision", "prefix"} and method.decode_site(facts.text.layers) is None:
-            return
+    facts, name = spec.model.facts, spec.method.name
+    sites = method.read_sites(facts.tower.layers, facts.text.layers)
+    read = sorted(signals_of(method, facts) & OF_PATCHES)
+    if any(site.where in ("tower", "vision") for site in sites):
+        why = "acts on the vision tower, which never sees newline and separator tokens"
+    elif read:
+        why = f"reads {', '.join(read)}, which newline and separator tokens do not have"
+    else:
+        why = "goes by places in the patch grid, and newline and separator tokens are no patches"
     raise Refused(
-        f"engine.scope='item': method={name!r} does not act just before the decoder; valid: prompt"
+        f"engine.separators='candidates': method={name!r} {why} (its takes_separators is false); valid: keep, or a "
+        "method that reads the decoder alone, such as fastv or aircache"
     )
+
+
+def without_separators(spec: Settled) -> Settled:
+    """Return the spec of a method that drops nothing, which has no candidates."""
+    return replace(spec, engine=replace(spec.engine, separators="keep"))
