@@ -18,13 +18,17 @@ from torch import nn
 from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.chat_templates import warn_of_template
 from espalier.harness.models.checkpoint_files import check_checkpoint
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import (
     MALFORMED,
     check_type,
     config_of,
     load_checkpoint,
     pretrained,
+    quiet_library,
     source_of,
 )
 from espalier.harness.models.measured_facts import check_facts, reading_parts
@@ -36,12 +40,33 @@ from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
-    from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
 
 KEY = "tie_word_embeddings"
 HEAD = "lm_head.weight"
 INDEX = "model.safetensors.index.json"
+
+
+def load_adapter(spec: ModelSpec) -> Adapter:
+    """Return the adapter of a run, loaded through its family.
+
+    Raises:
+        UserError: an unknown family, or a checkpoint that is missing or does not match.
+    """
+    with quiet_library():
+        adapter = build_adapter(ADAPTERS.load(spec.adapter), spec)
+    warn_of_template(spec, adapter.shipped_template, adapter.processor.chat_template)
+    return adapter
+
+
+def load_adapter_without_weights(spec: ModelSpec) -> Adapter:
+    """Return the adapter of a model that another process runs: it prepares prompts and counts their tokens.
+
+    Raises:
+        UserError: as in `load_adapter`.
+    """
+    with quiet_library():
+        return build_without_weights(ADAPTERS.load(spec.adapter), spec)
 
 
 def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
@@ -64,7 +89,7 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     if spec.weights == "random":
         model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
-        model = load_checkpoint(family.class_of(config), config, spec, family.renames)
+        model = load_checkpoint(family.class_of(config), config, spec, family.data.renames)
     adapter = family(model, processor, spec)
     if quantisation_of(spec) is None:  # packed weights have other shapes
         check_facts(adapter)
@@ -81,7 +106,7 @@ def _shards(adapter: Adapter) -> int:
     if adapter.spec.parallel != "tensor":
         return 1
     plan = getattr(adapter.decoder.config, "base_model_tp_plan", None)
-    if not plan or not adapter.loads_shared:
+    if not plan or not adapter.data.loads_shared:
         raise UserError(
             f"model.parallel='tensor': transformers has no plan (base_model_tp_plan) that loads the "
             f"{type(adapter.decoder).__name__} of model={adapter.spec.name}; valid: one process, with "
@@ -104,7 +129,7 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
         check_checkpoint(spec.path, Digests(), spec.hub if spec.conversion is None else "")
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
-    settle_head(config, spec, family.renames)
+    settle_head(config, spec, family.data.renames)
     with reading_parts(spec, config):
         text = config.get_text_config(decoder=True)
     if getattr(text, "output_router_logits", False):
@@ -155,7 +180,7 @@ def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:
     """Return the processor for random weights: loaded from `architecture.processor`, else one with a byte tokenizer."""
     folder = spec.architecture.get("processor")
     if folder is None:
-        return family.new_processor(spec, byte_tokenizer(family.special))
+        return family.new_processor(spec, byte_tokenizer(family.data.special))
     return family.load_processor(replace(spec, path=located(folder)))
 
 

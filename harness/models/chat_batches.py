@@ -1,18 +1,15 @@
-"""Process a batch of prompts, and refuse input that the model does not accept."""
+"""Refuse input that a model does not accept, before and after its processor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import Chat, Media
-
-if TYPE_CHECKING:
-    from espalier.harness.models.adapter import Adapter
 
 #: Exceptions of processors for pictures and frames of unsupported sizes.
 UNFIT = (ValueError, ZeroDivisionError)
@@ -28,12 +25,12 @@ def refuse_videos(chats: Sequence[Chat], model: str) -> None:
 
 
 def refuse_mixed(
-    pictures: Sequence[Sequence[Any]], clips: Sequence[Sequence[Any]], adapter: Adapter
+    pictures: Sequence[Sequence[Any]], clips: Sequence[Sequence[Any]], class_name: str, model: str
 ) -> None:
     """Raise UserError for a batch of pictures and videos; for classes with one placeholder for both."""
     if any(pictures) and any(clips):
         raise UserError(
-            f"pictures and videos in one batch: {type(adapter.model).__name__} of model={adapter.spec.name!r} has one "
+            f"pictures and videos in one batch: {class_name} of model={model!r} has one "
             "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
         )
 
@@ -108,23 +105,6 @@ def special_tokens(tokenizer: Any, texts: Sequence[str]) -> dict[str, bool]:
             f"some prompts of a batch begin with {begin!r} and others do not; valid: engine.batch_size=1"
         )
     return {"add_special_tokens": False} if True in begun else {}
-
-
-def process_batch(adapter: Adapter, texts: list[str], media: Sequence[Media]) -> Any:
-    """Run the family's processor on prompts; an error names the picture or video that it refuses by number and size."""
-    try:
-        return adapter.process(texts, [m.pictures for m in media], [m.clips for m in media])
-    except UserError:
-        raise
-    except UNFIT as error:
-        for number, (text, chat_media) in enumerate(zip(texts, media, strict=True)):
-            try:
-                adapter.process([text], [chat_media.pictures], [chat_media.clips])
-            except UNFIT as refusal:
-                where = f"chat {number} of the batch: "
-                name = adapter.spec.name
-                raise refusal_error(where, chat_media, adapter.processor, name, refusal) from error
-        raise
 
 
 def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:

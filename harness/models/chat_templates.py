@@ -1,4 +1,4 @@
-"""Chat templates of checkpoints: find them, choose the one of a run, and render them within bounds."""
+"""Chat templates of checkpoints: find them, and read their switch of reasoning."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_media import Chat
-from espalier.harness.models.conversations import flatten_template, sha256_of, takes_parts
+from espalier.harness.models.conversations import sha256_of
 from espalier.harness.models.loader import MALFORMED, unreadable
-from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.think_tags import Thinking
 
 if TYPE_CHECKING:
-    from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -28,26 +25,6 @@ TEMPLATE_FILES = (
     *("chat_template.jinja", "chat_template.json"),
     *("processor_config.json", "tokenizer_config.json"),
 )
-
-
-def run_template(adapter: Adapter) -> str:
-    """Return the chat template that the prompts of a run follow.
-
-    Raises:
-        UserError: `model.conversation=checkpoint`, and the checkpoint has no template.
-    """
-    spec = adapter.spec
-    if spec.conversation != CHECKPOINT:
-        return adapter.format(spec.conversation, spec.prompt.join, bool(_thinking(spec).prompted))
-    template = adapter.shipped_template or local_template(spec)
-    if template is None:
-        raise UserError(
-            f"model.conversation={CHECKPOINT!r}: model={spec.name!r} comes without a chat template; "
-            f"valid: null for the family's own, {adapter.conversation}"
-        )
-    if takes_parts(template):
-        return template
-    return flatten_template(template, adapter.format_of_media(spec.prompt.join))
 
 
 def local_template(spec: ModelSpec) -> str | None:
@@ -112,36 +89,13 @@ def warn_of_template(spec: ModelSpec, shipped: str | None, template: str) -> Non
         log.warning("%s", line)
 
 
-def render_chat(adapter: Adapter, chat: Chat) -> str:
-    """Return a chat as one string with a placeholder for each image and video.
-
-    Raises:
-        UserError: the checkpoint's template fails on the chat, or exceeds the bounds.
-    """
-    processor = adapter.processor
-    options = thinking_options(adapter.spec, processor.chat_template)
-    if adapter.spec.conversation != CHECKPOINT:
-        write = processor.apply_chat_template
-        return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-    # The library renders with these values too.
-    values = {**processor.tokenizer.special_tokens_map, **options}
-    values |= {"conversations": [chat], "add_generation_prompt": True}
-    try:
-        return render("chat", processor.chat_template, values)
-    except (TooMuch, Unrendered) as error:
-        raise UserError(
-            f"model.conversation={CHECKPOINT!r}: the chat template of model={adapter.spec.name!r}: "
-            f"{error}; valid: null for the family's own, {adapter.conversation}"
-        ) from error
-
-
 def thinking_options(spec: ModelSpec, template: str) -> dict[str, bool]:
     """Return `enable_thinking` for a chat template by `model.generation.thinking`; nothing if that is unset.
 
     Raises:
         UserError: reasoning is to be off, and the template has no such switch.
     """
-    prompted = _thinking(spec).prompted
+    prompted = thinking_of(spec).prompted
     if prompted is not None and SWITCH in template:
         return {SWITCH: prompted}
     if prompted is False:
@@ -152,5 +106,6 @@ def thinking_options(spec: ModelSpec, template: str) -> dict[str, bool]:
     return {}
 
 
-def _thinking(spec: ModelSpec) -> Thinking:
+def thinking_of(spec: ModelSpec) -> Thinking:
+    """Return the words for reasoning of `model.generation.thinking`."""
     return Thinking.of(spec.generation.get("thinking")) or Thinking()

@@ -15,9 +15,9 @@ from espalier.harness.models.adapter import Adapter
 class ClipTowerAdapter(Adapter):
     """A family with a projector that reads hidden_states[vision_feature_layer] of a CLIP or SigLIP tower."""
 
-    def tower_attention(self, index: int | None) -> nn.Module:
+    def tower_attention(self, index: int | None) -> Any:
         """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
-        return clip_attention(self.tower, self.model.config.vision_feature_layer, index)
+        return super().tower_attention(self._read_layers() - 1 if index is None else index)
 
     def unread_blocks(self) -> Sequence[nn.Module]:
         """Return the encoder's layers after the one of `vision_feature_layer`."""
@@ -29,13 +29,6 @@ class ClipTowerAdapter(Adapter):
 
     def _read_layers(self) -> int:
         return _feature_layer(self.tower, self.model.config.vision_feature_layer) + 1
-
-
-def clip_attention(tower: Any, feature: int, index: int | None) -> nn.Module:
-    """Return the attention of layer `index`; None: of the layer with output hidden_states[feature]."""
-    layer = _feature_layer(tower, feature) if index is None else index
-    attention: nn.Module = tower.encoder.layers[layer].self_attn
-    return attention
 
 
 def _feature_layer(tower: Any, feature: int) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     PreTrainedTokenizerFast,
     UnlimitedOcrConfig,
@@ -26,7 +26,7 @@ from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.visual_items import VisualItem
 from espalier.harness.errors import unknown_name
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import PLAIN, join_of
 from espalier.harness.models.deepseek_ocr_images import (
     SETTINGS,
@@ -36,7 +36,14 @@ from espalier.harness.models.deepseek_ocr_images import (
     view_work,
 )
 from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.models.random_weights import stated, text_config, vision_config
+from espalier.harness.models.random_weights import (
+    Built,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
@@ -65,39 +72,30 @@ STEM = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of each stack stated in a config.json; keys that it omits are absent."""
-
-    text: Mapping[str, Any] = field(default_factory=dict)
-    tower: Mapping[str, Any] = field(default_factory=dict)
-    stem: Mapping[str, Any] = field(default_factory=dict)
-
-
-def released_sizes(config: Mapping[str, Any]) -> Sizes:
-    """Return the sizes stated in the release's config.json."""
+def released_sizes(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sizes stated in the release's config.json, by the table of `model.architecture` that they replace."""
     width = _table(_table(config, "vision_config"), "width")
     clip, sam = _table(width, "clip-l-14-224"), _table(width, "sam_vit_b")
     qwen2 = _table(width, "qwen2-0-5b")  # DeepSeek-OCR 2's
-    return Sizes(
-        text=_by_name(_table(config, "language_config"), {name: name for name in TEXT}),
-        tower=_by_name(clip, TOWER) | _by_name(qwen2, {"hidden_size": "dim"}),
-        stem=_by_name(sam, STEM),
-    )
+    return {
+        "text": _by_name(_table(config, "language_config"), {name: name for name in TEXT}),
+        "vision": _by_name(clip, TOWER) | _by_name(qwen2, {"hidden_size": "dim"}),
+        "stem": _by_name(sam, STEM),
+    }
 
 
-def library_sizes(config: Any) -> Sizes:
-    """Return the sizes of a configuration of the library's class."""
+def library_sizes(config: Any) -> dict[str, dict[str, Any]]:
+    """Return the sizes of a configuration of the library's class, by the same tables."""
     vision = config.vision_config
-
-    def values(part: Any, names: Any) -> dict[str, Any]:
-        return {name: getattr(part, name) for name in names if hasattr(part, name)}
-
-    return Sizes(
-        text=values(config.text_config, TEXT),
-        tower=values(vision.encoder_config, TOWER),
-        stem=values(vision.sam_config, STEM),
-    )
+    parts = {
+        "text": (config.text_config, TEXT),
+        "vision": (vision.encoder_config, TOWER),
+        "stem": (vision.sam_config, STEM),
+    }
+    return {
+        name: {key: getattr(part, key) for key in keys if hasattr(part, key)}
+        for name, (part, keys) in parts.items()
+    }
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -170,22 +168,71 @@ CLEAN_UPS: Mapping[str, Callable[[str], str]] = {
 FOLD = 4
 
 
+def full_layers(**text: Any) -> dict[str, Any]:
+    """Return the arguments of a decoder with full attention in all layers."""
+    return {**text, "layer_types": ["full_attention"] * text["num_hidden_layers"]}
+
+
+def ocr_config(config_class: Any, encoder: Built, decoder: Callable[..., dict[str, Any]]) -> Built:
+    """Return how a configuration of SAM, an encoder and a decoder of experts is built.
+
+    Args:
+        config_class: class of the configuration.
+        encoder: sizes of the encoder.
+        decoder: adds the types of the decoder's layers to its sizes.
+    """
+    stem = {
+        "hidden_size": of("facts.stem.hidden"),
+        "mlp_dim": of("facts.stem.intermediate"),
+        "num_hidden_layers": of("facts.stem.layers"),
+        "num_attention_heads": of("facts.stem.heads"),
+    }
+    vision = {
+        "sam_config": Built(dict, stem, ("architecture.stem",)),
+        "encoder_config": encoder,
+    }
+    arguments = {
+        "vision_config": Built(dict, vision),
+        "text_config": replace(
+            text_config(n_routed_experts=of("facts.text.experts")), part_class=decoder
+        ),
+        "image_token_id": token_id("<image>"),
+    }
+    return Built(config_class, arguments, ("architecture.model",))
+
+
+def ocr_processor(processor_class: Any) -> Built:
+    """Return how a processor is built: cells, newlines and separators are tokens."""
+    arguments = {
+        "image_processor": lambda spec, _: OcrImageProcessor(
+            **{name: value for name, value in spec.processor.items() if name in SETTINGS}
+        ),
+        "tokenizer": the_tokenizer,
+        "patch_size": of("architecture.stem.patch_size"),
+        "downsample_ratio": FOLD,
+    }
+    return Built(processor_class, arguments)
+
+
 class DeepseekOcrAdapter(Adapter):
     """`UnlimitedOcrForConditionalGeneration`: crops stitched to one plane (view 1), then the global view (view 0).
 
     Each row of cells ends with a newline token and the image with a separator; both are never pruned.
     """
 
-    model_class: ClassVar[Any] = UnlimitedOcrForConditionalGeneration
-    processor_class: ClassVar[Any] = UnlimitedOcrProcessor
-    #: That of the release, which refers to remote code, and that of the library's class.
-    checkpoint_types = ("deepseek_vl_v2", UnlimitedOcrConfig.model_type)
-    settings = (*SETTINGS, "clean_up")
-    conversation: ClassVar[str] = "plain"
-    joins: ClassVar[Mapping[str, str]] = {}
-    pieces = "begun"
-    #: The release's config.json belongs to remote code, which holds the image settings.
-    self_described = False
+    data = FamilyData(
+        model_class=UnlimitedOcrForConditionalGeneration,
+        # That of the release, which refers to remote code, and that of the library's class.
+        types=("deepseek_vl_v2", UnlimitedOcrConfig.model_type),
+        settings=dict.fromkeys((*SETTINGS, "clean_up")),
+        conversation="plain",
+        pieces="begun",
+        # The release's config.json belongs to remote code, which holds the image settings.
+        self_described=False,
+        blocks="vision_encoder.encoder.layers",
+        config=ocr_config(UnlimitedOcrConfig, vision_config(), full_layers),
+        processor=ocr_processor(UnlimitedOcrProcessor),
+    )
 
     @classmethod
     def format(cls, name: str | None, join: str | None = None, thinking: bool = False) -> str:
@@ -194,9 +241,9 @@ class DeepseekOcrAdapter(Adapter):
         Raises:
             UserError: another format or media rule.
         """
-        if name not in (None, cls.conversation):
-            raise unknown_name("model.conversation", name, (cls.conversation,))
-        join_of(join, cls.joins)
+        if name not in (None, cls.data.conversation):
+            raise unknown_name("model.conversation", name, (cls.data.conversation,))
+        join_of(join, cls.data.joins)
         del thinking
         return PLAIN
 
@@ -211,73 +258,15 @@ class DeepseekOcrAdapter(Adapter):
 
         That file belongs to remote code; values that it omits come from the model's config file.
         """
-        return cls._described(spec, _tokenizer(spec), cls._sizes(spec))
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SAM, CLIP, and the decoder with full attention in every layer."""
-        return cls._described(spec, tokenizer, Sizes())
-
-    @classmethod
-    def _described(cls, spec: ModelSpec, tokenizer: Any, sizes: Sizes) -> Any:
-        facts, stem = spec.facts, stated(spec, "stem", spec.facts.stem)
-        text = {
-            **text_config(spec, tokenizer),
-            "n_routed_experts": facts.text.experts,
-            **sizes.text,
-        }
-        return cls.model_class.config_class(
-            vision_config={
-                "sam_config": {
-                    "hidden_size": stem.hidden,
-                    "mlp_dim": stem.intermediate,
-                    "num_hidden_layers": stem.layers,
-                    "num_attention_heads": stem.heads,
-                    **spec.architecture["stem"],
-                    **sizes.stem,
-                },
-                "encoder_config": {**cls._encoder(spec), **sizes.tower},
-            },
-            text_config={**text, **cls._layer_types(text)},
-            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def _encoder(cls, spec: ModelSpec) -> dict[str, Any]:
-        """Return the configuration of the tower after SAM."""
-        return vision_config(spec.facts.tower, spec)
-
-    @classmethod
-    def _layer_types(cls, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the types of the decoder's layers: full attention in all."""
-        return {"layer_types": ["full_attention"] * text["num_hidden_layers"]}
-
-    @classmethod
-    def _sizes(cls, spec: ModelSpec) -> Sizes:
-        """Return the sizes in the checkpoint's config.json, in the release's or the library's format."""
-        config, config_class = config_of(spec), cls.model_class.config_class
+        config, config_class = config_of(spec), cls.data.model_class.config_class
+        sizes = released_sizes(config)
         if config.get("model_type") == config_class.model_type:
-            return library_sizes(load_part(spec, config_class))
-        return released_sizes(config)
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with the views of `model.processor`; cells, newlines and separators are tokens."""
-        return cls.processor_class(
-            image_processor=OcrImageProcessor(
-                **{name: value for name, value in spec.processor.items() if name in SETTINGS}
-            ),
-            tokenizer=tokenizer,
-            patch_size=spec.architecture["stem"]["patch_size"],
-            downsample_ratio=FOLD,
-        )
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of a CLIP layer; the projector reads the output of the last one."""
-        layers = self.model.model.vision_tower.vision_encoder.encoder.layers
-        attention: nn.Module = layers[-1 if index is None else index].self_attn
-        return attention
+            sizes = library_sizes(load_part(spec, config_class))
+        stated = {
+            name: {**spec.architecture.get(name, {}), **table} for name, table in sizes.items()
+        }
+        stated_spec = replace(spec, architecture={**spec.architecture, **stated})
+        return cls.configuration(stated_spec, _tokenizer(spec))
 
     def stem_layers(self) -> Sequence[Any]:
         """Return SAM's layers."""

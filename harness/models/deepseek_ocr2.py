@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     DeepseekOcr2Config,
     DeepseekOcr2ForConditionalGeneration,
@@ -24,7 +25,13 @@ from transformers.processing_utils import ImagesKwargs
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.deepseek_ocr import FOLD, DeepseekOcrAdapter
+from espalier.harness.models.deepseek_ocr import (
+    FOLD,
+    DeepseekOcrAdapter,
+    ocr_config,
+    ocr_processor,
+)
+from espalier.harness.models.random_weights import of, vision_config
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -40,6 +47,13 @@ class OwnViewsProcessor(DeepseekOcr2Processor):
     skip_tensor_conversion = UnlimitedOcrProcessor.skip_tensor_conversion
 
 
+def dense_layers(**text: Any) -> dict[str, Any]:
+    """Return a decoder's arguments, with the types of its MLPs by the release's count of dense ones, without a list."""
+    n_dense = text.get("first_k_dense_replace", 1)
+    types = ["dense"] * n_dense + ["sparse"] * (text["num_hidden_layers"] - n_dense)
+    return {**text, "mlp_layer_types": text.get("mlp_layer_types") or types}
+
+
 class DeepseekOcr2Adapter(DeepseekOcrAdapter):
     """`DeepseekOcr2ForConditionalGeneration`: queries of each crop (views 1..n), of the global view (0), a separator.
 
@@ -47,24 +61,22 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
     in RTPrune's dynamic ratio, is valid, and a single pair has no meaning.
     """
 
-    model_class: ClassVar[Any] = DeepseekOcr2ForConditionalGeneration
-    processor_class: ClassVar[Any] = OwnViewsProcessor
-    #: That of the release, which is DeepSeek-OCR's too, and that of the library's class.
-    checkpoint_types = ("deepseek_vl_v2", DeepseekOcr2Config.model_type)
-    unplaced = True
-    #: Probes of the tower's attention ignore masks, which the encoder needs.
-    lacking = ("cls_attention", "cls_logits", "wide_cls_attention", "tower_received")
-
-    @classmethod
-    def _encoder(cls, spec: ModelSpec) -> dict[str, Any]:
-        return {**super()._encoder(spec), "num_key_value_heads": spec.facts.tower.kv_heads}
-
-    @classmethod
-    def _layer_types(cls, text: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the types of the decoder's MLPs, by the release's count of dense ones if there is no list."""
-        n_dense = text.get("first_k_dense_replace", 1)
-        types = ["dense"] * n_dense + ["sparse"] * (text["num_hidden_layers"] - n_dense)
-        return {"mlp_layer_types": text.get("mlp_layer_types") or types}
+    data = replace(
+        DeepseekOcrAdapter.data,
+        model_class=DeepseekOcr2ForConditionalGeneration,
+        # That of the release, which is DeepSeek-OCR's too, and that of the library's class.
+        types=("deepseek_vl_v2", DeepseekOcr2Config.model_type),
+        unplaced=True,
+        # Probes of the tower's attention ignore masks, which the encoder needs.
+        lacking=("cls_attention", "cls_logits", "wide_cls_attention", "tower_received"),
+        blocks="vision_encoder.layers",
+        config=ocr_config(
+            DeepseekOcr2Config,
+            vision_config(num_key_value_heads=of("facts.tower.kv_heads")),
+            dense_layers,
+        ),
+        processor=ocr_processor(OwnViewsProcessor),
+    )
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
@@ -88,12 +100,6 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
         inputs = super().process(texts, pictures, clips)
         inputs.pop("patches_grid", None)
         return inputs
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer; by default, of the last."""
-        layers = self.model.model.vision_tower.vision_encoder.layers
-        attention: nn.Module = layers[-1 if index is None else index].self_attn
-        return attention
 
     def to_units(self, values: Tensor) -> Tensor:
         """Return the queries' (units, ...) of (views, cells and queries, ...) values."""

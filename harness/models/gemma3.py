@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import (
-    AutoProcessor,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3ImageProcessor,
@@ -25,12 +24,17 @@ from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.layer_types import LayerTypes
 from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.clip_blocks import clip_attention
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import STARTED
-from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
+from espalier.harness.models.random_weights import (
+    Built,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -54,14 +58,33 @@ def refuse_flash(spec: ModelSpec) -> None:
 class Gemma3Adapter(Adapter):
     """`Gemma3ForConditionalGeneration`: each picture is one square grid of pooled tokens."""
 
-    model_class = Gemma3ForConditionalGeneration
-    conversation: ClassVar[str] = "gemma3"
-    media = STARTED
-    joins: ClassVar[Mapping[str, str]] = {}
-    placeholders = (START,)
-    inline = START
-    pieces = "begun"
-    special = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *MARKS.values())
+    data = FamilyData(
+        model_class=Gemma3ForConditionalGeneration,
+        conversation="gemma3",
+        media=STARTED,
+        placeholders=(START,),
+        inline=START,
+        pieces="begun",
+        special=("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *MARKS.values()),
+        named_tokens=MARKS,
+        config=Built(
+            Gemma3Config,
+            {
+                "text_config": text_config(head_dim=of("facts.text.head_dim")),
+                "vision_config": vision_config(model_type="siglip_vision_model"),
+                **{f"{name}_index": token_id(mark) for name, mark in MARKS.items()},
+            },
+            ("architecture.model",),
+        ),
+        processor=Built(
+            Gemma3Processor,
+            {
+                "image_processor": Built(Gemma3ImageProcessor, {**SIGLIP_PIXELS}),
+                "tokenizer": the_tokenizer,
+                "image_seq_length": of("architecture.model.mm_tokens_per_image"),
+            },
+        ),
+    )
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
@@ -69,52 +92,10 @@ class Gemma3Adapter(Adapter):
         super().check_settings(spec)
         refuse_flash(spec)
 
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor."""
-        return load_part(spec, AutoProcessor)
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP and the text stack."""
-        text = {"head_dim": spec.facts.text.head_dim, **text_config(spec, tokenizer)}
-        marks = zip(("boi", "eoi", "image"), MARKS.values(), strict=True)
-        return Gemma3Config(
-            text_config=text,
-            vision_config={
-                "model_type": "siglip_vision_model",
-                **vision_config(spec.facts.tower, spec),
-            },
-            **{
-                f"{name}_token_index": tokenizer.convert_tokens_to_ids(mark) for name, mark in marks
-            },
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with SigLIP's preprocessing at the tower's size."""
-        side = spec.architecture["vision"]["image_size"]
-        tokenizer._set_model_specific_special_tokens(MARKS)
-        images = Gemma3ImageProcessor(
-            size={"height": side, "width": side}, image_mean=HALF, image_std=HALF
-        )
-        tokens = spec.architecture["model"]["mm_tokens_per_image"]
-        return Gemma3Processor(images, tokenizer, image_seq_length=tokens)
-
     @cached_property
     def layer_types(self) -> LayerTypes:
         """Sliding and full layers."""
         return LayerTypes(self.decoder)
-
-    @property
-    def projector(self) -> Any:
-        """Pooling, norm and one matrix."""
-        return self.model.model.multi_modal_projector
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer; by default, of the last."""
-        return clip_attention(self.tower, -1, index)
 
     def image_tokens(self) -> int | None:
         """Return the tokens of a picture."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     AutoProcessor,
     GotOcr2ImageProcessorPil,
@@ -18,7 +18,7 @@ from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_t
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import NUMBERED, ROWED
 from espalier.harness.models.internvl_processor import (
     FRAME,
@@ -32,7 +32,7 @@ from espalier.harness.models.internvl_processor import (
     tile_settings,
 )
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import Built, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 
 if TYPE_CHECKING:
@@ -42,14 +42,27 @@ if TYPE_CHECKING:
 class InternVLAdapter(Adapter):
     """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
 
-    model_class = InternVLForConditionalGeneration
-    takes_video = True
-    conversation: ClassVar[str] = "internvl2"
-    media = NUMBERED
-    joins: ClassVar[Mapping[str, str]] = {"numbered": NUMBERED, "blank": ROWED}
-    placeholders = (TOKENS["context_image_token"], TOKENS["video_token"])
-    inline = TOKENS["context_image_token"]
-    settings = (*TILES, "patches_together", "frame_label")
+    data = FamilyData(
+        model_class=InternVLForConditionalGeneration,
+        conversation="internvl2",
+        takes_video=True,
+        media=NUMBERED,
+        joins={"numbered": NUMBERED, "blank": ROWED},
+        placeholders=(TOKENS["context_image_token"], TOKENS["video_token"]),
+        inline=TOKENS["context_image_token"],
+        settings=dict.fromkeys((*TILES, "patches_together", "frame_label")),
+        blocks="encoder.layer",
+        attention="attention",
+        config=Built(
+            InternVLConfig,
+            {
+                "vision_config": vision_config(),
+                "text_config": text_config(),
+                "image_token_id": token_id(TOKENS["context_image_token"]),
+            },
+            ("architecture.model",),
+        ),
+    )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set the label of video frames."""
@@ -69,13 +82,9 @@ class InternVLAdapter(Adapter):
         return processor
 
     @classmethod
-    def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's own configuration.
-
-        Raises:
-            UserError: an unknown type of text stack, such as a mixture of experts.
-        """
-        return known_text(super().checkpoint_config(spec), spec)
+    def check_config(cls, config: Any, spec: ModelSpec) -> None:
+        """Raise UserError for an unknown type of text stack, such as a mixture of experts."""
+        known_text(config, spec)
 
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
@@ -85,26 +94,15 @@ class InternVLAdapter(Adapter):
         return processor
 
     @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of InternViT, an MLP and the text stack of `architecture.text.model_type`."""
-        config = InternVLConfig(
-            vision_config=vision_config(spec.facts.tower, spec),
-            text_config=text_config(spec, tokenizer),
-            image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["context_image_token"]),
-            **spec.architecture["model"],
-        )
-        return known_text(config, spec)
-
-    @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
         return build_processor(spec, tokenizer)
 
-    def tower_attention(self, index: int | None) -> nn.Module:
+    def tower_attention(self, index: int | None) -> Any:
         """Return the attention of an encoder layer; hidden_states[-1] is the output of layers[-1]."""
-        layer = self.model.config.vision_feature_layer if index is None else index
-        attention: nn.Module = self.model.model.vision_tower.encoder.layer[layer].attention
-        return attention
+        return super().tower_attention(
+            self.model.config.vision_feature_layer if index is None else index
+        )
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""

@@ -6,12 +6,13 @@ Dream's: Qwen2's blocks with bidirectional attention, under Qwen2's tensor names
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, isqrt
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen2Tokenizer
+from transformers import LlavaOnevisionConfig, Qwen2Tokenizer
 from transformers.models.llava_onevision.modeling_llava_onevision import (
     get_anyres_image_grid_shape,
     unpad_image,
@@ -25,6 +26,7 @@ from espalier.harness.models.llada_v import (
     LladaVModel,
     LladaVProcessor,
 )
+from espalier.harness.models.llava_onevision import siglip_config
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -72,10 +74,13 @@ class LavidaProcessor(LladaVProcessor):
 class LavidaAdapter(LladaVAdapter):
     """`LavidaForConditionalGeneration`: pooled views, stitched, unpadded, a newline token after each row."""
 
-    model_class = LavidaForConditionalGeneration
+    data = replace(
+        LladaVAdapter.data,
+        model_class=LavidaForConditionalGeneration,
+        conversation="llada",
+        patch_tokens=False,  # a token is the mean of several patches
+    )
     processor_class = LavidaProcessor
-    conversation: ClassVar[str] = "llada"
-    patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Measure the number of tokens of a pooled view."""
@@ -105,9 +110,12 @@ DREAM_SPECIAL = (
 class LavidaDreamAdapter(LavidaAdapter):
     """`LavidaForConditionalGeneration` around Qwen2's modules; Dream's code adds two tokens to Qwen2's tokenizer."""
 
-    checkpoint_types = ("llava_dream",)
-    special = DREAM_SPECIAL
-    text_type = "qwen2"
+    data = replace(
+        LavidaAdapter.data,
+        types=("llava_dream",),
+        special=DREAM_SPECIAL,
+        conversation="dream",
+        joins=JOINS,
+        config=siglip_config(LlavaOnevisionConfig, "qwen2"),
+    )
     tokenizer_class = Qwen2Tokenizer
-    conversation = "dream"
-    joins = JOINS

@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionModel,
@@ -28,9 +30,8 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import FLUSH, JOINS
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, siglip_config
 from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.models.random_weights import text_config, vision_config
 from espalier.harness.settings import choice
 
 if TYPE_CHECKING:
@@ -246,20 +247,24 @@ class LladaVProcessor(LlavaOnevisionProcessor):
 class LladaVAdapter(LlavaOnevisionAdapter):
     """`LladaVForConditionalGeneration`: AnyRes for one image, one padded view for each of several (`SEVERAL`)."""
 
-    model_class: ClassVar[Any] = LladaVForConditionalGeneration
+    data = replace(
+        LlavaOnevisionAdapter.data,
+        model_class=LladaVForConditionalGeneration,
+        types=("llava_llada",),
+        # The release's config.json belongs to remote code and does not describe the tower.
+        self_described=False,
+        renames=RENAMES,
+        special=SPECIAL,
+        # As in the release's evaluation, which requests short answers without reasoning.
+        conversation="llada_no_think",
+        joins={**JOINS, "flush": FLUSH},
+        settings={"several_pictures": None},
+        config=siglip_config(LlavaOnevisionConfig, "llama"),
+    )
     processor_class: ClassVar[Any] = LladaVProcessor
-    settings = ("several_pictures",)
-    checkpoint_types = ("llava_llada",)
-    #: The release's config.json belongs to remote code and does not describe the tower.
-    self_described = False
-    renames = RENAMES
-    special: ClassVar[Sequence[str]] = SPECIAL
-    #: The library's type of the text stack, and the class that reads the release's tokenizer.
-    text_type: ClassVar[str] = "llama"
+    picture_class = LlavaOnevisionImageProcessorPil  # as the releases resize
+    #: The class that reads the release's tokenizer.
     tokenizer_class: ClassVar[Any] = PreTrainedTokenizerFast
-    #: As in the release's evaluation, which requests short answers without reasoning.
-    conversation: ClassVar[str] = "llada_no_think"
-    joins: ClassVar[Mapping[str, str]] = {**JOINS, "flush": FLUSH}
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set what stands for each of several pictures."""
@@ -279,18 +284,6 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         return cls.built_processor(cls.checkpoint_config(spec), cls._tokenizer(spec))
 
     @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
-        return cls.built_processor(cls.configuration(spec, tokenizer), tokenizer)
-
-    @classmethod
-    def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor of a configuration; it resizes images with PIL, as the releases do."""
-        return build_processor(
-            cls.processor_class, config, tokenizer, LlavaOnevisionImageProcessorPil
-        )
-
-    @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
         """Return the library's configuration with the values of the checkpoint's config.json.
 
@@ -301,30 +294,14 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         """
         release = config_of(spec)
         check_release(release)
-        config = cls._described(spec, cls._tokenizer(spec), text_sizes(release))
+        text = {**spec.architecture.get("text", {}), **text_sizes(release)}
+        stated = replace(spec, architecture={**spec.architecture, "text": text})
+        config = cls.configuration(stated, cls._tokenizer(spec))
         if "image_grid_pinpoints" in release:
             config.image_grid_pinpoints = planes(
                 release["image_grid_pinpoints"], config.vision_config.image_size
             )
         return config
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP, an MLP and the text stack."""
-        return cls._described(spec, tokenizer, {})
-
-    @classmethod
-    def _described(cls, spec: ModelSpec, tokenizer: Any, sizes: dict[str, Any]) -> Any:
-        return cls.config_class(
-            vision_config={
-                "model_type": "siglip_vision_model",
-                **vision_config(spec.facts.tower, spec),
-            },
-            text_config={"model_type": cls.text_type, **text_config(spec, tokenizer), **sizes},
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
-            **spec.architecture["model"],
-        )
 
     @classmethod
     def _tokenizer(cls, spec: ModelSpec) -> Any:

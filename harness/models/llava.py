@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import (
-    AutoProcessor,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaImageProcessor,
@@ -18,9 +17,18 @@ from transformers import (
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.clip_blocks import ClipTowerAdapter
+from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import (
+    Built,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.view_placement import (
     WHOLE,
     PictureView,
@@ -33,17 +41,51 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
+#: Sizes of an image processor: those of the tower.
+SIZES = {
+    "size": Built(dict, {"shortest_edge": of("architecture.vision.image_size")}),
+    "crop_size": Built(
+        dict, dict.fromkeys(("height", "width"), of("architecture.vision.image_size"))
+    ),
+}
+
+
+def clip_config(config_class: Any) -> Built:
+    """Return how a configuration of CLIP, an MLP and Llama is built."""
+    arguments = {
+        "vision_config": vision_config(model_type="clip_vision_model"),
+        "text_config": text_config(model_type="llama"),
+        "image_token_index": token_id("<image>"),
+    }
+    return Built(config_class, arguments, ("architecture.model",))
+
+
+def clip_processor(processor_class: Any, images: Built) -> Built:
+    """Return how a processor with CLIP's preprocessing is built."""
+    arguments = {
+        "image_processor": images,
+        "tokenizer": the_tokenizer,
+        "patch_size": of("architecture.vision.patch_size"),
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": "<image>",
+    }
+    return Built(processor_class, arguments)
+
+
 class LlavaAdapter(ClipTowerAdapter):
     """`LlavaForConditionalGeneration`: each image is one square grid of tokens, all prunable."""
 
-    model_class: ClassVar[Any] = LlavaForConditionalGeneration
-    config_class: ClassVar[Any] = LlavaConfig
-    processor_class: ClassVar[Any] = LlavaProcessor
-    picture_class: ClassVar[Any] = LlavaImageProcessor
-    settings: ClassVar[tuple[str, ...]] = ("do_pad",)
-    conversation: ClassVar[str] = "vicuna_v1"
-    pieces = "alone"
-    patch_tokens: ClassVar[bool] = True
+    data = FamilyData(
+        model_class=LlavaForConditionalGeneration,
+        conversation="vicuna_v1",
+        joins=JOINS,
+        pieces="alone",
+        patch_tokens=True,
+        settings={"do_pad": None},
+        config=clip_config(LlavaConfig),
+        processor=clip_processor(LlavaProcessor, Built(LlavaImageProcessor, SIZES, ("processor",))),
+    )
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -51,46 +93,10 @@ class LlavaAdapter(ClipTowerAdapter):
 
         The published processor settings crop the centre instead, which removes the borders.
         """
-        processor = load_part(spec, AutoProcessor)
+        processor = super().load_processor(spec)
         if spec.processor.get("do_pad"):
             processor.image_processor = load_part(spec, LlavaImageProcessor, **spec.processor)
         return processor
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of CLIP, an MLP and Llama."""
-        return cls.config_class(
-            vision_config={
-                "model_type": "clip_vision_model",
-                **vision_config(spec.facts.tower, spec),
-            },
-            text_config={"model_type": "llama", **text_config(spec, tokenizer)},
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with CLIP's preprocessing at the tower's size."""
-        vision = spec.architecture["vision"]
-        side = vision["image_size"]
-        return cls.processor_class(
-            image_processor=cls.picture_class(
-                size={"shortest_edge": side},
-                crop_size={"height": side, "width": side},
-                **cls.picture_settings(spec),
-            ),
-            tokenizer=tokenizer,
-            patch_size=vision["patch_size"],
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-            image_token="<image>",
-        )
-
-    @classmethod
-    def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return the settings of a new image processor besides its sizes."""
-        return spec.processor
 
     def image_tokens(self) -> int | None:
         """Return the number of patches of one view."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import (
-    AutoProcessor,
     LlavaNextConfig,
     LlavaNextForConditionalGeneration,
     LlavaNextImageProcessor,
@@ -20,32 +20,27 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.visual_items import VisualItem
 from espalier.harness.models.anyres import packed_item
-from espalier.harness.models.llava import LlavaAdapter
-from espalier.harness.models.loader import load_part
+from espalier.harness.models.llava import SIZES, LlavaAdapter, clip_config, clip_processor
+from espalier.harness.models.random_weights import Built, of
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
 
 
 class LlavaNextAdapter(LlavaAdapter):
     """`LlavaNextForConditionalGeneration`: view 0 is the global view, view 1 the stitched crops; newlines are kept."""
 
-    model_class = LlavaNextForConditionalGeneration
-    config_class = LlavaNextConfig
-    processor_class = LlavaNextProcessor
-    picture_class = LlavaNextImageProcessor
-    settings = ()
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor."""
-        return load_part(spec, AutoProcessor)
-
-    @classmethod
-    def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return the valid sizes of the plane of crops."""
-        return {"image_grid_pinpoints": spec.architecture["model"]["image_grid_pinpoints"]}
+    data = replace(
+        LlavaAdapter.data,
+        model_class=LlavaNextForConditionalGeneration,
+        settings={},
+        config=clip_config(LlavaNextConfig),
+        processor=clip_processor(
+            LlavaNextProcessor,
+            Built(
+                LlavaNextImageProcessor,
+                SIZES | {"image_grid_pinpoints": of("architecture.model.image_grid_pinpoints")},
+            ),
+        ),
+    )
 
     def image_tokens(self) -> int | None:
         """Return None: the number depends on the image's shape."""

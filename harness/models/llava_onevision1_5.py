@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from transformers import Qwen2VLConfig, Qwen2VLProcessor
 
@@ -13,7 +13,6 @@ from espalier.harness.models.llava_onevision1_5_model import (
 )
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
-from espalier.harness.models.qwen_processor import set_bounds
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -22,14 +21,17 @@ if TYPE_CHECKING:
 class LlavaOnevision15Adapter(Qwen2VLAdapter):
     """`LlavaOnevision15ForConditionalGeneration`: a class token in each picture, tokens counted on one axis."""
 
-    model_class = LlavaOnevision15ForConditionalGeneration
-    config_class = LlavaOnevision15Config
+    data = replace(
+        Qwen2VLAdapter.data,
+        model_class=LlavaOnevision15ForConditionalGeneration,
+        config=replace(Qwen2VLAdapter.data.config, part_class=LlavaOnevision15Config),
+        renames={
+            r"^visual\.": "model.visual.",
+            r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",
+        },
+    )
     class_tokens = 1
     library_positions = True
-    renames: ClassVar[Mapping[str, str]] = {
-        r"^visual\.": "model.visual.",
-        r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",
-    }
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -37,4 +39,4 @@ class LlavaOnevision15Adapter(Qwen2VLAdapter):
         # With a configuration, the library does not look for the release's class of it, which is remote code.
         processor = load_part(spec, Qwen2VLProcessor, config=Qwen2VLConfig())
         processor.video_processor.temporal_patch_size = 1
-        return set_bounds(processor, spec)
+        return cls.adopt_processor(processor, spec)

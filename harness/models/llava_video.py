@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
 from espalier.harness.errors import unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.models.chat_media import Chat, Media
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, siglip_config
 from espalier.harness.models.llava_video_model import (
     POOLINGS,
     LlavaVideoConfig,
@@ -44,12 +45,15 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     POOLINGS, sets the pooling of frames, which is not a property of the weights.
     """
 
-    model_class = LlavaVideoForConditionalGeneration
-    config_class = LlavaVideoConfig
+    data = replace(
+        LlavaOnevisionAdapter.data,
+        model_class=LlavaVideoForConditionalGeneration,
+        settings={"time_instruction": None, "video_pooling": None},
+        patch_tokens=False,  # a token is the mean of several patches
+        config=siglip_config(LlavaVideoConfig, "qwen2"),
+    )
     processor_class = LlavaVideoProcessor
-    settings = ("time_instruction", "video_pooling")
     row_newlines = True
-    patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set the pooling of frames, and the resulting number of placeholders on the processor."""
@@ -71,7 +75,7 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return a processor with the checkpoint's tokenizer; the library cannot load it for this configuration."""
         tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
-        return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
+        return cls.built_processor(load_part(spec, LlavaVideoConfig), tokenizer)
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt, with the times of frames under `time_instruction`."""

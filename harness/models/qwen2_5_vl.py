@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,36 +11,40 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
 )
 
-from espalier.harness.models.qwen2_vl import Qwen2VLAdapter, window_order
+from espalier.harness.models.qwen2_vl import (
+    TOWER,
+    Qwen2VLAdapter,
+    patch_processor,
+    qwen_config,
+    window_order,
+)
 
 if TYPE_CHECKING:
-    from espalier.harness.cost.facts import ModelFacts
+    from espalier.harness.specs.run_spec import ModelSpec
+
+
+def full_blocks(spec: ModelSpec, _: Any) -> list[int]:
+    """Return the numbers of the blocks with full attention: they are evenly spaced and include the last."""
+    tower = spec.facts.tower
+    spanning = tower.layers - tower.window_layers
+    return [(n + 1) * tower.layers // spanning - 1 for n in range(spanning)]
 
 
 class Qwen25VLAdapter(Qwen2VLAdapter):
     """`Qwen2_5_VLForConditionalGeneration`: tower and projector process units window by window."""
 
-    model_class = Qwen2_5_VLForConditionalGeneration
-    config_class = Qwen2_5_VLConfig
-    processor_class = Qwen2_5_VLProcessor
-
-    @classmethod
-    def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
-        """Return the tower's sizes; blocks with full attention are evenly spaced and include the last."""
-        tower = facts.tower
-        spanning = tower.layers - tower.window_layers
-        return {
-            "depth": tower.layers,
-            "hidden_size": tower.hidden,
-            "intermediate_size": tower.intermediate,
-            "num_heads": tower.heads,
-            "out_hidden_size": facts.text.hidden,
-            "fullatt_block_indexes": [
-                (n + 1) * tower.layers // spanning - 1 for n in range(spanning)
-            ],
-        }
+    data = replace(
+        Qwen2VLAdapter.data,
+        model_class=Qwen2_5_VLForConditionalGeneration,
+        config=qwen_config(Qwen2_5_VLConfig, **TOWER, fullatt_block_indexes=full_blocks),
+        processor=patch_processor(
+            Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+        ),
+    )
 
     @property
     def pace(self) -> float | None:

@@ -10,32 +10,105 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoProcessor,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
     Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
 )
 
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import BARE
-from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen_positions import released_positions
-from espalier.harness.models.qwen_processor import (
-    BOUNDS,
-    CAP,
-    new_processor,
-    process_in_order,
-    set_bounds,
+from espalier.harness.models.random_weights import (
+    Built,
+    Value,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
 )
-from espalier.harness.models.random_weights import text_config
+from espalier.harness.settings import Count
 
 if TYPE_CHECKING:
-    from espalier.harness.cost.facts import ModelFacts
     from espalier.harness.specs.run_spec import ModelSpec
+
+
+#: Bounds on the area of pictures in pixels, by the key of `model.processor`.
+PICTURE_BOUNDS: Mapping[str, tuple[str, Any]] = {
+    "min_pixels": ("image_processor.size.shortest_edge", Count),
+    "max_pixels": ("image_processor.size.longest_edge", Count),
+}
+BOUNDS: Mapping[str, tuple[str, Any]] = {
+    **PICTURE_BOUNDS,
+    "video_min_pixels": ("video_processor.size.shortest_edge", Count),
+    "video_max_pixels": ("video_processor.size.longest_edge", Count),
+}
+
+#: Also bounds each frame of a video, as in Qwen's package (qwen-vl-utils), which lmms-eval uses. Checkpoints do not
+#: state it, and the library's default is off.
+CAP: Mapping[str, tuple[str, Any]] = {
+    "cap_pixels_per_frame": ("video_processor.cap_pixels_per_frame", bool)
+}
+
+#: Special tokens by the keys of the configuration for their numbers.
+MARKS = {
+    **{"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
+    **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
+}
+
+#: Sizes of towers that state their width and the decoder's.
+TOWER: Mapping[str, Value] = {
+    "depth": of("facts.tower.layers"),
+    "hidden_size": of("facts.tower.hidden"),
+    "intermediate_size": of("facts.tower.intermediate"),
+    "num_heads": of("facts.tower.heads"),
+    "out_hidden_size": of("facts.text.hidden"),
+}
+
+
+def qwen_config(
+    config_class: Any,
+    text: Mapping[str, Value] | None = None,
+    marks: Mapping[str, str] = MARKS,
+    **tower: Value,
+) -> Built:
+    """Return how a configuration of tower and text stack is built.
+
+    Args:
+        config_class: class of the configuration.
+        text: arguments of the text stack besides its sizes.
+        marks: special tokens by the keys for their numbers.
+        **tower: arguments of the tower.
+    """
+    arguments = {
+        "vision_config": Built(dict, tower, ("architecture.vision",)),
+        "text_config": text_config(**(text or {})),
+        **{key: token_id(mark) for key, mark in marks.items()},
+    }
+    return Built(config_class, arguments, ("architecture.model",))
+
+
+def patch_processor(
+    processor_class: Any, image_class: Any, video_class: Any = None, **colours: Any
+) -> Built:
+    """Return how a processor for the tower's patch size is built.
+
+    `colours` override the classes' mean and standard deviation of pictures and frames.
+    """
+    names = {"patch_size": "patch_size", "merge_size": "spatial_merge_size"}
+    videos = {"temporal_patch_size": "temporal_patch_size"}
+    parts = {"image_processor": image_class, "video_processor": video_class}
+    sizes = {
+        key: of(f"architecture.vision.{name}")
+        for key, name in (names if video_class is None else names | videos).items()
+    }
+    built = {name: Built(part, sizes | colours) for name, part in parts.items() if part is not None}
+    return Built(processor_class, {**built, "tokenizer": the_tokenizer})
 
 
 def merged_item(
@@ -88,23 +161,27 @@ def window_order(shape: Sequence[int], merge: int, side: int) -> tuple[Tensor, i
 class Qwen2VLAdapter(Adapter):
     """`Qwen2VLForConditionalGeneration`: a projector unit is a square of patches, in raster order."""
 
-    model_class: ClassVar[Any] = Qwen2VLForConditionalGeneration
-    config_class: ClassVar[Any] = Qwen2VLConfig
-    processor_class: ClassVar[Any] = Qwen2VLProcessor
-    takes_video = True
-    conversation: ClassVar[str] = "qwen_1_5"
-    media = BARE
-    joins: ClassVar[Mapping[str, str]] = {}
-    placeholders = ("<|image_pad|>", "<|video_pad|>")
-    inline = None
-    lacking = ("luma",)  # the tower gets a list of patches, from pictures of any size
-    settings = (*BOUNDS, CAP)
-
-    #: Keys of the configuration with the number of a special token, and that token.
-    marks: ClassVar[Mapping[str, str]] = {
-        **{"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"},
-        **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
-    }
+    data = FamilyData(
+        model_class=Qwen2VLForConditionalGeneration,
+        conversation="qwen_1_5",
+        takes_video=True,
+        media=BARE,
+        placeholders=("<|image_pad|>", "<|video_pad|>"),
+        inline=None,
+        lacking=("luma",),  # the tower gets a list of patches, from pictures of any size
+        settings=BOUNDS | CAP,
+        tower="model.visual",
+        projector="model.visual.merger",
+        config=qwen_config(
+            Qwen2VLConfig,
+            depth=of("facts.tower.layers"),
+            embed_dim=of("facts.tower.hidden"),
+            num_heads=of("facts.tower.heads"),
+            mlp_ratio=lambda spec, _: spec.facts.tower.intermediate // spec.facts.tower.hidden,
+            hidden_size=of("facts.text.hidden"),
+        ),
+        processor=patch_processor(Qwen2VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor),
+    )
 
     #: Tokens of the tower for each picture or frame, besides its patches.
     class_tokens: ClassVar[int] = 0
@@ -121,41 +198,13 @@ class Qwen2VLAdapter(Adapter):
         model.model.get_rope_index = partial(released_positions, side=side, pace=self.pace)
 
     @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor with the picture sizes of `model.processor`."""
-        return set_bounds(load_part(spec, AutoProcessor), spec)
-
-    @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Return the caller's processor with the picture sizes of `model.processor`."""
-        return set_bounds(processor, spec)
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of tower and text stack, updated by `architecture.model`."""
-        return cls.config_class(
-            vision_config={**cls.tower_config(spec.facts), **spec.architecture["vision"]},
-            text_config=text_config(spec, tokenizer),
-            **{key: tokenizer.convert_tokens_to_ids(mark) for key, mark in cls.marks.items()},
-            **spec.architecture.get("model", {}),
-        )
-
-    @classmethod
-    def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
-        """Return the tower's sizes under transformers' keys."""
-        tower = facts.tower
-        return {
-            "depth": tower.layers,
-            "embed_dim": tower.hidden,
-            "num_heads": tower.heads,
-            "mlp_ratio": tower.intermediate // tower.hidden,
-            "hidden_size": facts.text.hidden,
-        }
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the family's processor for the tower's patches."""
-        return new_processor(cls.processor_class, spec, tokenizer)
+        """Return the processor with the picture sizes of `model.processor`."""
+        if CAP.items() <= cls.data.settings.items():
+            # Without a value, the library warns at every video.
+            videos = processor.video_processor
+            videos.cap_pixels_per_frame = bool(videos.cap_pixels_per_frame)
+        return super().adopt_processor(processor, spec)
 
     # ------------------------------------------------------------------ parts
 
@@ -163,18 +212,6 @@ class Qwen2VLAdapter(Adapter):
     def pace(self) -> float | None:
         """Position steps per second of a video; None: one step per pair of frames."""
         return None
-
-    @property
-    def tower(self) -> nn.Module:
-        """The vision tower; its last module is the projector."""
-        tower: nn.Module = self.model.model.visual
-        return tower
-
-    @property
-    def projector(self) -> nn.Module:
-        """The merger of patches: norm, concatenation of a square of patches, MLP."""
-        projector: nn.Module = self.model.model.visual.merger
-        return projector
 
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention of a block; None: the last; negative numbers count from the end.
@@ -219,7 +256,7 @@ class Qwen2VLAdapter(Adapter):
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on pictures and clips in the order of their placeholders."""
-        return process_in_order(self, texts, pictures, clips)
+        return self.process_in_order(texts, pictures, clips)
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image, then per video, as the tower gets them: units in raster order, frame by frame."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 from transformers import (
@@ -19,24 +18,30 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
 )
 
-from espalier.harness.models.qwen3_vl import Qwen3VLAdapter
-from espalier.harness.models.random_weights import stated
+from espalier.harness.models.qwen2_vl import qwen_config
+from espalier.harness.models.qwen3_vl import DEEP_TOWER, Qwen3VLAdapter
+from espalier.harness.models.random_weights import Value, of
 
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+#: The linear layers, by the keys of the text stack's configuration.
+LINEAR: Mapping[str, Value] = {
+    "head_dim": of("facts.text.head_dim"),
+    "full_attention_interval": of("facts.text.linear.interval"),
+    "linear_num_key_heads": of("facts.text.linear.key_heads"),
+    "linear_num_value_heads": of("facts.text.linear.value_heads"),
+    "linear_key_head_dim": of("facts.text.linear.key_dim"),
+    "linear_value_head_dim": of("facts.text.linear.value_dim"),
+}
 
 
 class Qwen35Adapter(Qwen3VLAdapter):
     """`Qwen3_5ForConditionalGeneration`: full layers between layers of linear attention."""
 
-    model_class: ClassVar[Any] = Qwen3_5ForConditionalGeneration
-    config_class: ClassVar[Any] = Qwen3_5Config
-    conversation: ClassVar[str] = "qwen3_5"
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration, with the linear layers of `facts.text.linear`."""
-        return super().configuration(with_linear(spec), tokenizer)
+    data = replace(
+        Qwen3VLAdapter.data,
+        model_class=Qwen3_5ForConditionalGeneration,
+        conversation="qwen3_5",
+        config=qwen_config(Qwen3_5Config, LINEAR, **DEEP_TOWER),
+    )
 
     def deepstack(self) -> Mapping[int, nn.Module]:
         """Return nothing."""
@@ -46,20 +51,8 @@ class Qwen35Adapter(Qwen3VLAdapter):
 class Qwen35MoeAdapter(Qwen35Adapter):
     """`Qwen3_5MoeForConditionalGeneration`: a router sends each token to a few experts, and a gate to one for all."""
 
-    model_class = Qwen3_5MoeForConditionalGeneration
-    config_class = Qwen3_5MoeConfig
-
-
-def with_linear(spec: ModelSpec) -> ModelSpec:
-    """Return a spec with the linear layers of `facts.text.linear` in `architecture.text`."""
-    linear = stated(spec, "text.linear", spec.facts.text.linear)
-    text = {
-        "head_dim": spec.facts.text.head_dim,
-        "full_attention_interval": linear.interval,
-        "linear_num_key_heads": linear.key_heads,
-        "linear_num_value_heads": linear.value_heads,
-        "linear_key_head_dim": linear.key_dim,
-        "linear_value_head_dim": linear.value_dim,
-        **spec.architecture.get("text", {}),
-    }
-    return replace(spec, architecture={**spec.architecture, "text": text})
+    data = replace(
+        Qwen35Adapter.data,
+        model_class=Qwen3_5MoeForConditionalGeneration,
+        config=qwen_config(Qwen3_5MoeConfig, LINEAR, **DEEP_TOWER),
+    )

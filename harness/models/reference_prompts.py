@@ -106,9 +106,9 @@ def compare_tokens(adapter: Adapter, chat: Chat) -> PromptTokens:
         for token in ([SEEN] if is_visual else run)
     ]
     reference = ours
-    if adapter.pieces != "whole":
-        keeps_begin = adapter.pieces == "begun"
-        reference = piecewise_ids(tokenizer, prompt, adapter.placeholders, keeps_begin)
+    if adapter.data.pieces != "whole":
+        keeps_begin = adapter.data.pieces == "begun"
+        reference = piecewise_ids(tokenizer, prompt, adapter.data.placeholders, keeps_begin)
     vocabulary = {token for token in (*ours, *reference) if token != SEEN}
     words = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in vocabulary}
     return PromptTokens(prompt, tuple(ours), tuple(reference), words)

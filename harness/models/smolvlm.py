@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import (
     Idefics3Processor,
@@ -18,10 +18,10 @@ from transformers import (
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import MARKED
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import Built, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 
 if TYPE_CHECKING:
@@ -34,34 +34,36 @@ WHOLE_VIEW = "<global-img>"
 class SmolVLMAdapter(Adapter):
     """`SmolVLMForConditionalGeneration`: tiles 1..n of a picture in raster order, then the whole picture (view 0)."""
 
-    model_class = SmolVLMForConditionalGeneration
-    conversation: ClassVar[str] = "smolvlm"
-    media = MARKED
-    joins: ClassVar[Mapping[str, str]] = {}
-    special = (
-        *("<pad>", "<|im_start|>", "<end_of_utterance>"),
-        *("<image>", "<fake_token_around_image>", WHOLE_VIEW),
+    data = FamilyData(
+        model_class=SmolVLMForConditionalGeneration,
+        conversation="smolvlm",
+        media=MARKED,
+        special=(
+            *("<pad>", "<|im_start|>", "<end_of_utterance>"),
+            *("<image>", "<fake_token_around_image>", WHOLE_VIEW),
+        ),
+        # It writes the same prompts for pictures; SmolVLM's own needs a package that writes numbers as words.
+        processor_class=Idefics3Processor,
+        decoder="model.text_model",
+        tower="model.vision_model",
+        projector="model.connector.modality_projection",
+        config=Built(
+            SmolVLMConfig,
+            {
+                "vision_config": vision_config(),
+                "text_config": text_config(model_type="llama"),
+                "image_token_id": token_id("<image>"),
+            },
+            ("architecture.model",),
+        ),
     )
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the processor of SmolVLM's predecessor, which writes the same prompts for pictures.
-
-        SmolVLM's own needs a package that writes numbers as words, for videos.
-        """
-        processor = load_part(spec, Idefics3Processor)
+        """Return the processor of SmolVLM's predecessor, with SmolVLM's own pictures."""
+        processor = super().load_processor(spec)
         processor.image_processor = load_part(spec, SmolVLMImageProcessor)
         return processor
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP, pixel shuffle and Llama."""
-        return SmolVLMConfig(
-            vision_config=vision_config(spec.facts.tower, spec),
-            text_config={"model_type": "llama", **text_config(spec, tokenizer)},
-            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-            **spec.architecture["model"],
-        )
 
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
@@ -73,29 +75,6 @@ class SmolVLMAdapter(Adapter):
         )
         patches: int = side // vision["patch_size"]
         return Idefics3Processor(images, tokenizer, image_seq_len=(patches // fold) ** 2)
-
-    @property
-    def decoder(self) -> Any:
-        """The text stack."""
-        return self.model.model.text_model
-
-    @property
-    def tower(self) -> nn.Module:
-        """The SigLIP encoder."""
-        tower: nn.Module = self.model.model.vision_model
-        return tower
-
-    @property
-    def projector(self) -> nn.Module:
-        """The linear map after pixel shuffle."""
-        projector: nn.Module = self.model.model.connector.modality_projection
-        return projector
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer; by default, of the last."""
-        layers = self.model.model.vision_model.encoder.layers
-        attention: nn.Module = layers[-1 if index is None else index].self_attn
-        return attention
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""

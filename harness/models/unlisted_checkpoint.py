@@ -50,7 +50,7 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
         check_checkpoint(spec.path, Digests())
     spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
     adapter = ADAPTERS.load(spec.adapter)
-    if not adapter.self_described:
+    if not adapter.data.self_described:
         raise UserError(
             f"{key}={source_of(spec)[0]!r}: checkpoints of the family {spec.adapter} do not describe the model "
             "completely; valid: a name of conf/model, with path=<this folder>"
@@ -63,5 +63,6 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
     with reading_parts(spec, config):
         skeleton = build_skeleton(adapter.class_of(config), config, spec)
         probe = adapter(skeleton, processor, spec)
-        facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
+        data = adapter.data
+        facts = read_facts(probe, data.lacking, data.patch_tokens, data.proved_sites)
     return replace(spec, facts=facts)

@@ -21,7 +21,7 @@ import espalier
 from espalier.harness.cli.benchmarks import main as benchmarks
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks import checkpoint_check
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.paths import ROOT
 from espalier.harness.seedling.seedling_model import weights_dir

@@ -13,7 +13,7 @@ from espalier.harness.engine.text import fixed_steps as fixed
 from espalier.harness.engine.text.cuda_graphs import CudaGraphs
 from espalier.harness.engine.text.text_only import prefill_words
 from espalier.harness.engine.text.text_stack import TextStack
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests

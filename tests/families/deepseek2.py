@@ -37,7 +37,7 @@ SPEC = tiny_spec(
 )
 SPEC = replace(
     SPEC,
-    facts=replace(SPEC.facts, signals=frozenset(SIGNALS) - set(DeepseekOcr2Adapter.lacking)),
+    facts=replace(SPEC.facts, signals=frozenset(SIGNALS) - set(DeepseekOcr2Adapter.data.lacking)),
 )
 
 FAMILIES = {

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from espalier.harness.models import chat_templates
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.conversations import sha256_of
 from espalier.harness.models.reference_prompts import (

@@ -23,7 +23,8 @@ from espalier.harness.decoding.speculative.state_machine import Drafter, Drafter
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text.cuda_graphs import graphs_for
 from espalier.harness.engine.text.text_only import text_only_prefill
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (

@@ -29,7 +29,8 @@ from espalier.harness.decoding.speculative.state_machine import (
     Transport,
 )
 from espalier.harness.decoding.speculative.transports import SequentialTransport
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.base import Source
 
 log = logging.getLogger(__name__)

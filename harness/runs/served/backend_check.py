@@ -112,7 +112,7 @@ def _check_settings(spec: RunSpec) -> None:
 def _check_built_in(spec: RunSpec, method: Method) -> None:
     """Check that vLLM itself has a method: videos alone, a ratio, no hyper-parameters, positions of the whole video."""
     model, name = spec.model, spec.method.name
-    built_in = FAMILIES[ADAPTERS.load(model.adapter).model_class.__name__].built_in
+    built_in = FAMILIES[ADAPTERS.load(model.adapter).data.model_class.__name__].built_in
     place = "backend.pruning='vllm'"
     if name not in built_in:
         raise Refused(
@@ -134,7 +134,7 @@ def _check_model(spec: RunSpec, loads: bool) -> None:
         raise UserError(
             f"model={model.name!r} has no checkpoint for backend=vllm to load; valid: model.weights=trained"
         )
-    name = ADAPTERS.load(model.adapter).model_class.__name__
+    name = ADAPTERS.load(model.adapter).data.model_class.__name__
     if name not in FAMILIES or model.facts.denoises:
         valid = ", ".join(FAMILIES)
         raise Refused(

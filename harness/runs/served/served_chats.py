@@ -14,7 +14,7 @@ from torch import Tensor
 from espalier.harness.cost.row_work import Work
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_batches import process_batch, special_tokens
+from espalier.harness.models.chat_batches import special_tokens
 from espalier.harness.models.chat_media import Chat, Media
 
 
@@ -82,13 +82,13 @@ class ServedCodec:
 
 def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:
     """Return the prompt of one chat; the model's processor runs, for the counts that the engine must agree with."""
-    if not adapter.takes_video and any(
+    if not adapter.data.takes_video and any(
         part["type"] == "video" for turn in chat for part in turn["content"]
     ):
         raise UserError(f"a chat holds a video; model={adapter.spec.name!r} takes images only")
     media = adapter.load_media(chat, 0, adapter.spec.media == "required")
     text = adapter.prompt_text(chat, media)
-    batch = process_batch(adapter, [text], [media])
+    batch = adapter.process_batch([text], [media])
     layout = adapter.layout(batch)
     items = np.bincount(layout.picture[0, : layout.counts[0]]).tolist() if layout.counts[0] else []
     number = len(media.pictures) + len(media.clips)
