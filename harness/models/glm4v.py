@@ -32,7 +32,7 @@ from espalier.harness.engine.visual_items import VisualItem
 from espalier.harness.models.chat_batches import refuse_mixed
 from espalier.harness.models.conversations import SPANNED
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen2_vl import (
+from espalier.harness.models.qwen_vl import (
     BOUNDS,
     TOWER,
     Qwen2VLAdapter,

@@ -23,7 +23,7 @@ from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import HOLDERS
-from espalier.harness.models.qwen2_vl import PICTURE_BOUNDS, patch_processor
+from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
 

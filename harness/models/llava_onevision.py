@@ -23,10 +23,9 @@ from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.chat_media import MARK
-from espalier.harness.models.clip_blocks import ClipTowerAdapter
 from espalier.harness.models.conversations import JOINS
+from espalier.harness.models.llava import ClipTowerAdapter, packed_item
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 

@@ -28,7 +28,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import LINED
 from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.qwen3_5 import LINEAR
+from espalier.harness.models.qwen_vl import LINEAR
 from espalier.harness.models.random_weights import (
     Built,
     of,

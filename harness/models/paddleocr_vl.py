@@ -18,7 +18,7 @@ from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import FRAMED
 from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.qwen2_vl import PICTURE_BOUNDS, patch_processor
+from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
 

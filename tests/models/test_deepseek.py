@@ -18,8 +18,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.models.deepseek_ocr import as_transformers, as_vllm
-from espalier.harness.models.deepseek_ocr_images import OcrImageProcessor
+from espalier.harness.models.deepseek_ocr import OcrImageProcessor, as_transformers, as_vllm
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site

@@ -1,20 +1,42 @@
-"""Qwen2-VL: images of any size, videos, and a projector inside the tower that merges 2 x 2 patches."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images of any size, videos, 2 x 2 patches merged inside the tower.
+
+Qwen2.5-VL's tower has window attention in most layers. Qwen3-VL adds features of earlier tower layers in the decoder,
+and writes times between frames. Qwen3.5 (Qwen Team, 2026) is Qwen3-VL without these features, and three of four decoder
+layers have linear attention (gated delta net, transformers' `Qwen3_5GatedDeltaNet`) with one state of constant size.
+Dropped tokens leave no trace in the states of later layers. To mask them would not be the same: their places still pass
+through the convolution and fade the state, so that methods cannot be emulated.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+    Qwen3VLProcessor,
+    Qwen3VLVideoProcessor,
 )
 
 from espalier.harness.cost.row_work import Work
@@ -22,8 +44,8 @@ from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData
-from espalier.harness.models.conversations import BARE
-from espalier.harness.models.qwen_positions import released_positions
+from espalier.harness.models.conversations import BARE, TIMED
+from espalier.harness.models.llava_onevision import HALF
 from espalier.harness.models.random_weights import (
     Built,
     Value,
@@ -36,6 +58,94 @@ from espalier.harness.settings import Count
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
+
+
+#: Token types of the library's processors.
+TEXT, IMAGE, VIDEO = range(3)
+
+
+def released_positions(
+    input_ids: Tensor,
+    mm_token_type_ids: Tensor,
+    image_grid_thw: Tensor | None = None,
+    video_grid_thw: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    second_per_grid_ts: Any = None,
+    *,
+    side: int,
+    pace: float | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return time, height and width of each token, and the next token's position minus the row's length.
+
+    It replaces the library's `get_rope_index` and has the same first arguments.
+
+    Args:
+        input_ids: (B, L).
+        mm_token_type_ids: (B, L) TEXT, IMAGE or VIDEO.
+        image_grid_thw: (images, 3) frames, rows and columns of patches.
+        video_grid_thw: (videos, 3), the same.
+        attention_mask: (B, L) 0 for padding, which gets position 0.
+        second_per_grid_ts: seconds between frames of `video_grid_thw`, for each video; None: one second.
+        side: patches along the edge of a visual token.
+        pace: position steps per second of a video; None: one step per frame.
+        **kwargs: other arguments of `generate`, ignored.
+
+    Returns:
+        positions: (3, B, L).
+        deltas: (B, 1).
+
+    Raises:
+        ValueError: the number of placeholders does not match the pictures.
+    """
+    del kwargs
+    blocks = {
+        IMAGE: _blocks(image_grid_thw, side, None, None),
+        VIDEO: _blocks(video_grid_thw, side, second_per_grid_ts, pace),
+    }
+    kinds = mm_token_type_ids.cpu()
+    valid = torch.ones_like(kinds) if attention_mask is None else attention_mask.cpu()
+    positions = torch.zeros(3, *kinds.shape, dtype=input_ids.dtype)
+    deltas = []
+    for row, real in enumerate(valid.bool()):
+        places = _row(kinds[row, real].tolist(), blocks)
+        positions[:, row, real] = places
+        deltas.append([int(places.max()) + 1 - places.shape[1]])
+    device = input_ids.device
+    return positions.to(device), torch.tensor(deltas, device=device)
+
+
+def _row(kinds: list[int], blocks: dict[int, Iterator[Tensor]]) -> Tensor:
+    """Return the positions (3, T) of one prompt's tokens."""
+    parts, start = [], 0
+    for run_kind, run in groupby(kinds):
+        remaining = len(list(run))
+        while remaining > 0:
+            # Adjacent pictures form one run.
+            block = (
+                torch.arange(remaining).expand(3, -1)
+                if run_kind == TEXT
+                else next(blocks[run_kind], None)
+            )
+            if block is None or block.shape[1] > remaining:
+                raise ValueError(f"{remaining} placeholders are left for which there is no picture")
+            parts.append(block + start)
+            remaining -= block.shape[1]
+            start = int(parts[-1].max()) + 1
+    return torch.cat(parts, 1)
+
+
+def _blocks(grids: Tensor | None, side: int, seconds: Any, pace: float | None) -> Iterator[Tensor]:
+    """Yield the positions (3, T) of each picture or video, relative to its start."""
+    shapes = [] if grids is None else grids.tolist()
+    for number, (frames, rows, columns) in enumerate(shapes):
+        time = torch.arange(frames)
+        if pace is not None:
+            step = 1.0 if seconds is None else float(seconds[number])
+            # Single precision, factor by factor, truncated: as the released code rounds time.
+            time = (time * step * pace).long()
+        axes = (time, torch.arange(rows // side), torch.arange(columns // side))
+        yield torch.cartesian_prod(*axes).T
 
 
 #: Bounds on the area of pictures in pixels, by the key of `model.processor`.
@@ -312,4 +422,123 @@ def _coarse(
         .view(cut.shape)
         .permute(0, 3, 6, 4, 7, 2, 1, 5, 8)
         .reshape(patches.shape)
+    )
+
+
+def full_blocks(spec: ModelSpec, _: Any) -> list[int]:
+    """Return the numbers of the blocks with full attention: they are evenly spaced and include the last."""
+    tower = spec.facts.tower
+    spanning = tower.layers - tower.window_layers
+    return [(n + 1) * tower.layers // spanning - 1 for n in range(spanning)]
+
+
+class Qwen25VLAdapter(Qwen2VLAdapter):
+    """`Qwen2_5_VLForConditionalGeneration`: tower and projector process units window by window."""
+
+    data = replace(
+        Qwen2VLAdapter.data,
+        model_class=Qwen2_5_VLForConditionalGeneration,
+        config=qwen_config(Qwen2_5_VLConfig, **TOWER, fullatt_block_indexes=full_blocks),
+        processor=patch_processor(
+            Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+        ),
+    )
+
+    @property
+    def pace(self) -> float | None:
+        """Position steps per second of a video, from the checkpoint's configuration."""
+        return float(self.model.config.vision_config.tokens_per_second)
+
+    def global_blocks(self) -> Sequence[int]:
+        """Return the numbers of the blocks with full attention."""
+        numbers: Sequence[int] = self.model.config.vision_config.fullatt_block_indexes
+        return numbers
+
+    def tower_windows(self) -> int:
+        """Return the number of blocks with window attention."""
+        return len(self.tower_layers()) - len(self.global_blocks())
+
+    def order(self, shape: Sequence[int]) -> tuple[Tensor, int]:
+        """Return the units window by window, and the pairs of patches attended in windows; see `window_order`."""
+        config = self.model.config.vision_config
+        side = config.window_size // config.spatial_merge_size // config.patch_size
+        return window_order(shape, config.spatial_merge_size, side)
+
+
+#: Sizes of the tower, and the layers with features for the decoder.
+DEEP_TOWER: Mapping[str, Value] = {
+    **TOWER,
+    "deepstack_visual_indexes": lambda spec, _: list(spec.facts.deepstack),
+}
+
+
+class Qwen3VLAdapter(Qwen2VLAdapter):
+    """`Qwen3VLForConditionalGeneration`: each pair of a video's frames follows its time in the prompt."""
+
+    data = replace(
+        Qwen2VLAdapter.data,
+        model_class=Qwen3VLForConditionalGeneration,
+        conversation="qwen3",
+        media=TIMED,
+        config=qwen_config(Qwen3VLConfig, **DEEP_TOWER),
+        processor=patch_processor(
+            Qwen3VLProcessor,
+            Qwen2VLImageProcessor,
+            Qwen3VLVideoProcessor,
+            image_mean=HALF,
+            image_std=HALF,
+        ),
+    )
+    library_positions = True  # each pair of frames has positions of its own, after its time as text
+
+    def deepstack(self) -> Mapping[int, nn.Module]:
+        """Return the mergers of the tower layers with features that the decoder adds to visual tokens."""
+        tower: Any = self.tower
+        return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))
+
+
+class Qwen3VLMoeAdapter(Qwen3VLAdapter):
+    """`Qwen3VLMoeForConditionalGeneration`: a router sends each token to a few experts of every decoder layer."""
+
+    data = replace(
+        Qwen3VLAdapter.data,
+        model_class=Qwen3VLMoeForConditionalGeneration,
+        config=qwen_config(Qwen3VLMoeConfig, **DEEP_TOWER),
+        loads_shared=False,  # there, transformers 5.23 leaves stored experts transposed
+    )
+
+
+#: The linear layers, by the keys of the text stack's configuration.
+LINEAR: Mapping[str, Value] = {
+    "head_dim": of("facts.text.head_dim"),
+    "full_attention_interval": of("facts.text.linear.interval"),
+    "linear_num_key_heads": of("facts.text.linear.key_heads"),
+    "linear_num_value_heads": of("facts.text.linear.value_heads"),
+    "linear_key_head_dim": of("facts.text.linear.key_dim"),
+    "linear_value_head_dim": of("facts.text.linear.value_dim"),
+}
+
+
+class Qwen35Adapter(Qwen3VLAdapter):
+    """`Qwen3_5ForConditionalGeneration`: full layers between layers of linear attention."""
+
+    data = replace(
+        Qwen3VLAdapter.data,
+        model_class=Qwen3_5ForConditionalGeneration,
+        conversation="qwen3_5",
+        config=qwen_config(Qwen3_5Config, LINEAR, **DEEP_TOWER),
+    )
+
+    def deepstack(self) -> Mapping[int, nn.Module]:
+        """Return nothing."""
+        return {}
+
+
+class Qwen35MoeAdapter(Qwen35Adapter):
+    """`Qwen3_5MoeForConditionalGeneration`: a router sends each token to a few experts, and a gate to one for all."""
+
+    data = replace(
+        Qwen35Adapter.data,
+        model_class=Qwen3_5MoeForConditionalGeneration,
+        config=qwen_config(Qwen3_5MoeConfig, LINEAR, **DEEP_TOWER),
     )
