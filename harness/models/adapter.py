@@ -10,20 +10,13 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 from transformers import AutoProcessor
 
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.positions import ORDER
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.models.chat_batches import (
-    UNFIT,
-    check_context,
-    refusal_error,
-    refuse_videos,
-    special_tokens,
-    tensor_to,
-)
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
 from espalier.harness.models.chat_templates import (
     local_template,
@@ -51,6 +44,109 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
+#: Exceptions of processors for pictures and frames of unsupported sizes.
+UNFIT = (ValueError, ZeroDivisionError)
+
+
+def refuse_videos(chats: Sequence[Chat], model: str) -> None:
+    """Raise UserError for the first chat with a video; for models that take images only."""
+    for number, chat in enumerate(chats):
+        if any(part["type"] == "video" for turn in chat for part in turn["content"]):
+            raise UserError(
+                f"chat {number} of the batch holds a video; model={model!r} takes images only"
+            )
+
+
+def refuse_mixed(
+    pictures: Sequence[Sequence[Any]], clips: Sequence[Sequence[Any]], class_name: str, model: str
+) -> None:
+    """Raise UserError for a batch of pictures and videos; for classes with one placeholder for both."""
+    if any(pictures) and any(clips):
+        raise UserError(
+            f"pictures and videos in one batch: {class_name} of model={model!r} has one "
+            "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
+        )
+
+
+def refusal_error(
+    where: str, media: Media, processor: Any, model: str, refusal: Exception
+) -> Exception:
+    """Return the error line for the media of a chat that a processor refuses; `refusal` itself if there are no media.
+
+    Args:
+        where: start of the line.
+        media: media of the chat.
+        processor: processor of the model.
+        model: name of the model.
+        refusal: exception of the processor.
+    """
+    sizes = [
+        f"picture {number} ({picture.width}x{picture.height})"
+        for number, picture in enumerate(media.pictures)
+    ]
+    words = " ".join(str(refusal).split())
+    for number, picture in enumerate(media.pictures):
+        try:
+            processor.image_processor(images=[picture], return_tensors="pt")
+        except UNFIT:
+            sizes = [sizes[number]]
+            break
+    else:
+        if sizes and not media.clips:
+            return UserError(
+                f"{where}the processor of model={model!r} takes {', '.join(sizes)} alone, and not in a list with the "
+                f"prompt: {words}"
+            )
+        sizes += [
+            f"video {number} (frames of {clip.frames.shape[2]}x{clip.frames.shape[1]})"
+            for number, clip in enumerate(media.clips)
+        ]
+    if not sizes:
+        return refusal
+    return UserError(f"{where}{', '.join(sizes)} does not fit model={model!r}: {words}")
+
+
+def check_context(mask: Tensor, limit: int | None, model: str) -> None:
+    """Raise UserError for the first prompt that fills the model's context.
+
+    Args:
+        mask: (B, T) attention mask of the prompts.
+        limit: length of the model's context in tokens; None: unknown.
+        model: name of the model.
+    """
+    if limit is None:
+        return
+    for number, length in enumerate(mask.sum(1).tolist()):
+        if length >= limit:
+            raise UserError(
+                f"chat {number} of the batch has {length} tokens, model={model!r} takes fewer than {limit}"
+            )
+
+
+def special_tokens(tokenizer: Any, texts: Sequence[str]) -> dict[str, bool]:
+    """Return the option of a tokenizer for prompts: it adds no special tokens to those that begin with the begin token.
+
+    This is the rule of the library's `processor.apply_chat_template(tokenize=True)`.
+
+    Raises:
+        UserError: only some of the prompts begin with it, and one call tokenises all of them.
+    """
+    begin = tokenizer.bos_token
+    begun = {begin is not None and text.startswith(begin) for text in texts}
+    if len(begun) > 1:
+        raise UserError(
+            f"some prompts of a batch begin with {begin!r} and others do not; valid: engine.batch_size=1"
+        )
+    return {"add_special_tokens": False} if True in begun else {}
+
+
+def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a value on a device; floating-point tensors, the pixels, also take the dtype."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, dtype) if value.is_floating_point() else value.to(device)
+
+
 @dataclass(frozen=True)
 class FamilyData:
     """What differs between families without code of theirs.
@@ -64,6 +160,7 @@ class FamilyData:
             (`model.parallel=tensor`).
         self_described: whether a checkpoint alone describes the model; other families need a file in conf/model.
         processor_class: loads the checkpoint's processor.
+        part_classes: classes that load parts of it, by their names, in place of the library's.
         settings: valid keys of `model.processor`; each has its place in the processor and its type, or None if code of
             the family reads it.
         config: builds the configuration for random weights.
@@ -80,8 +177,8 @@ class FamilyData:
         joins: templates of media by `model.join`.
         placeholders: texts that the processor replaces with the tokens of a picture or a video.
         inline: placeholder of a picture if texts may mark the position of pictures, as in lmms-eval's class; else None.
-        pieces: how the original code tokenises a prompt (harness/models/reference_prompts.py): at once, or each piece
-            between placeholders alone; `begun` prompts hold the begin token as text.
+        pieces: how the original code tokenises a prompt (harness/tools/benchmarks/checkpoint_prompts.py): at once, or
+            each piece between placeholders alone; `begun` prompts hold the begin token as text.
         unplaced: whether visual tokens have no place in the picture, so that they cannot be drawn on it.
         lacking: for models without a file in conf/model, the signals that the family's code cannot produce.
         patch_tokens: for these models, whether each visual token is one patch of the tower.
@@ -95,6 +192,7 @@ class FamilyData:
     loads_shared: bool = True
     self_described: bool = True
     processor_class: Any = AutoProcessor
+    part_classes: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, Any] | None] = field(default_factory=dict)
     config: Built | None = None
     processor: Built | None = None
@@ -210,7 +308,10 @@ class Adapter(ModelParts):
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return the processor of a checkpoint, with the settings of `model.processor`."""
-        return cls.adopt_processor(load_part(spec, cls.data.processor_class), spec)
+        processor = load_part(spec, cls.data.processor_class)
+        for name, part_class in cls.data.part_classes.items():
+            setattr(processor, name, load_part(spec, part_class))
+        return cls.adopt_processor(processor, spec)
 
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:

@@ -1,4 +1,7 @@
-"""Build the adapter of a run: processor, configuration, checks, then weights."""
+"""Build the adapter of a run: processor, configuration, checks, then weights.
+
+Without a file in conf/model, a checkpoint describes its model: `read_checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_templates import warn_of_template
+from espalier.harness.models.chat_templates import template_of_processor, warn_of_template
 from espalier.harness.models.checkpoint_files import check_checkpoint
-from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.loader import (
     MALFORMED,
     check_type,
@@ -31,16 +34,18 @@ from espalier.harness.models.loader import (
     quiet_library,
     source_of,
 )
-from espalier.harness.models.measured_facts import check_facts, reading_parts
+from espalier.harness.models.measured_facts import check_facts, reading_parts, unlisted_facts
 from espalier.harness.models.memory_check import check_memory, free_bytes
 from espalier.harness.models.quantisation import quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
+
 
 KEY = "tie_word_embeddings"
 HEAD = "lm_head.weight"
@@ -300,3 +305,50 @@ def _names(spec: ModelSpec) -> list[str] | None:
 def _header(file: Path) -> list[str]:
     with safe_open(file, framework="pt") as tensors:
         return list(tensors.keys())
+
+
+_STACK = {"layers": 1, "hidden": 1, "intermediate": 1, "heads": 1, "kv_heads": 1, "head_dim": 1}
+#: Placeholder facts of a spec until the real ones are read from the model.
+UNREAD: Mapping[str, Any] = {
+    "text": _STACK,
+    "tower": _STACK,
+    "projector": [1, 1],
+    "vocabulary": 1,
+    "visual_tokens": 1,
+    "class_attention": "mean",
+    "rotary_axes": 1,
+}
+
+
+def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> ModelSpec:
+    """Return the spec with the family, the facts and the prompt format of its checkpoint; no weights are read.
+
+    Args:
+        spec: the model, with UNREAD facts.
+        key: the start of an error line.
+        conversation: whether a chat template of the checkpoint becomes the prompt format if the spec has none.
+
+    Cost: imports the family, seconds.
+
+    Raises:
+        UserError: the checkpoint is of no supported family, or does not describe the model completely.
+    """
+    if spec.path is not None:
+        check_checkpoint(spec.path, Digests())
+    spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
+    adapter = ADAPTERS.load(spec.adapter)
+    if not adapter.data.self_described:
+        raise UserError(
+            f"{key}={source_of(spec)[0]!r}: checkpoints of the family {spec.adapter} do not describe the model "
+            "completely; valid: a name of conf/model, with path=<this folder>"
+        )
+    adapter.check_settings(spec)
+    config, processor = adapter.checkpoint_config(spec), read_processor(adapter, spec)
+    if conversation and spec.conversation is None:
+        template = template_of_processor(processor)
+        spec = replace(spec, conversation=CHECKPOINT if template else None)
+    with reading_parts(spec, config):
+        skeleton = build_skeleton(adapter.class_of(config), config, spec)
+        probe = adapter(skeleton, processor, spec)
+        facts = unlisted_facts(probe)
+    return replace(spec, facts=facts)

@@ -30,8 +30,7 @@ from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.layer_types import FULL, SLIDING, LayerTypes
 from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData
-from espalier.harness.models.chat_batches import tensor_to
+from espalier.harness.models.adapter import Adapter, FamilyData, tensor_to
 from espalier.harness.models.conversations import TURNED
 from espalier.harness.models.random_weights import (
     Built,

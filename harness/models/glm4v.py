@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from espalier.harness.engine.visual_items import VisualItem
-from espalier.harness.models.chat_batches import refuse_mixed
+from espalier.harness.models.adapter import refuse_mixed
 from espalier.harness.models.conversations import SPANNED
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen_vl import (

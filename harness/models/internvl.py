@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers import (
-    AutoProcessor,
     GotOcr2ImageProcessorPil,
     InternVLConfig,
     InternVLForConditionalGeneration,
@@ -25,9 +24,10 @@ from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rec
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import NUMBERED, ROWED
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import Built, text_config, token_id, vision_config
+from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
+from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
+from espalier.harness.settings import Count
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -41,9 +41,6 @@ TOKENS = {
     "video_token": "<video>",
 }
 
-#: Keys of `model.processor` for tiling.
-TILES = ("crop_to_patches", "min_patches", "max_patches")
-
 #: Default of `model.processor.frame_label`: text before each frame of a video, `{}` for its number.
 FRAME = "Frame{}: "
 
@@ -51,42 +48,19 @@ FRAME = "Frame{}: "
 TEXTS = ("qwen2", "qwen3", "llama", "phi3")
 
 
-def known_text(config: Any, spec: ModelSpec) -> Any:
-    """Return a model's configuration.
-
-    Raises:
-        UserError: the text stack is not one of TEXTS.
-    """
-    model_type = config.text_config.model_type
-    if model_type not in TEXTS:
-        raise UserError(
-            f"model={spec.name}: its text stack is of type {model_type!r}; valid: {', '.join(TEXTS)}"
-        )
-    return config
+#: Tiles of the tower's size and ImageNet's normalisation.
+PIXELS = {
+    "size": SIGLIP_PIXELS["size"],
+    "image_mean": IMAGENET_DEFAULT_MEAN,
+    "image_std": IMAGENET_DEFAULT_STD,
+}
 
 
-def build_processor(spec: ModelSpec, tokenizer: Any) -> Any:
-    """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
-    side = spec.architecture["vision"]["image_size"]
-    images = GotOcr2ImageProcessorPil(
-        size={"height": side, "width": side},
-        image_mean=IMAGENET_DEFAULT_MEAN,
-        image_std=IMAGENET_DEFAULT_STD,
-        **tile_settings(spec),
+def named_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
+    """Return the tokenizer with the names of TOKENS."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.special_tokens_map, **TOKENS
     )
-    return InternVLProcessor(
-        image_processor=images,
-        tokenizer=PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.special_tokens_map, **TOKENS
-        ),
-        video_processor=frames_like(images),
-        image_seq_length=spec.architecture["model"]["image_seq_length"],
-    )
-
-
-def tile_settings(spec: ModelSpec) -> dict[str, Any]:
-    """Return the keys of `model.processor` that belong to the image processor."""
-    return {name: spec.processor[name] for name in TILES if name in spec.processor}
 
 
 def frames_like(images: Any) -> Any:
@@ -119,35 +93,6 @@ def label_frames(processor: Any, label: str) -> None:
     processor.replace_video_token = frame_labels
 
 
-def process_chat(adapter: Adapter, text: str, pictures: list[Any], clips: list[Any]) -> Any:
-    """Run the processor on one prompt with its pictures and clips.
-
-    Raises:
-        UserError: clips of different lengths.
-    """
-    processor, spec = adapter.processor, adapter.spec
-    counts = sorted({len(clip.frames) for clip in clips})
-    if len(counts) > 1:
-        raise UserError(
-            f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of "
-            "equal length in a chat; valid: a smaller model.video.frames"
-        )
-    size = processor.image_processor.size
-    # Passed in the call because the library's defaults would otherwise override `model.processor`.
-    tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
-    together = spec.processor.get("patches_together")
-    if together is not None and pictures:
-        limit = min(processor.image_processor.max_patches, together // len(pictures))
-        tiles["max_patches"] = max(limit, 1)
-    return adapter.run_processor(
-        [text],
-        images=pictures or None,
-        videos=[clip.resized(size["width"], size["height"]) for clip in clips] or None,
-        images_kwargs=tiles,
-        videos_kwargs={"do_sample_frames": False},
-    )
-
-
 class InternVLAdapter(Adapter):
     """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
 
@@ -159,7 +104,14 @@ class InternVLAdapter(Adapter):
         joins={"numbered": NUMBERED, "blank": ROWED},
         placeholders=(TOKENS["context_image_token"], TOKENS["video_token"]),
         inline=TOKENS["context_image_token"],
-        settings=dict.fromkeys((*TILES, "patches_together", "frame_label")),
+        # As the releases resize; torchvision's values differ at hard edges.
+        part_classes={"image_processor": GotOcr2ImageProcessorPil},
+        settings={
+            "crop_to_patches": ("image_processor.crop_to_patches", bool),
+            "min_patches": ("image_processor.min_patches", Count),
+            "max_patches": ("image_processor.max_patches", Count),
+            **dict.fromkeys(("patches_together", "frame_label")),
+        },
         blocks="encoder.layer",
         attention="attention",
         config=Built(
@@ -171,6 +123,15 @@ class InternVLAdapter(Adapter):
             },
             ("architecture.model",),
         ),
+        processor=Built(
+            InternVLProcessor,
+            {
+                "image_processor": Built(GotOcr2ImageProcessorPil, PIXELS),
+                "tokenizer": named_tokenizer,
+                "video_processor": Built(InternVLVideoProcessor, PIXELS),
+                "image_seq_length": of("architecture.model.image_seq_length"),
+            },
+        ),
     )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
@@ -179,33 +140,22 @@ class InternVLAdapter(Adapter):
         label_frames(processor, spec.processor.get("frame_label", FRAME))
 
     @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor; video frames get the size and normalisation of pictures.
-
-        Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
-        """
-        processor = load_part(spec, AutoProcessor)
-        # As the releases resize; torchvision's values differ at hard edges.
-        processor.image_processor = load_part(spec, GotOcr2ImageProcessorPil, **tile_settings(spec))
-        processor.video_processor = frames_like(processor.image_processor)
-        return processor
-
-    @classmethod
     def check_config(cls, config: Any, spec: ModelSpec) -> None:
         """Raise UserError for an unknown type of text stack, such as a mixture of experts."""
-        known_text(config, spec)
+        model_type = config.text_config.model_type
+        if model_type not in TEXTS:
+            raise UserError(
+                f"model={spec.name}: its text stack is of type {model_type!r}; valid: {', '.join(TEXTS)}"
+            )
 
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Return the caller's processor; video frames get the size and normalisation of pictures."""
-        del spec
-        processor.video_processor = frames_like(processor.image_processor)
-        return processor
+        """Return the processor with tiles by `model.processor`; video frames get the size and colours of pictures.
 
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
-        return build_processor(spec, tokenizer)
+        Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
+        """
+        processor.video_processor = frames_like(processor.image_processor)
+        return super().adopt_processor(processor, spec)
 
     def tower_attention(self, index: int | None) -> Any:
         """Return the attention of an encoder layer; hidden_states[-1] is the output of layers[-1]."""
@@ -221,13 +171,41 @@ class InternVLAdapter(Adapter):
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires videos of equal length."""
         chats = zip(texts, pictures, clips, strict=True)
-        rows = [process_chat(self, *chat) for chat in chats]
+        rows = [self._process_chat(*chat) for chat in chats]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
         pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]
         if pixels:
             batch["pixel_values"] = torch.cat(pixels)
         return batch
+
+    def _process_chat(self, text: str, pictures: list[Any], clips: list[Any]) -> Any:
+        """Run the processor on one prompt with its pictures and clips.
+
+        Raises:
+            UserError: clips of different lengths.
+        """
+        processor, spec = self.processor, self.spec
+        counts = sorted({len(clip.frames) for clip in clips})
+        if len(counts) > 1:
+            raise UserError(
+                f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of "
+                "equal length in a chat; valid: a smaller model.video.frames"
+            )
+        size = processor.image_processor.size
+        # Passed in the call because the library's defaults would otherwise override `model.processor`.
+        tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
+        together = spec.processor.get("patches_together")
+        if together is not None and pictures:
+            limit = min(processor.image_processor.max_patches, together // len(pictures))
+            tiles["max_patches"] = max(limit, 1)
+        return self.run_processor(
+            [text],
+            images=pictures or None,
+            videos=[clip.resized(size["width"], size["height"]) for clip in clips] or None,
+            images_kwargs=tiles,
+            videos_kwargs={"do_sample_frames": False},
+        )
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per run of placeholders: the tiles of an image, or a frame.

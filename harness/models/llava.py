@@ -57,17 +57,18 @@ class ClipTowerAdapter(Adapter):
 
     def tower_attention(self, index: int | None) -> Any:
         """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
-        return super().tower_attention(self._read_layers() - 1 if index is None else index)
+        return super().tower_attention(self.read_layers() - 1 if index is None else index)
 
     def unread_blocks(self) -> Sequence[nn.Module]:
         """Return the encoder's layers after the one of `vision_feature_layer`."""
-        return list(self.tower_layers())[self._read_layers() :]
+        return list(self.tower_layers())[self.read_layers() :]
 
     def tower_blocks(self) -> Sequence[TowerBlock]:
         """Return the encoder's layers up to the one of `vision_feature_layer`."""
-        return [TowerBlock(layer) for layer in list(self.tower_layers())[: self._read_layers()]]
+        return [TowerBlock(layer) for layer in list(self.tower_layers())[: self.read_layers()]]
 
-    def _read_layers(self) -> int:
+    def read_layers(self) -> int:
+        """Return the number of the encoder's layers that the projector reads."""
         return _feature_layer(self.tower, self.model.config.vision_feature_layer) + 1
 
 

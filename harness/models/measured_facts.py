@@ -20,8 +20,8 @@ from espalier.harness.cost.facts import (
     WideFacts,
 )
 from espalier.harness.engine.engine_guards import check_text_config
-from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError, foreign
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.loader import MALFORMED
 from espalier.methods.signals import SIGNALS
 
@@ -216,7 +216,7 @@ UNCONFIRMED = {
 }
 
 
-def check_facts(adapter: ModelParts) -> None:
+def check_facts(adapter: Adapter) -> None:
     """Raise UserError unless an adapter's model matches its config file; the line names the first differing fact."""
     for key, stated, measured in _compared(adapter):
         if stated != measured:
@@ -236,40 +236,28 @@ def check_facts(adapter: ModelParts) -> None:
         adapter.pooling_attention()
 
 
-def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
+def _compared(adapter: Adapter) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, value in the config file, measured value) of every fact that the model can confirm."""
     facts = adapter.facts
     # First, because a stack without layers has no other sizes.
     yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
-    yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
-    if facts.sites:
-        yield "vocabulary", facts.vocabulary, vocabulary(adapter)
-        yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
-        return
-    yield from _stacks("tower", facts.tower, tower_stack(adapter))
-    stem = stem_stack(adapter)
-    if (stem is None) != (facts.stem is None):
-        yield "stem", "stated" if facts.stem else None, "one" if stem else None
-    if stem is not None and facts.stem is not None:
-        yield from _stacks("stem", facts.stem, stem)
-    yield "stem_joins", facts.stem_joins, adapter.stem_joins()
-    for module in (adapter.projector, *adapter.deepstack().values()):
+    measured = read_facts(adapter, facts)
+    for field in fields(ModelFacts):
+        stated, value = getattr(facts, field.name), getattr(measured, field.name)
+        if isinstance(stated, StackFacts) and isinstance(value, StackFacts):
+            stated = _canonical(stated)
+            for part in fields(StackFacts):
+                yield (
+                    f"{field.name}.{part.name}",
+                    getattr(stated, part.name),
+                    getattr(value, part.name),
+                )
+        elif field.name == "stem":
+            yield "stem", "stated" if stated else None, "one" if value else None
+        else:
+            yield field.name, stated, value
+    for module in adapter.deepstack().values():
         yield "projector", facts.projector, linear_widths(module)
-    yield "gated_projector", facts.gated_projector, _gated(adapter.projector)
-    yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
-    yield "vocabulary", facts.vocabulary, vocabulary(adapter)
-    yield "canvas", facts.canvas, adapter.canvas_facts
-    yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
-    has_token = has_class_token(adapter)
-    substitute = "mean" if facts.class_attention == "token" else facts.class_attention
-    yield "class_attention", facts.class_attention, "token" if has_token else substitute
-    if (count := adapter.image_tokens()) is not None:
-        yield "visual_tokens", facts.visual_tokens, count
-
-
-def _stacks(name: str, stated: StackFacts, measured: StackFacts) -> Iterator[tuple[str, Any, Any]]:
-    for field in fields(StackFacts):
-        yield f"{name}.{field.name}", getattr(stated, field.name), getattr(measured, field.name)
 
 
 def _canonical(text: StackFacts) -> StackFacts:
@@ -297,93 +285,53 @@ CLASS_TOKENS = ("class_embedding", "cls_token")
 NOMINAL = 576
 
 
-#: What stands for the stacks before the decoder where they are unknown; nothing is computed from it.
-UNKNOWN = StackFacts(1, 1, 1, 1, 1, 1, gated=False, causal=False)
-
-
-def read_facts(
-    adapter: ModelParts, lacking: tuple[str, ...], patch_tokens: bool, sites: tuple[str, ...] = ()
-) -> ModelFacts:
-    """Return the facts of an adapter's model.
-
-    Args:
-        adapter: adapter of the model; its `facts` are not read.
-        lacking: signals that the family's code cannot produce.
-        patch_tokens: whether each visual token is one patch of the tower.
-        sites: kinds of site where methods may act; empty: all. Otherwise facts begin at the decoder.
-    """
-    if sites:
-        return ModelFacts(
-            text=text_stack(adapter),
-            tower=UNKNOWN,
-            stem=None,
-            projector=(1, 1),
-            vocabulary=vocabulary(adapter),
+def unlisted_facts(adapter: Adapter) -> ModelFacts:
+    """Return the facts of a model without a file in conf/model; what its modules do not show, its family states."""
+    data = adapter.data
+    return read_facts(
+        adapter,
+        replace(
+            adapter.facts,
             visual_tokens=NOMINAL,
-            class_attention="mean",
-            rotary_axes=rotary_axes(adapter),
-            signals=frozenset(SIGNALS) - set(lacking),
-            sites=sites,
-        )
-    return ModelFacts(
-        text=text_stack(adapter),
-        tower=tower_stack(adapter),
-        stem=stem_stack(adapter),
-        projector=projector_widths(adapter),
-        gated_projector=_gated(adapter.projector),
-        stem_joins=adapter.stem_joins(),
-        vocabulary=vocabulary(adapter),
-        visual_tokens=adapter.image_tokens() or NOMINAL,
-        class_attention="token" if has_class_token(adapter) else "mean",
-        rotary_axes=rotary_axes(adapter),
-        signals=frozenset(SIGNALS) - set(lacking),
-        patch_tokens=patch_tokens,
-        deepstack=tuple(adapter.deepstack()),
-        canvas=adapter.canvas_facts,
+            signals=frozenset(SIGNALS) - set(data.lacking),
+            patch_tokens=data.patch_tokens,
+            sites=data.proved_sites,
+        ),
     )
 
 
-def text_stack(adapter: ModelParts) -> StackFacts:
-    """Return the sizes of the decoder."""
+def read_facts(adapter: Adapter, facts: ModelFacts) -> ModelFacts:
+    """Return the facts of an adapter's model; what it cannot confirm (UNCONFIRMED) is taken from `facts`."""
     config = adapter.decoder.config
     types = getattr(config, "layer_types", None) or ()
-    stack = read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
-    if adapter.layer_types is None and stack.linear is None:
+    text = read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
+    if adapter.layer_types is None and text.linear is None:
         check_text_config(config, f"model={adapter.spec.name}")
-    return stack
-
-
-def tower_stack(adapter: ModelParts) -> StackFacts:
-    """Return the sizes of the vision tower, up to the layer that the projector reads."""
-    layers = list(adapter.tower_layers())
-    return read_stack(layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows())
-
-
-def stem_stack(adapter: ModelParts) -> StackFacts | None:
-    """Return the sizes of the stack before the tower; None if there is none."""
-    stem = adapter.stem_layers()
-    if not stem:
-        return None
-    return read_stack(stem, sum(bool(getattr(layer, "window_size", 0)) for layer in stem))
-
-
-def projector_widths(adapter: ModelParts) -> tuple[int, ...]:
-    """Return the widths of the projector's linear layers."""
-    return linear_widths(adapter.projector)
-
-
-def vocabulary(adapter: ModelParts) -> int:
-    """Return the rows of the output head."""
-    return int(adapter.model.get_output_embeddings().weight.shape[0])
-
-
-def rotary_axes(adapter: ModelParts) -> int:
-    """Return the number of the decoder's position axes: that of its rotary sections."""
-    parameters = getattr(adapter.decoder.config, "rope_parameters", None) or {}
-    sections = parameters.get("mrope_section")
-    return 1 if sections is None else len(sections)
-
-
-def has_class_token(adapter: ModelParts) -> bool:
-    """Return whether the tower has a class token."""
-    return any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())
+    sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    facts = replace(
+        facts,
+        text=text,
+        vocabulary=int(adapter.model.get_output_embeddings().weight.shape[0]),
+        rotary_axes=1 if sections is None else len(sections),
+    )
+    if facts.sites:
+        return facts
+    layers, stem = list(adapter.tower_layers()), adapter.stem_layers()
+    windows = sum(bool(getattr(layer, "window_size", 0)) for layer in stem)
+    names = [name for name, _ in adapter.tower.named_parameters()]
+    substitute = "mean" if facts.class_attention == "token" else facts.class_attention
+    return replace(
+        facts,
+        # Up to the layer that the projector reads.
+        tower=read_stack(
+            layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows()
+        ),
+        stem=read_stack(stem, windows) if stem else None,
+        stem_joins=adapter.stem_joins(),
+        projector=linear_widths(adapter.projector),
+        gated_projector=_gated(adapter.projector),
+        deepstack=tuple(adapter.deepstack()),
+        canvas=adapter.canvas_facts,
+        class_attention="token" if any(n.endswith(CLASS_TOKENS) for n in names) else substitute,
+        visual_tokens=adapter.image_tokens() or facts.visual_tokens,
+    )

@@ -29,8 +29,7 @@ from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.small_pictures import coarse
 from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData
-from espalier.harness.models.chat_batches import refuse_mixed
+from espalier.harness.models.adapter import Adapter, FamilyData, refuse_mixed
 from espalier.harness.models.conversations import TEXTS
 from espalier.harness.models.gemma3 import refuse_flash
 from espalier.harness.models.llava_onevision import SIGLIP_PIXELS

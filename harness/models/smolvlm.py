@@ -20,8 +20,14 @@ from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
 from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import MARKED
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import Built, text_config, token_id, vision_config
+from espalier.harness.models.random_weights import (
+    Built,
+    Value,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 
 if TYPE_CHECKING:
@@ -29,6 +35,18 @@ if TYPE_CHECKING:
 
 #: Marks the view of the whole picture, the last of each picture.
 WHOLE_VIEW = "<global-img>"
+
+
+def edge(tiles: int) -> Value:
+    """Return a function that gives the size of a picture with so many tiles along its longer edge."""
+    return lambda spec, _: {"longest_edge": tiles * spec.architecture["vision"]["image_size"]}
+
+
+def tile_tokens(spec: ModelSpec, _: Any) -> int:
+    """Return the visual tokens of a tile."""
+    vision, fold = spec.architecture["vision"], spec.architecture["model"]["scale_factor"]
+    tokens: int = (vision["image_size"] // vision["patch_size"] // fold) ** 2
+    return tokens
 
 
 class SmolVLMAdapter(Adapter):
@@ -44,6 +62,7 @@ class SmolVLMAdapter(Adapter):
         ),
         # It writes the same prompts for pictures; SmolVLM's own needs a package that writes numbers as words.
         processor_class=Idefics3Processor,
+        part_classes={"image_processor": SmolVLMImageProcessor},
         decoder="model.text_model",
         tower="model.vision_model",
         projector="model.connector.modality_projection",
@@ -56,25 +75,18 @@ class SmolVLMAdapter(Adapter):
             },
             ("architecture.model",),
         ),
+        # Square tiles of the tower's size, four along the longer edge.
+        processor=Built(
+            Idefics3Processor,
+            {
+                "image_processor": Built(
+                    SmolVLMImageProcessor, {"size": edge(4), "max_image_size": edge(1)}
+                ),
+                "tokenizer": the_tokenizer,
+                "image_seq_len": tile_tokens,
+            },
+        ),
     )
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the processor of SmolVLM's predecessor, with SmolVLM's own pictures."""
-        processor = super().load_processor(spec)
-        processor.image_processor = load_part(spec, SmolVLMImageProcessor)
-        return processor
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with square tiles of the tower's size, four along the longer edge."""
-        vision, fold = spec.architecture["vision"], spec.architecture["model"]["scale_factor"]
-        side = vision["image_size"]
-        images = SmolVLMImageProcessor(
-            size={"longest_edge": 4 * side}, max_image_size={"longest_edge": side}
-        )
-        patches: int = side // vision["patch_size"]
-        return Idefics3Processor(images, tokenizer, image_seq_len=(patches // fold) ** 2)
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""

@@ -42,7 +42,7 @@ KEY_VERSION = 4
 
 #: Modules that make the numbers of every row (harness/runs/single_run.py).
 ENTRIES = (
-    "espalier.harness.models.adapter",
+    "espalier.harness.models.build_adapter",
     "espalier.harness.engine.artifacts.priors",
     "espalier.harness.evaluation.evaluate",
     "espalier.harness.cost.peak_memory",

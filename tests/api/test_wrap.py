@@ -14,7 +14,7 @@ from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.single_section import compose_section
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import config_of
-from espalier.harness.models.measured_facts import read_facts
+from espalier.harness.models.measured_facts import unlisted_facts
 from espalier.harness.paths import CONF
 from tests.api.families import loaded
 from tests.families import FAMILIES
@@ -104,7 +104,7 @@ def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
 def test_facts_are_read_off_the_model(name):
     spec = FAMILIES[name].spec
     adapter = adapter_of(name)
-    facts = read_facts(adapter, adapter.data.lacking, adapter.data.patch_tokens)
+    facts = unlisted_facts(adapter)
     for fact in (
         "text",
         "tower",

@@ -27,9 +27,9 @@ from espalier.harness.models.build_adapter import build_adapter, build_skeleton,
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
-from espalier.harness.models.reference_prompts import SEEN, compare_tokens
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.tools.benchmarks.checkpoint_prompts import SEEN, compare_tokens
 from tests.families.llada import (
     DENOISING,
     PLANES,

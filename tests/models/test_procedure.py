@@ -15,13 +15,13 @@ from espalier.harness.models import chat_templates
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.reference_prompts import (
+from espalier.harness.specs.run_spec import VideoSpec
+from espalier.harness.tools.benchmarks.checkpoint_prompts import (
     SEEN,
     PromptTokens,
     compare_tokens,
     piecewise_ids,
 )
-from espalier.harness.specs.run_spec import VideoSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved
 from tests.tiny import load_tiny, picture

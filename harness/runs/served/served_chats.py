@@ -13,8 +13,7 @@ from torch import Tensor
 
 from espalier.harness.cost.row_work import Work
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_batches import special_tokens
+from espalier.harness.models.adapter import Adapter, special_tokens
 from espalier.harness.models.chat_media import Chat, Media
 
 
