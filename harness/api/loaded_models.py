@@ -27,7 +27,7 @@ from espalier.harness.models.build_adapter import (
     random_processor,
     read_checkpoint,
 )
-from espalier.harness.models.chat_templates import template_of_processor
+from espalier.harness.models.conversations import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import reading_parts, unlisted_facts
 from espalier.harness.paths import CONF, located

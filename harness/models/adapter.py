@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 from transformers import AutoProcessor
 
+from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.positions import ORDER
+from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
-from espalier.harness.models.chat_templates import (
-    local_template,
-    template_of_processor,
-    thinking_of,
-    thinking_options,
-)
 from espalier.harness.models.conversations import (
     TAGGED,
     flatten_template,
     join_of,
+    local_template,
     sha256_of,
     takes_parts,
     template_of,
+    template_of_processor,
+    thinking_of,
+    thinking_options,
 )
 from espalier.harness.models.loader import load_part, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL, Built
@@ -138,6 +138,44 @@ def special_tokens(tokenizer: Any, texts: Sequence[str]) -> dict[str, bool]:
             f"some prompts of a batch begin with {begin!r} and others do not; valid: engine.batch_size=1"
         )
     return {"add_special_tokens": False} if True in begun else {}
+
+
+def square_items(pictures: int, side: int, patches: int, class_tokens: int = 0) -> list[VisualItem]:
+    """Return the items of pictures that are one square grid each.
+
+    Args:
+        pictures: number of pictures.
+        side: tokens, which are units, along the edge of the grid.
+        patches: patches along the edge of a picture.
+        class_tokens: tokens of the tower for each picture, besides its patches.
+    """
+    units, tokens = side**2, patches**2 + class_tokens
+    work = Work(tokens=tokens, pairs=tokens**2, units=units)
+    return [
+        VisualItem(
+            rectangle(1, side, side),
+            torch.arange(units * picture, units * (picture + 1)).view(-1, 1),
+            work=work,
+        )
+        for picture in range(pictures)
+    ]
+
+
+def tiled_item(views: int, side: int, first: int, tokens: int) -> VisualItem:
+    """Return the item of a picture that is seen in tiles 1, 2, ... and then as a whole (view 0), the latter if alone.
+
+    Args:
+        views: number of views.
+        side: tokens, which are units, along the edge of a view.
+        first: number of the first unit.
+        tokens: tokens of the tower for each view.
+    """
+    units = views * side**2
+    return VisualItem(
+        grid=torch.cat([rectangle(1, side, side, view) for view in (*range(1, views), 0)]),
+        source=torch.arange(first, first + units).view(-1, 1),
+        work=Work(tokens=views * tokens, pairs=views * tokens**2, units=units),
+    )
 
 
 def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -359,6 +397,15 @@ class Adapter(ModelParts):
     def projector(self) -> Any:
         """The module that maps tower features to the decoder's width."""
         return attrgetter(self.data.projector)(self.model)
+
+    def patches(self) -> int:
+        """Return the patches of the tower along the edge of a square view."""
+        vision = self.model.config.vision_config
+        image, patch = (
+            size[0] if isinstance(size, Sequence) else size
+            for size in (vision.image_size, vision.patch_size)
+        )
+        return int(image // patch)
 
     def tower_attention(self, index: int | None) -> Any:
         """Return the attention of a tower layer; by default, of the last."""

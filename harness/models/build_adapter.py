@@ -22,13 +22,14 @@ from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_templates import template_of_processor, warn_of_template
 from espalier.harness.models.checkpoint_files import check_checkpoint
+from espalier.harness.models.conversations import template_of_processor, warn_of_template
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.loader import (
     MALFORMED,
     check_type,
     config_of,
+    conversion_hint,
     load_checkpoint,
     pretrained,
     quiet_library,
@@ -249,10 +250,9 @@ def settle_head(config: Any, spec: ModelSpec, renames: Mapping[str, str]) -> Non
     stored = _stores_head(spec, renames)
     tied = all(stated) if stated else bool(getattr(config, KEY, False)) and not stored
     if stored is False and not tied:
-        conversion = "" if spec.conversion is None else f", converted by: {spec.conversion}"
         raise UserError(
             f"model={spec.name}: checkpoint {source_of(spec)[0]!r} has no {HEAD}, and {KEY} is false; "
-            f"valid: all files of the original checkpoint{conversion}"
+            f"valid: all files of the original checkpoint{conversion_hint(spec)}"
         )
     setattr(config, KEY, tied)
 

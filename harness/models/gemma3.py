@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import (
@@ -19,12 +18,11 @@ from transformers import (
     Gemma3Processor,
 )
 
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.layer_types import LayerTypes
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData
+from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import STARTED
 from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
 from espalier.harness.models.random_weights import (
@@ -107,7 +105,7 @@ class Gemma3Adapter(Adapter):
 
     def features(self, projector_input: Tensor) -> Tensor:
         """Return the pooled features (units, D), by the projector's own pooling."""
-        grids = projector_input.transpose(1, 2).unflatten(2, (self._patches(), -1))
+        grids = projector_input.transpose(1, 2).unflatten(2, (self.patches(), -1))
         pooled: Tensor = self.projector.avg_pool(grids.contiguous())
         return pooled.flatten(2).transpose(1, 2).flatten(0, 1)
 
@@ -122,27 +120,13 @@ class Gemma3Adapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture: units in raster order."""
-        pixels = inputs.get("pixel_values", ())
-        side, patches = self._side(), self._patches() ** 2
-        n_units = side**2
-        grid = rectangle(1, side, side)
-        work = Work(tokens=patches, pairs=patches**2, units=n_units)
-        items = [
-            VisualItem(grid, torch.arange(n_units).view(-1, 1) + n_units * picture, work=work)
-            for picture in range(len(pixels))
-        ]
+        items = square_items(len(inputs.get("pixel_values", ())), self._side(), self.patches())
         return {self.model.config.image_token_id: items}
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the pictures, each divided into units."""
         pixels, side = inputs["pixel_values"], self._side()
         return PixelGrids([pixels], [side], pixels.shape[-1] // side, *self.colours())
-
-    def _patches(self) -> int:
-        """Return the number of patches along the edge of a picture."""
-        vision = self.model.config.vision_config
-        patches: int = vision.image_size // vision.patch_size
-        return patches
 
     def _side(self) -> int:
         """Return the number of units along the edge of a picture."""

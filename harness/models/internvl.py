@@ -18,11 +18,10 @@ from transformers import (
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData
+from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
 from espalier.harness.models.conversations import NUMBERED, ROWED
 from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
@@ -165,8 +164,7 @@ class InternVLAdapter(Adapter):
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        _, units = self._sides()
-        return mean_of_blocks(values, units)
+        return mean_of_blocks(values, self._side())
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires videos of equal length."""
@@ -213,26 +211,16 @@ class InternVLAdapter(Adapter):
         Runs end at `</img>`, and tiles have a fixed number of tokens, so the length of a run gives its tiles.
         """
         image = self.model.config.image_token_id
+        side = self._side()
         items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu() == image:
             values, lengths = torch.unique_consecutive(row, return_counts=True)
             for length in lengths[values].tolist():
-                items.append(self._item(length, first))
+                # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
+                items.append(tiled_item(length // side**2, side, first, self.patches() ** 2 + 1))
                 first += length
         return {image: items}
-
-    def _item(self, length: int, first: int) -> VisualItem:
-        """Return the item of `length` placeholders starting at projector unit `first`."""
-        patches, side = self._sides()
-        tiles, n_tokens = length // side**2, patches**2 + 1
-        # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
-        views = [*range(1, tiles), 0]
-        return VisualItem(
-            grid=torch.cat([rectangle(1, side, side, view) for view in views]),
-            source=torch.arange(first, first + tiles * side**2).view(-1, 1),
-            work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
-        )
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for the thumbnail, else a tile of the picture, which is stretched to whole tiles."""
@@ -257,12 +245,9 @@ class InternVLAdapter(Adapter):
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return tiles and frames, each divided into units."""
-        pixels = inputs["pixel_values"]
-        _, units = self._sides()
+        pixels, units = inputs["pixel_values"], self._side()
         return PixelGrids([pixels], [units], pixels.shape[-1] // units, *self.colours())
 
-    def _sides(self) -> tuple[int, int]:
-        """Return the length of a tile's edge in patches and in units."""
-        vision = self.model.config.vision_config
-        patches = vision.image_size[0] // vision.patch_size[0]
-        return patches, round(patches * self.model.config.downsample_ratio)
+    def _side(self) -> int:
+        """Return the length of a tile's edge in units."""
+        return round(self.patches() * self.model.config.downsample_ratio)

@@ -27,9 +27,9 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.engine.visual_items import VisualItem
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData
+from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import (
@@ -230,19 +230,12 @@ class LlavaAdapter(ClipTowerAdapter):
 
     def image_tokens(self) -> int | None:
         """Return the number of patches of one view."""
-        return self._side() ** 2
+        return self.patches() ** 2
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: patches in raster order."""
-        if "pixel_values" not in inputs:
-            return {self.model.config.image_token_id: []}
-        side = self._side()
-        grid, n = rectangle(1, side, side), side**2
-        work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
-        images = range(inputs["pixel_values"].shape[0])
-        items = [
-            VisualItem(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images
-        ]
+        side = self.patches()
+        items = square_items(len(inputs.get("pixel_values", ())), side, side, class_tokens=1)
         return {self.model.config.image_token_id: items}
 
     def view_box(self, view: PictureView) -> ViewBox:
@@ -259,17 +252,10 @@ class LlavaAdapter(ClipTowerAdapter):
         """Return the images of a batch in order."""
         return self.square(inputs["pixel_values"])
 
-    def _side(self) -> int:
-        """Return the number of patches along the edge of a view."""
-        config = self.model.config.vision_config
-        side: int = config.image_size // config.patch_size
-        return side
-
     def square(self, pixels: Tensor) -> PixelGrids:
         """Return (n, 3, S, S) pixels divided into the tower's patches."""
-        config = self.model.config.vision_config
-        side: int = config.patch_size
-        return PixelGrids([pixels], [config.image_size // side], side, *self.colours())
+        edge: int = self.model.config.vision_config.patch_size
+        return PixelGrids([pixels], [self.patches()], edge, *self.colours())
 
 
 class LlavaNextAdapter(LlavaAdapter):
@@ -296,7 +282,7 @@ class LlavaNextAdapter(LlavaAdapter):
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: the global view, then the rows of stitched crops with a newline token each."""
         config = self.model.config
-        side = self._side()
+        side = self.patches()
         items: list[VisualItem] = []
         first = 0
         for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
@@ -313,7 +299,7 @@ class LlavaNextAdapter(LlavaAdapter):
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the global view and crops of each image, without the padding tiles of the batch."""
-        side = self._side()
+        side = self.patches()
         (items,) = self.items(inputs).values()
         tiles = [item.work.units // side**2 for item in items]
         parts = [

@@ -156,8 +156,7 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Measure how the model pools video frames."""
         super().__init__(model, processor, spec)
-        vision = model.config.vision_config
-        self._side: int = vision.image_size // vision.patch_size
+        self._side = self.patches()
         self._pooling = Pooling.measure(self._pool, self._side**2)
         #: Tokens along the edge of a view.
         self._view = self._side

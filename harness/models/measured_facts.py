@@ -5,9 +5,9 @@ No function reads weights; a model may be on the meta device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -22,7 +22,7 @@ from espalier.harness.cost.facts import (
 from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.loader import MALFORMED
+from espalier.harness.models.loader import MALFORMED, conversion_hint
 from espalier.methods.signals import SIGNALS
 
 if TYPE_CHECKING:
@@ -69,29 +69,28 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
     index = 0 if wide is not None else -1 if linear is None else linear.interval - 1
     attention = _part(layers[index], ATTENTION)
     output = _part(attention, OUTPUT)
-    heads = _first(
-        (
-            int(getattr(place, name))
-            for place in (attention, getattr(attention, "config", None))
-            for name in HEADS
-            if hasattr(place, name)
-        ),
-        f"{type(attention).__name__} has no number of heads",
-    )
+    holder = attention if any(hasattr(attention, name) for name in HEADS) else attention.config
+    heads = int(_part(holder, HEADS))
     head_dim = output.in_features // heads
-    first, body = _mlp(layers[0]), _mlp(layers[-1])
+    if any(hasattr(attention, name) for name in KEYS):
+        key_width = _part(attention, KEYS).out_features
+    else:
+        key_width = (_part(attention, FUSED).out_features - output.in_features) // 2
+    first, (width, gated, experts) = _mlp(layers[0]), _mlp(layers[-1])
+    # An attention's configuration overrides its own attribute, as in the library.
+    own_causal = getattr(attention, "is_causal", False)
     return StackFacts(
         layers=len(layers),
         hidden=output.out_features,
-        intermediate=body.width,
+        intermediate=width,
         heads=heads,
-        kv_heads=_key_width(attention, output.in_features) // head_dim,
+        kv_heads=key_width // head_dim,
         head_dim=head_dim,
-        gated=body.gated,
-        causal=_causal(attention),
+        gated=gated,
+        causal=bool(getattr(getattr(attention, "config", None), "is_causal", own_causal)),
         window_layers=window_layers,
-        first_intermediate=None if first == body else first.width,
-        experts=body.experts,
+        first_intermediate=None if first == (width, gated, experts) else first[0],
+        experts=experts,
         linear=linear,
         wide=wide,
     )
@@ -129,12 +128,6 @@ def _linear(layers: Sequence[Any]) -> LinearFacts | None:
     return LinearFacts(interval, *heads, part.head_k_dim, part.head_v_dim)
 
 
-def _causal(attention: Any) -> bool:
-    """Return whether an attention is causal; its configuration overrides its own attribute, as in the library."""
-    default = getattr(attention, "is_causal", False)
-    return bool(getattr(getattr(attention, "config", None), "is_causal", default))
-
-
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
     """Return the input width and all output widths of a module's linear layers, in order, or else of its matrix.
 
@@ -145,36 +138,27 @@ def linear_widths(module: nn.Module) -> tuple[int, ...]:
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear) and not name.endswith(("gate_proj", "k_proj", "v_proj"))
     ]
-    if not maps:
-        matrices = (tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
-        shape: tuple[int, ...] = _first(matrices, f"{type(module).__name__} has no matrix")
-        return shape
-    return (maps[0].in_features, *(linear.out_features for linear in maps))
+    if maps:
+        return (maps[0].in_features, *(linear.out_features for linear in maps))
+    matrices = [tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2]
+    if not matrices:
+        raise ValueError(f"{type(module).__name__} has no matrix")
+    return matrices[0]
 
 
-@dataclass(frozen=True)
-class _Mlp:
-    """The MLP of a layer: active width per token, whether it is gated, and the outputs of its router."""
-
-    width: int
-    gated: bool
-    experts: int
-
-
-def _mlp(layer: Any) -> _Mlp:
+def _mlp(layer: Any) -> tuple[int, bool, int]:
+    """Return the active width of a layer's MLP per token, whether it is gated, and the outputs of its router."""
     mlp = layer.mlp
     if hasattr(layer, "experts"):  # Gemma 4's are beside its MLP
         number, _, width = layer.experts.down_proj.shape
-        return _Mlp(
-            layer.router.config.top_k_experts * width + _down_width(mlp), _gated(mlp), number
-        )
+        return layer.router.config.top_k_experts * width + _down_width(mlp), _gated(mlp), number
     if not hasattr(mlp, "experts"):
-        return _Mlp(_down_width(mlp), _gated(mlp), 0)
+        return _down_width(mlp), _gated(mlp), 0
     # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
     number, _, width = mlp.experts.down_proj.shape
-    routed = mlp.gate.top_k * width
     shared = sum(_down_width(getattr(mlp, name)) for name in SHARED if hasattr(mlp, name))
-    return _Mlp(routed + shared, _gated(mlp.experts), number + hasattr(mlp, SHARED_GATE))
+    experts = number + hasattr(mlp, SHARED_GATE)
+    return mlp.gate.top_k * width + shared, _gated(mlp.experts), experts
 
 
 def _down_width(mlp: nn.Module) -> int:
@@ -186,23 +170,13 @@ def _gated(mlp: nn.Module) -> bool:
     return any(hasattr(part, name) for part in mlp.modules() for name in GATES)
 
 
-def _key_width(attention: Any, queries: int) -> int:
-    if any(hasattr(attention, name) for name in KEYS):
-        return int(_part(attention, KEYS).out_features)
-    return (int(_part(attention, FUSED).out_features) - queries) // 2
-
-
 def _part(module: Any, names: Sequence[str]) -> Any:
     """Return the attribute of a module under the first name that exists, without Gemma 4's clipping wrapper."""
-    present = (getattr(module, name) for name in names if hasattr(module, name))
-    part = _first(present, f"{type(module).__name__} has no {' or '.join(names)}")
-    return getattr(part, "linear", part)
-
-
-def _first(values: Iterable[Any], problem: str) -> Any:
-    for value in values:
-        return value
-    raise ValueError(problem)
+    for name in names:
+        if hasattr(module, name):
+            part = getattr(module, name)
+            return getattr(part, "linear", part)
+    raise ValueError(f"{type(module).__name__} has no {' or '.join(names)}")
 
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
@@ -220,15 +194,9 @@ def check_facts(adapter: Adapter) -> None:
     """Raise UserError unless an adapter's model matches its config file; the line names the first differing fact."""
     for key, stated, measured in _compared(adapter):
         if stated != measured:
-            conversion = adapter.spec.conversion
-            hint = (
-                ""
-                if conversion is None
-                else f"; the original release is converted by: {conversion}"
-            )
             raise UserError(
                 f"model={adapter.spec.name}: model.facts.{key}={_as_yaml(stated)}, the loaded model has "
-                f"{_as_yaml(measured)}{hint}"
+                f"{_as_yaml(measured)}{conversion_hint(adapter.spec)}"
             )
     if adapter.facts.patch_tokens:
         adapter.tower_blocks()

@@ -15,10 +15,9 @@ from transformers import (
     SmolVLMImageProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.models.adapter import Adapter, FamilyData
+from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks
+from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
 from espalier.harness.models.conversations import MARKED
 from espalier.harness.models.random_weights import (
     Built,
@@ -90,8 +89,7 @@ class SmolVLMAdapter(Adapter):
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        _, units = self._sides()
-        return mean_of_blocks(values, units)
+        return mean_of_blocks(values, self._side())
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires pictures in every chat or in none."""
@@ -118,7 +116,7 @@ class SmolVLMAdapter(Adapter):
         """Return one item per picture: runs of equally many placeholders, the last after the mark of the whole view."""
         image = self.model.config.image_token_id
         mark = self.processor.tokenizer.convert_tokens_to_ids(WHOLE_VIEW)
-        _, side = self._sides()
+        side = self._side()
         items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu():
@@ -128,20 +126,10 @@ class SmolVLMAdapter(Adapter):
             lasts = torch.nonzero(row[begins - 1] == mark)[:, 0].tolist() if views else []
             start = 0
             for last in lasts:
-                items.append(self._item(last + 1 - start, first))
+                items.append(tiled_item(last + 1 - start, side, first, self.patches() ** 2))
                 first += (last + 1 - start) * side**2
                 start = last + 1
         return {image: items}
-
-    def _item(self, views: int, first: int) -> VisualItem:
-        """Return the item of a picture of `views` views starting at projector unit `first`."""
-        patches, side = self._sides()
-        n_units, n_tokens = views * side**2, patches**2
-        return VisualItem(
-            grid=torch.cat([rectangle(1, side, side, view) for view in (*range(1, views), 0)]),
-            source=torch.arange(first, first + n_units).view(-1, 1),
-            work=Work(tokens=views * n_tokens, pairs=views * n_tokens**2, units=n_units),
-        )
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for view 0, else a tile of the picture, which is stretched to whole tiles."""
@@ -156,11 +144,10 @@ class SmolVLMAdapter(Adapter):
         """Return the views, each divided into units."""
         views = inputs["pixel_values"].flatten(0, 1)
         views = views[views.flatten(1).any(1)]
-        _, units = self._sides()
+        units = self._side()
         return PixelGrids([views], [units], views.shape[-1] // units, *self.colours())
 
-    def _sides(self) -> tuple[int, int]:
-        """Return the length of a view's edge in patches and in units."""
-        vision = self.model.config.vision_config
-        patches: int = vision.image_size // vision.patch_size
-        return patches, patches // self.model.config.scale_factor
+    def _side(self) -> int:
+        """Return the length of a view's edge in units."""
+        side: int = self.patches() // self.model.config.scale_factor
+        return side

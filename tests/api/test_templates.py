@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import espalier
-from espalier.harness.models import chat_templates as templates
+from espalier.harness.models import conversations as templates
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.run_spec import CHECKPOINT

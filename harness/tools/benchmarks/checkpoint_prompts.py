@@ -20,8 +20,8 @@ from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.models.chat_templates import other_template
 from espalier.harness.models.checkpoint_files import check_checkpoint
+from espalier.harness.models.conversations import other_template
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.hub_cache import cached_file
