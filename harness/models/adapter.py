@@ -35,7 +35,7 @@ from espalier.harness.models.conversations import (
 from espalier.harness.models.loader import load_part, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL, Built
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
-from espalier.harness.settings import read_value
+from espalier.harness.settings import gather
 from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.think_tags import opened_by
@@ -199,8 +199,8 @@ class FamilyData:
         self_described: whether a checkpoint alone describes the model; other families need a file in conf/model.
         processor_class: loads the checkpoint's processor.
         part_classes: classes that load parts of it, by their names, in place of the library's.
-        settings: valid keys of `model.processor`; each has its place in the processor and its type, or None if code of
-            the family reads it.
+        settings: valid keys of `model.processor`; each has its place in the processor, "" if code of the family reads
+            it, and its type.
         config: builds the configuration for random weights.
         processor: builds the processor for random weights.
         special: special tokens of the tokenizer for random weights.
@@ -231,7 +231,7 @@ class FamilyData:
     self_described: bool = True
     processor_class: Any = AutoProcessor
     part_classes: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, tuple[str, Any] | None] = field(default_factory=dict)
+    settings: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     config: Built | None = None
     processor: Built | None = None
     special: Sequence[str] = SPECIAL
@@ -314,9 +314,20 @@ class Adapter(ModelParts):
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
-        """Raise UserError for a key of `model.processor` that this family does not have."""
+        """Raise UserError for a key of `model.processor` that this family does not have, and for a wrong value."""
         for name in sorted(set(spec.processor) - set(cls.data.settings)):
             raise unknown_name("model.processor", name, tuple(cls.data.settings) or ("nothing",))
+        cls.processor_settings(spec)
+
+    @classmethod
+    def processor_settings(cls, spec: ModelSpec) -> dict[str, Any]:
+        """Return `model.processor` in the types of the family's settings."""
+        return gather(
+            {
+                name: (f"model.processor.{name}", value, cls.data.settings[name][1])
+                for name, value in spec.processor.items()
+            }
+        )
 
     @classmethod
     def types(cls) -> tuple[str, ...]:
@@ -354,16 +365,12 @@ class Adapter(ModelParts):
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
         """Return a processor with the settings of `model.processor` at their places; others stay unchanged."""
-        for name, value in spec.processor.items():
-            if (place := cls.data.settings[name]) is not None:
-                path, hint = place
-                holder, _, key = path.rpartition(".")
-                part = attrgetter(holder)(processor)
-                value = read_value(f"model.processor.{name}", value, hint)
-                if holder.endswith("size"):
-                    part[key] = value
-                else:
-                    setattr(part, key, value)
+        for name, value in cls.processor_settings(spec).items():
+            holder, _, key = cls.data.settings[name][0].rpartition(".")
+            if holder.endswith("size"):
+                attrgetter(holder)(processor)[key] = value
+            elif holder:
+                setattr(attrgetter(holder)(processor), key, value)
         return processor
 
     @classmethod

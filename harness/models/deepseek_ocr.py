@@ -54,7 +54,7 @@ from espalier.harness.models.random_weights import (
     vision_config,
 )
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
-from espalier.harness.settings import Count, Natural, gather
+from espalier.harness.settings import Count, Natural
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -78,16 +78,9 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-def check_views(processor: Mapping[str, Any]) -> None:
-    """Raise UserError for a value of `model.processor` that makes no views; what is absent is the library's."""
+def check_views(values: Mapping[str, Any]) -> None:
+    """Raise UserError for values of `model.processor` that make no views; what is absent is the library's."""
     key = "model.processor"
-    values = gather(
-        {
-            name: (f"{key}.{name}", processor[name], hint)
-            for name, hint in SETTINGS.items()
-            if name in processor
-        }
-    )
     size, fewest, limit = (values.get(name) for name in ("size", "min_patches", "max_patches"))
     if size is not None and size.height != size.width:
         raise UserError(
@@ -380,7 +373,7 @@ class DeepseekOcrAdapter(Adapter):
         model_class=UnlimitedOcrForConditionalGeneration,
         # That of the release, which refers to remote code, and that of the library's class.
         types=("deepseek_vl_v2", UnlimitedOcrConfig.model_type),
-        settings=dict.fromkeys((*SETTINGS, "clean_up")),
+        settings={**{name: ("", hint) for name, hint in SETTINGS.items()}, "clean_up": ("", Any)},
         conversation="plain",
         pieces="begun",
         # The release's config.json belongs to remote code, which holds the image settings.
@@ -433,7 +426,7 @@ class DeepseekOcrAdapter(Adapter):
     def check_settings(cls, spec: ModelSpec) -> None:
         """Raise UserError for unknown settings and clean-ups, and for values that make no views."""
         super().check_settings(spec)
-        check_views(spec.processor)
+        check_views(cls.processor_settings(spec))
         clean_up = spec.processor.get("clean_up")
         if clean_up is not None and clean_up not in CLEAN_UPS:
             raise unknown_name("model.processor.clean_up", str(clean_up), (*CLEAN_UPS, "null"))

@@ -12,27 +12,27 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionModel,
     LlavaOnevisionProcessor,
     PreTrainedTokenizerFast,
 )
-from transformers.models.llava_onevision.modeling_llava_onevision import (
-    LlavaOnevisionPreTrainedModel,
-)
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import FLUSH, JOINS
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, siglip_config
+from espalier.harness.models.llava_onevision import (
+    LlavaOnevisionAdapter,
+    OnevisionVariant,
+    siglip_config,
+)
 from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.settings import choice
+from espalier.harness.settings import OneOf
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -212,18 +212,10 @@ class LladaVModel(LlavaOnevisionModel):
         return tokens
 
 
-class LladaVForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+class LladaVForConditionalGeneration(OnevisionVariant):
     """`LlavaOnevisionForConditionalGeneration` around a `LladaVModel`."""
 
-    core: ClassVar[type[LladaVModel]] = LladaVModel
-
-    def __init__(self, config: Any) -> None:
-        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
-        LlavaOnevisionPreTrainedModel.__init__(self, config)
-        text = config.text_config
-        self.model = self.core(config)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.post_init()
+    core: ClassVar[Any] = LladaVModel
 
 
 class LladaVProcessor(LlavaOnevisionProcessor):
@@ -258,7 +250,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         # As in the release's evaluation, which requests short answers without reasoning.
         conversation="llada_no_think",
         joins={**JOINS, "flush": FLUSH},
-        settings={"several_pictures": None},
+        settings={"several_pictures": ("", Annotated[str, OneOf(SEVERAL)] | None)},
         config=siglip_config(LlavaOnevisionConfig, "llama"),
     )
     processor_class: ClassVar[Any] = LladaVProcessor
@@ -269,12 +261,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set what stands for each of several pictures."""
         super().__init__(model, processor, spec)
-        several = choice(
-            "model.processor.several_pictures",
-            spec.processor.get("several_pictures") or SEVERAL[0],
-            SEVERAL,
-        )
-        self._bare_views = several == "evaluation"
+        self._bare_views = spec.processor.get("several_pictures") == "evaluation"
         model.model.bare_views = self._bare_views
         processor.bare_tokens = self._side**2 if self._bare_views else None
 

@@ -212,7 +212,7 @@ class LlavaAdapter(ClipTowerAdapter):
         joins=JOINS,
         pieces="alone",
         patch_tokens=True,
-        settings={"do_pad": None},
+        settings={"do_pad": ("", bool)},
         config=clip_config(LlavaConfig),
         processor=clip_processor(LlavaProcessor, Built(LlavaImageProcessor, SIZES, ("processor",))),
     )

@@ -17,7 +17,10 @@ from transformers import (
     LlavaOnevisionProcessor,
     LlavaOnevisionVideoProcessor,
 )
-from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    LlavaOnevisionPreTrainedModel,
+    get_anyres_image_grid_shape,
+)
 
 from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.visual_items import VisualItem, rectangle
@@ -126,6 +129,20 @@ class Pooling:
         n_tokens = self.units + int(class_token)
         work = Work(tokens=frames * n_tokens, pairs=frames * n_tokens**2, units=frames * self.units)
         return VisualItem(grid=grid, source=source, share=share, prunable=prunable, work=work)
+
+
+class OnevisionVariant(LlavaOnevisionForConditionalGeneration):
+    """`LlavaOnevisionForConditionalGeneration` around another class of modules, `core`."""
+
+    core: ClassVar[Any]
+
+    def __init__(self, config: Any) -> None:
+        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
+        LlavaOnevisionPreTrainedModel.__init__(self, config)
+        text = config.text_config
+        self.model = self.core(config)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.post_init()
 
 
 class LlavaOnevisionAdapter(ClipTowerAdapter):

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from transformers import (
     AutoTokenizer,
     LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionModel,
     LlavaOnevisionProcessor,
     Qwen2Config,
-)
-from transformers.models.llava_onevision.modeling_llava_onevision import (
-    LlavaOnevisionPreTrainedModel,
 )
 
 from espalier.harness.errors import unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.models.chat_media import Chat, Media
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, siglip_config
+from espalier.harness.models.llava_onevision import (
+    LlavaOnevisionAdapter,
+    OnevisionVariant,
+    siglip_config,
+)
 from espalier.harness.models.loader import load_part
+from espalier.harness.settings import By, OneOf
 
 if TYPE_CHECKING:
     from espalier.harness.media.frames import Clip
@@ -95,19 +96,13 @@ class LlavaVideoModel(LlavaOnevisionModel):
         return output
 
 
-class LlavaVideoForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+class LlavaVideoForConditionalGeneration(OnevisionVariant):
     """`LlavaOnevisionForConditionalGeneration` around a `LlavaVideoModel`."""
 
     config: LlavaVideoConfig
     config_class = LlavaVideoConfig
 
-    def __init__(self, config: LlavaVideoConfig) -> None:
-        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
-        LlavaOnevisionPreTrainedModel.__init__(self, config)
-        text: Any = config.text_config
-        self.model = LlavaVideoModel(config)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.post_init()
+    core = LlavaVideoModel
 
 
 class LlavaVideoProcessor(LlavaOnevisionProcessor):
@@ -123,6 +118,17 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
         return placeholders * len(video_inputs["pixel_values_videos"][video_idx])
 
 
+def read_instruction(key: str, value: Any) -> Any:
+    """Return a name of TIMES.
+
+    Raises:
+        UserError: it is none.
+    """
+    if value not in TIMES:
+        raise unknown_name(key, str(value), [str(name).lower() for name in TIMES])
+    return value
+
+
 class LlavaVideoAdapter(LlavaOnevisionAdapter):
     """`LlavaVideoForConditionalGeneration`.
 
@@ -133,7 +139,10 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     data = replace(
         LlavaOnevisionAdapter.data,
         model_class=LlavaVideoForConditionalGeneration,
-        settings={"time_instruction": None, "video_pooling": None},
+        settings={
+            "time_instruction": ("", Annotated[Any, By(read_instruction)]),
+            "video_pooling": ("", Annotated[str, OneOf(POOLINGS)]),
+        },
         patch_tokens=False,  # a token is the mean of several patches
         config=siglip_config(LlavaVideoConfig, "qwen2"),
     )
@@ -142,17 +151,7 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set the pooling of frames, and the resulting number of placeholders on the processor."""
-        instruct = spec.processor.get("time_instruction", False)
-        if instruct not in TIMES:
-            raise unknown_name(
-                "model.processor.time_instruction",
-                str(instruct),
-                [str(name).lower() for name in TIMES],
-            )
-        pooling = spec.processor.get("video_pooling", POOLINGS[0])
-        if pooling not in POOLINGS:
-            raise unknown_name("model.processor.video_pooling", pooling, POOLINGS)
-        model.config.video_pooling = pooling
+        model.config.video_pooling = spec.processor.get("video_pooling", POOLINGS[0])
         super().__init__(model, processor, spec)
         processor.frame_tokens = self._pooling.side * (self._pooling.side + 1)
 
