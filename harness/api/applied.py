@@ -18,8 +18,8 @@ from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.engine_guards import check_generation
-from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.record import SampleRecord
+from espalier.harness.engine.session_setup import PrefillScores
 from espalier.harness.errors import UserError, brief, tell_once
 from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import OpenMethod

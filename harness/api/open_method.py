@@ -10,7 +10,7 @@ from typing import Any
 from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
 from espalier.harness.decoding.speculative.shared_vocabulary import check_tokenizers
 from espalier.harness.decoding.speculative.speculation import Speculation
-from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_layers
+from espalier.harness.engine.artifacts import Prior, prior_for, prior_layers
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks import speculative_check as speculative

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops, canvas_of
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops, canvas_of
+from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.length_check import check_places
 from espalier.harness.kinds.kind import Account, OpenMethod, ResolvedMethod
@@ -20,7 +20,7 @@ from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from espalier.harness.kinds.kind import Identity
+from espalier.harness.settings import BY_METHOD, marked
 from espalier.harness.specs.labels import label
-from espalier.harness.specs.row_settings import CONCERNING
 from espalier.harness.specs.run_spec import AnswerRequest, EngineSpec, ModelSpec
 from espalier.methods.base import Method
 
@@ -30,7 +30,7 @@ def identity_of(
     return Identity(
         methods=method.parts,
         params=params_of(method),
-        engine={name: concerning.get(name) for name in CONCERNING},
+        engine={name: concerning.get(name) for name in marked(EngineSpec, BY_METHOD)},
         draft=draft,
         label=label(method, spec.method.variant, spec.method.variants, spec.budget),
     )

@@ -14,9 +14,9 @@ from espalier.methods.base import Method, TokenReducer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.prefill_scores import PrefillScores
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+    from espalier.harness.engine.session_setup import PrefillScores
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.models.chat_media import Chat
     from espalier.harness.store.files.digests import Digests

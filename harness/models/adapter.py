@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoProcessor
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layer_inputs import ORDER
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.positions import ORDER
-from espalier.harness.engine.visual_items import VisualItem, rectangle
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
 from espalier.harness.models.conversations import (

@@ -38,9 +38,9 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
 )
 from transformers.processing_utils import ImagesKwargs
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import PLAIN, join_of

@@ -18,9 +18,9 @@ from transformers import (
     Gemma3Processor,
 )
 
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.layer_types import LayerTypes
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks
+from espalier.harness.engine.layer_inputs import LayerTypes
+from espalier.harness.engine.layout import VisualItem, mean_of_blocks
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import STARTED

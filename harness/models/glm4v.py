@@ -28,7 +28,7 @@ from transformers import (
     Glm46VVideoProcessor,
 )
 
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.engine.layout import VisualItem
 from espalier.harness.models.adapter import refuse_mixed
 from espalier.harness.models.conversations import SPANNED
 from espalier.harness.models.loader import load_part

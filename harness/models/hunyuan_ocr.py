@@ -19,8 +19,8 @@ from transformers import (
     HunYuanVLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, framed_rectangle
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import HOLDERS
 from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor

@@ -24,10 +24,10 @@ from transformers import (
 )
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem
+from espalier.harness.engine.model_parts import TowerBlock
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import JOINS

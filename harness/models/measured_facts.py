@@ -20,10 +20,10 @@ from espalier.harness.cost.facts import (
     WideFacts,
 )
 from espalier.harness.engine.engine_guards import check_text_config
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.loader import MALFORMED, conversion_hint
-from espalier.methods.signals import SIGNALS
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec

@@ -13,8 +13,8 @@ from transformers import (
     PaddleOCRVLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import FRAMED
 from espalier.harness.models.llava_onevision import HALF

@@ -15,8 +15,8 @@ from transformers import (
     SmolVLMImageProcessor,
 )
 
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks
+from espalier.harness.engine.layout import VisualItem, mean_of_blocks
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
 from espalier.harness.models.conversations import MARKED
 from espalier.harness.models.random_weights import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from espalier.harness.config.lmms_task_files import index_of, library
 from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
-from espalier.harness.engine.artifacts.priors import require_prior
+from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_check import check_judge
@@ -36,7 +36,6 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
-from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.specs.comparable import USUAL, check_comparable
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
@@ -283,7 +282,11 @@ def _resolve(run: Candidate) -> None:
 
 
 def _check_backend(run: Candidate) -> None:
-    check_backend(run.spec, run.method)
+    if run.spec.backend.served:
+        # Most runs do not need it.
+        from espalier.harness.runs.served.backend_check import check_backend
+
+        check_backend(run.spec, run.method)
 
 
 def _check_needs(run: Candidate) -> None:

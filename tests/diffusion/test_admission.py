@@ -8,7 +8,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.decoding.diffusion.cached_prompt import check_prefix_cache
+from espalier.harness.decoding.diffusion.denoising_settings import check_prefix_cache
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests

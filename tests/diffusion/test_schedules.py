@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.candidates import candidates
-from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, Denoising
-from espalier.harness.decoding.diffusion.schedules import SCHEDULES, counts, drawn_counts
+from espalier.harness.decoding.diffusion.answer_progress import candidates
+from espalier.harness.decoding.diffusion.denoising_settings import (
+    REMASKING,
+    SCHEDULES,
+    Denoising,
+    counts,
+    drawn_counts,
+)
 from espalier.harness.errors import UserError
 
 

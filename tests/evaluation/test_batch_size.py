@@ -16,7 +16,7 @@ import torch
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.cost.free_memory import DeviceMemory, free_memory
+from espalier.harness.cost.memory import DeviceMemory, free_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out

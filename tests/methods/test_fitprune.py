@@ -12,10 +12,9 @@ import torch
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import equivalent_tokens
-from espalier.harness.engine.artifacts import calibration_files as artifacts
-from espalier.harness.engine.artifacts.fitprune_schemes import (
+from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
+from espalier.harness.engine import artifacts
+from espalier.harness.engine.artifacts import (
     save_scheme,
     scheme_artifact,
     with_scheme,

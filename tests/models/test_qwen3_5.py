@@ -16,9 +16,8 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.budget import Budget, frame_of
 from espalier.harness.cost.flops import linear_cost, quadratic, text_flops
-from espalier.harness.cost.schedule import frame_of
 from espalier.harness.engine.eviction import CacheBudget, ScoredEviction
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.session import Session

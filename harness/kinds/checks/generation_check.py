@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, STOPS
-from espalier.harness.decoding.diffusion.schedules import SCHEDULES
+from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, SCHEDULES, STOPS
 from espalier.harness.engine.engine_guards import FIXED, REFUSED
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.specs.run_spec import RunSpec

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from espalier.harness.cost.flops import quadratic
-from espalier.harness.cost.free_memory import DeviceMemory
+from espalier.harness.cost.memory import DeviceMemory
 from espalier.harness.errors import Refused, foreign
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec

@@ -14,9 +14,9 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
     read_vocabulary,
     tokenizer_file,
 )
-from espalier.harness.engine.artifacts.priors import require_prior
-from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.text.cuda_graphs import graphs_error, obstacle
+from espalier.harness.engine.artifacts import require_prior
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.text_stack import graphs_error, obstacle
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.checkpoint_check import check_model
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
@@ -27,8 +27,13 @@ from espalier.harness.kinds.checks.signal_check import (
     refuse_partial,
 )
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
+from espalier.harness.specs.run_spec import (
+    AnswerRequest,
+    ModelSpec,
+    RunSpec,
+    Settled,
+    in_words_of_the_draft,
+)
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 
