@@ -41,6 +41,7 @@ from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.think_tags import opened_by
 
 if TYPE_CHECKING:
+    from espalier.harness.engine.layer_inputs import LayerTypes
     from espalier.harness.specs.run_spec import ModelSpec
 
 
@@ -206,10 +207,13 @@ class FamilyData:
         special: special tokens of the tokenizer for random weights.
         named_tokens: special tokens by the names that the processor reads from that tokenizer.
         decoder: path of the text stack in the model.
+        layer_types: returns the types of the decoder's layers; None: masks and tables of all layers are alike.
         tower: path of the vision tower in the model.
         blocks: path of the layers in the tower.
         attention: name of the attention in one of these layers.
         projector: path of the module that maps tower features to the decoder's width.
+        attentions: valid `model.attention`; empty: all.
+        masks: why others are not, after the name of the model in the error line.
         takes_video: whether chats may hold videos.
         media: default template of media in a turn.
         joins: templates of media by `model.join`.
@@ -217,6 +221,7 @@ class FamilyData:
         inline: placeholder of a picture if texts may mark the position of pictures, as in lmms-eval's class; else None.
         pieces: how the original code tokenises a prompt (harness/tools/benchmarks/checkpoint_prompts.py): at once, or
             each piece between placeholders alone; `begun` prompts hold the begin token as text.
+        clean: changes an answer as the release's evaluation does.
         unplaced: whether visual tokens have no place in the picture, so that they cannot be drawn on it.
         lacking: for models without a file in conf/model, the signals that the family's code cannot produce.
         patch_tokens: for these models, whether each visual token is one patch of the tower.
@@ -237,16 +242,20 @@ class FamilyData:
     special: Sequence[str] = SPECIAL
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     decoder: str = "model.language_model"
+    layer_types: Callable[[Any], LayerTypes] | None = None
     tower: str = "model.vision_tower"
     blocks: str = "encoder.layers"
     attention: str = "self_attn"
     projector: str = "model.multi_modal_projector"
+    attentions: tuple[str, ...] = ()
+    masks: str = ""
     takes_video: bool = False
     media: str = TAGGED
     joins: Mapping[str, str] = field(default_factory=dict)
     placeholders: tuple[str, ...] = (MARK,)
     inline: str | None = MARK
     pieces: Literal["whole", "alone", "begun"] = "whole"
+    clean: Callable[[str], str] = str
     unplaced: bool = False
     lacking: tuple[str, ...] = ()
     patch_tokens: bool = False
@@ -314,10 +323,15 @@ class Adapter(ModelParts):
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
-        """Raise UserError for a key of `model.processor` that this family does not have, and for a wrong value."""
+        """Raise UserError for keys and values of `model.processor`, and attention, that this family does not take."""
         for name in sorted(set(spec.processor) - set(cls.data.settings)):
             raise unknown_name("model.processor", name, tuple(cls.data.settings) or ("nothing",))
         cls.processor_settings(spec)
+        if cls.data.attentions and spec.attention not in cls.data.attentions:
+            raise UserError(
+                f"model.attention={spec.attention!r}: model={spec.name!r} {cls.data.masks}; valid: "
+                f"{', '.join(cls.data.attentions)}"
+            )
 
     @classmethod
     def processor_settings(cls, spec: ModelSpec) -> dict[str, Any]:
@@ -394,6 +408,11 @@ class Adapter(ModelParts):
     def decoder(self) -> Any:
         """The text stack."""
         return attrgetter(self.data.decoder)(self.model)
+
+    @cached_property
+    def layer_types(self) -> LayerTypes | None:
+        """The types of the decoder's layers; None if masks and tables of all layers are alike."""
+        return None if self.data.layer_types is None else self.data.layer_types(self.decoder)
 
     @property
     def tower(self) -> Any:
@@ -588,7 +607,7 @@ class Adapter(ModelParts):
     def decode(self, ids: Tensor) -> list[str]:
         """Return the answers of (B, T) new tokens, without special tokens and after `answer_lead`."""
         texts = self.processor.batch_decode(ids, skip_special_tokens=True)
-        return [f"{self.answer_lead}{text.strip()}" for text in texts]
+        return [self.data.clean(f"{self.answer_lead}{text.strip()}") for text in texts]
 
     @cached_property
     def answer_lead(self) -> str:

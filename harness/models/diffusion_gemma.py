@@ -7,7 +7,7 @@ each finished canvas. The class's second stack has the same weights; every step 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +28,6 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 from espalier.harness.cost.facts import CanvasFacts, Work
 from espalier.harness.engine.layer_inputs import FULL, SLIDING, LayerTypes
 from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, tensor_to
 from espalier.harness.models.conversations import TURNED
 from espalier.harness.models.random_weights import (
@@ -58,7 +57,7 @@ MARKS = {
 POOLED = {name: of(f"architecture.vision.{name}") for name in ("patch_size", "pooling_kernel_size")}
 
 
-def layer_types(spec: ModelSpec, _: Any) -> list[str]:
+def types_of_layers(spec: ModelSpec, _: Any) -> list[str]:
     """Return the type of each layer."""
     facts = spec.facts.text
     return [SLIDING if facts.heads_of(layer) is facts else FULL for layer in range(facts.layers)]
@@ -78,6 +77,10 @@ class DiffusionGemmaAdapter(Adapter):
         placeholders=(IMAGE,),
         inline=IMAGE,
         pieces="begun",
+        layer_types=partial(LayerTypes, cut=False),  # a picture is seen whole in both types
+        attentions=("sdpa",),
+        masks="needs masks of pictures that see one another and of padded canvases, which transformers 5.23 makes for "
+        "one kind",
         special=(
             *("<pad>", "<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"),
             *MARKS.values(),
@@ -99,7 +102,7 @@ class DiffusionGemmaAdapter(Adapter):
                     global_head_dim=of("facts.text.wide.head_dim"),
                     num_global_key_value_heads=of("facts.text.wide.kv_heads"),
                     num_experts=of("facts.text.experts"),
-                    layer_types=layer_types,
+                    layer_types=types_of_layers,
                     intermediate_size=of("facts.canvas.intermediate"),
                 ),
                 "vision_config": vision_config(
@@ -139,16 +142,6 @@ class DiffusionGemmaAdapter(Adapter):
             pad_token_id=self.pad_id,
         )
 
-    @classmethod
-    def check_settings(cls, spec: ModelSpec) -> None:
-        """Raise UserError for attention other than sdpa: the library cannot mask a padded batch's canvas for others."""
-        super().check_settings(spec)
-        if spec.attention != "sdpa":
-            raise UserError(
-                f"model.attention={spec.attention!r}: model={spec.name!r} needs masks of pictures that see one another "
-                "and of padded canvases, which transformers 5.23 makes for one kind; valid: sdpa"
-            )
-
     @property
     def canvas(self) -> Any:
         """The stack that denoises."""
@@ -175,11 +168,6 @@ class DiffusionGemmaAdapter(Adapter):
             eos_token_id=tokens.eos_token_id,
             pad_token_id=tokens.pad_token_id,
         )
-
-    @cached_property
-    def layer_types(self) -> LayerTypes:
-        """Sliding and full layers; a picture is seen whole in both."""
-        return LayerTypes(self.decoder, cut=False)
 
     def to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch on the model's device; pixels stay in single precision, in which the tower scales them."""

@@ -6,7 +6,6 @@ The visual tokens of a picture see one another. Pictures are scaled to a square;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -21,7 +20,6 @@ from transformers import (
 from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks
 from espalier.harness.engine.pixels import PixelGrids
-from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import STARTED
 from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
@@ -35,22 +33,13 @@ from espalier.harness.models.random_weights import (
 )
 
 if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+    pass
 
 #: Begins a picture; the processor adds its tokens and its end.
 START = "<start_of_image>"
 
 #: Special tokens of a picture, by the names that the processor reads.
 MARKS = {"boi_token": START, "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
-
-
-def refuse_flash(spec: ModelSpec) -> None:
-    """Raise UserError for attention that takes no mask, on a model with visual tokens that see one another."""
-    if spec.attention.startswith("flash"):
-        raise UserError(
-            f"model.attention={spec.attention!r}: the visual tokens of model={spec.name!r} see one another, which "
-            "needs a mask; valid: sdpa, eager"
-        )
 
 
 class Gemma3Adapter(Adapter):
@@ -63,6 +52,9 @@ class Gemma3Adapter(Adapter):
         placeholders=(START,),
         inline=START,
         pieces="begun",
+        layer_types=LayerTypes,
+        attentions=("sdpa", "eager"),
+        masks="has visual tokens that see one another, which needs a mask",
         special=("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *MARKS.values()),
         named_tokens=MARKS,
         config=Built(
@@ -83,17 +75,6 @@ class Gemma3Adapter(Adapter):
             },
         ),
     )
-
-    @classmethod
-    def check_settings(cls, spec: ModelSpec) -> None:
-        """Refuse attention that takes no mask: visual tokens see later ones of their picture."""
-        super().check_settings(spec)
-        refuse_flash(spec)
-
-    @cached_property
-    def layer_types(self) -> LayerTypes:
-        """Sliding and full layers."""
-        return LayerTypes(self.decoder)
 
     def image_tokens(self) -> int | None:
         """Return the tokens of a picture."""

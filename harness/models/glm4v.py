@@ -96,6 +96,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
         media=SPANNED,
         placeholders=("<|image|>", "<|video|>"),
         settings=BOUNDS,
+        clean=lambda answer: ANSWER_MARKS.sub("", answer).strip(),
         special=(
             *("<|endoftext|>", "[gMASK]", "<|user|>", "<sop>", "<|system|>", "<|assistant|>"),
             *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
@@ -147,10 +148,6 @@ class Glm4vAdapter(Qwen2VLAdapter):
         """Return one item per picture or per video, under the placeholder of both."""
         items = [item for group in super().items(inputs).values() for item in group]
         return {self.model.config.image_token_id: items}
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the answers of (B, T) new tokens without the marks around the final one."""
-        return [ANSWER_MARKS.sub("", text).strip() for text in super().decode(ids)]
 
 
 class Glm4vMoeAdapter(Glm4vAdapter):

@@ -18,7 +18,6 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
     unpad_image,
 )
 
-from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.llada_v import (
     LladaVAdapter,
@@ -79,6 +78,8 @@ class LavidaAdapter(LladaVAdapter):
         model_class=LavidaForConditionalGeneration,
         conversation="llada",
         patch_tokens=False,  # a token is the mean of several patches
+        # As in the release's evaluation: leading exclamation marks are dropped.
+        clean=lambda text: text.lstrip("!").strip(),
     )
     processor_class = LavidaProcessor
 
@@ -94,10 +95,6 @@ class LavidaAdapter(LladaVAdapter):
         side = config.vision_config.image_size // config.vision_config.patch_size
         processor.num_image_tokens = ceil(side / 2) ** 2
         return processor
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return answers without leading exclamation marks, as in the release's evaluation."""
-        return [text.lstrip("!").strip() for text in Adapter.decode(self, ids)]
 
 
 #: Dream's special tokens: padding, begin, end, placeholders, marks of turns, and the mask token.

@@ -250,6 +250,8 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         # As in the release's evaluation, which requests short answers without reasoning.
         conversation="llada_no_think",
         joins={**JOINS, "flush": FLUSH},
+        # As in the release's evaluation: one full stop at the end is dropped.
+        clean=lambda text: text.removesuffix(".").strip(),
         settings={"several_pictures": ("", Annotated[str, OneOf(SEVERAL)] | None)},
         config=siglip_config(LlavaOnevisionConfig, "llama"),
     )
@@ -305,7 +307,3 @@ class LladaVAdapter(LlavaOnevisionAdapter):
                 f"{spec.facts.vocabulary} rows (model.facts.vocabulary)"
             )
         return tokenizer
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return answers without one full stop at the end, as in the release's evaluation."""
-        return [text.removesuffix(".").strip() for text in super().decode(ids)]

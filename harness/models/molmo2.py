@@ -8,7 +8,6 @@ All visual tokens and marks of a prompt see one another, also across pictures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,6 @@ from espalier.harness.engine.pixels import PixelGrids, coarse
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, refuse_mixed
 from espalier.harness.models.conversations import TEXTS
-from espalier.harness.models.gemma3 import refuse_flash
 from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
 from espalier.harness.models.random_weights import (
     Built,
@@ -89,6 +87,9 @@ class Molmo2Adapter(Adapter):
         model_class=Molmo2ForConditionalGeneration,
         conversation="molmo2",
         takes_video=True,
+        layer_types=JoinedPictures,
+        attentions=("sdpa", "eager"),
+        masks="has visual tokens that see one another, which needs a mask",
         media=TEXTS,
         placeholders=("<|image|>", "<|video|>"),
         inline=None,
@@ -138,17 +139,6 @@ class Molmo2Adapter(Adapter):
                 "config.json), which are not proved here; valid: releases with Qwen3, as Molmo2-4B"
             )
         super().__init__(model, processor, spec)
-
-    @classmethod
-    def check_settings(cls, spec: ModelSpec) -> None:
-        """Refuse attention that takes no mask."""
-        super().check_settings(spec)
-        refuse_flash(spec)
-
-    @cached_property
-    def layer_types(self) -> JoinedPictures:
-        """Layers of one type, with pictures that see one another."""
-        return JoinedPictures(self.decoder)
 
     def tower_attention(self, index: int | None) -> Any:
         """Return the attention of a tower layer; by default, of the last that the projector reads."""
