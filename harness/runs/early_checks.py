@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.cell_settings import read_amount, read_settings
-from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.config.composer import Cell
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.checks.pair_check import (
     check_stack,

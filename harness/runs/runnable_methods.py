@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.catalogue import own_choices
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.own_choices import own_choices
-from espalier.harness.config.search_folders import override_of
+from espalier.harness.config.composer import Cell
+from espalier.harness.config.overrides import override_of
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.method_stack import method_of

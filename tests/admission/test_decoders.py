@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
     common_size,

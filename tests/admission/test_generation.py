@@ -12,8 +12,8 @@ from transformers import GenerationConfig
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checks.generation_check import (

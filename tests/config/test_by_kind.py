@@ -7,8 +7,8 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.resolvers import register
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.specs.run_spec import RunSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from espalier.harness.config.group_lists import choices
-from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import Refused, UserError
 
 
