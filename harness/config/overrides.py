@@ -324,21 +324,12 @@ def expand(overrides: list[Override]) -> list[list[str]]:
             raise UserError(
                 f"{override.input_line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
             )
-    values = []
+    by_key = {}
     for override in overrides:
-        sweeps = override.is_sweep_override()
+        key, sweeps = override.get_key_element(), override.is_sweep_override()
         texts = (
             override.sweep_string_iterator() if sweeps else [override.get_value_element_as_str()]
         )
-        values.append([f"{override.get_key_element()}={text}" for text in texts])
-    return [list(cell) for cell in itertools.product(*values)]
-
-
-def one_line(error: Exception) -> str:
-    """Return an error of a library in one line, without the lines that OmegaConf adds."""
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
-    return (
-        text.strip()
-        if isinstance(error, HydraException | OmegaConfBaseException)
-        else (f"{type(error).__name__}: {text.strip()}")
-    )
+        # The last of two values counts, in the place of the first.
+        by_key[key] = [f"{key}={text}" for text in texts]
+    return [list(cell) for cell in itertools.product(*by_key.values())]
