@@ -303,33 +303,39 @@ def expand(overrides: list[Override]) -> list[list[str]]:
     Raises:
         UserError: what is swept over is no list, or an empty one.
     """
-    cells = 1
+    by_key: dict[str, list[str]] = {}
     for override in overrides:
+        line, key = override.input_line, override.get_key_element()
         if not override.is_sweep_override():
-            continue
-        if not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} is not a list of values; valid: a,b,c or choice, range, glob"
-            )
-        try:
-            count = len([*override.sweep_string_iterator()])
-        except HYDRAS as error:
-            raise UserError(
-                f"{override.input_line} is no list of values: {one_line(error)}; valid: a,b,c or choice, range, glob"
-            ) from error
-        if not count:
-            raise UserError(f"{override.input_line} has no values; valid: at least one")
-        cells *= count
-        if cells > MOST_CELLS:
-            raise UserError(
-                f"{override.input_line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
-            )
-    by_key = {}
-    for override in overrides:
-        key, sweeps = override.get_key_element(), override.is_sweep_override()
-        texts = (
-            override.sweep_string_iterator() if sweeps else [override.get_value_element_as_str()]
-        )
+            texts = [override.get_value_element_as_str()]
+        else:
+            if not override.is_discrete_sweep():
+                raise UserError(
+                    f"{line} is not a list of values; valid: a,b,c or choice, range, glob"
+                )
+            try:
+                texts = [*override.sweep_string_iterator()]
+            except HYDRAS as error:
+                raise UserError(
+                    f"{line} is no list of values: {one_line(error)}; valid: a,b,c or choice, range, glob"
+                ) from error
+            if not texts:
+                raise UserError(f"{line} has no values; valid: at least one")
         # The last of two values counts, in the place of the first.
         by_key[key] = [f"{key}={text}" for text in texts]
+        cells = math.prod(map(len, by_key.values()))
+        if cells > MOST_CELLS:
+            raise UserError(
+                f"{line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
+            )
     return [list(cell) for cell in itertools.product(*by_key.values())]
+
+
+def one_line(error: Exception) -> str:
+    """Return an error of a library in one line, without the lines that OmegaConf adds."""
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    return (
+        text.strip()
+        if isinstance(error, HydraException | OmegaConfBaseException)
+        else (f"{type(error).__name__}: {text.strip()}")
+    )
