@@ -1,4 +1,4 @@
-"""Chat templates of checkpoints: find them, choose the one of a run, and render them."""
+"""Chat templates of checkpoints: find them, choose the one of a run, and render them within bounds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.errors import UserError, foreign
+from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.models.conversations import flatten_template, sha256_of, takes_parts
 from espalier.harness.models.loader import MALFORMED, unreadable
-from espalier.harness.specs.prompt_templates import FAILURES, check_length
+from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.think_tags import Thinking
 
@@ -116,18 +116,23 @@ def render_chat(adapter: Adapter, chat: Chat) -> str:
     """Return a chat as one string with a placeholder for each image and video.
 
     Raises:
-        UserError: the checkpoint's template fails on the chat, or makes too long a text.
+        UserError: the checkpoint's template fails on the chat, or exceeds the bounds.
     """
     processor = adapter.processor
     options = thinking_options(adapter.spec, processor.chat_template)
-    write = processor.apply_chat_template
     if adapter.spec.conversation != CHECKPOINT:
+        write = processor.apply_chat_template
         return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-    where = f"model.conversation={CHECKPOINT!r}: the chat template of model={adapter.spec.name!r}"
-    with foreign(f"{where} fails", f"null for the family's own, {adapter.conversation}", FAILURES):
-        text = str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-    check_length(where, text)
-    return text
+    # The library renders with these values too.
+    values = {**processor.tokenizer.special_tokens_map, **options}
+    values |= {"conversations": [chat], "add_generation_prompt": True}
+    try:
+        return render("chat", processor.chat_template, values)
+    except (TooMuch, Unrendered) as error:
+        raise UserError(
+            f"model.conversation={CHECKPOINT!r}: the chat template of model={adapter.spec.name!r}: "
+            f"{error}; valid: null for the family's own, {adapter.conversation}"
+        ) from error
 
 
 def thinking_options(spec: ModelSpec, template: str) -> dict[str, bool]:

@@ -16,8 +16,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import METHODS
-from espalier.harness.specs.prompt_templates import checked, is_given, rendered
+from espalier.harness.specs.prompt_templates import checked, rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, RunSpec, VideoSpec
+from espalier.harness.specs.template_child import is_given
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
