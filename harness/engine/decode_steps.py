@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +30,15 @@ from espalier.harness.engine.layer_inputs import (
     reference_mask,
     rotary_tables,
 )
-from espalier.harness.engine.layout import Stage, groups, take
+from espalier.harness.engine.layout import Layout, Stage, groups, take
+from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.prefill import Rows
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.step_attention import NAME, RowMask
 from espalier.harness.specs.canvas import CanvasSettings
-from espalier.methods.base import MethodError, Need, View
+from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
 from espalier.methods.blame import Blame
 from espalier.methods.plans import check_attended
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.layout import Layout
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.prefill import Rows
-    from espalier.harness.engine.record import SampleRecord
-    from espalier.methods.base import Attended, Site, TokenReducer
 
 
 class DecodeSteps:

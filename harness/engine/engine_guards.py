@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
 from espalier.methods.views import MethodError
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.facts import StackFacts
 
 #: generate() arguments that break per-layer cache lengths, and why.
 REFUSED: Mapping[str, str] = {

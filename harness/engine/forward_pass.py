@@ -4,62 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.decode_steps import CanvasHooks, DecodeStepMask, DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.kv_cache import entries_of
 from espalier.harness.engine.layer_inputs import check_order, held_entries, reference_mask
+from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.prompt import VisionSide
+from espalier.harness.engine.prompt import Prompt, VisionSide
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
+from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.site_table import make_sites, reads_features
 from espalier.harness.engine.sites import Arguments, Sites
 
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.cost.facts import Work
-    from espalier.harness.engine.layout import Layout, Stage
-    from espalier.harness.engine.prompt import Prompt
-    from espalier.harness.engine.session_setup import SessionSetup
-
-
 PHASES = ("vision", "select", "prefill", "decode")
-
-
-@dataclass(frozen=True)
-class RecordSummary:
-    """Data of a record that is known only at the end of an answer.
-
-    Attributes:
-        times_ms: of each sample.
-        new_tokens: of each row.
-        ended: of each row, as `attended`, as in `SampleRecord`.
-        cache_bytes: of the whole cache after the prefill.
-        shared: phases that a stored prompt had completed.
-        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
-        held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
-        loop: as in `SampleRecord`.
-    """
-
-    times_ms: Mapping[str, float]
-    new_tokens: Sequence[int]
-    ended: Sequence[bool]
-    attended: Sequence[float | None]
-    cache_bytes: int
-    shared: tuple[str, ...] = ()
-    held: Sequence[Sequence[int]] | None = None
-    held_special: Sequence[Sequence[int]] | None = None
-    loop: str | None = None
 
 
 def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
@@ -70,9 +40,34 @@ def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dic
 
 
 def make_records(
-    prefill: Prefill, sites: Sequence[Sites], summary: RecordSummary
+    prefill: Prefill,
+    sites: Sequence[Sites],
+    *,
+    times_ms: Mapping[str, float],
+    new_tokens: Sequence[int],
+    ended: Sequence[bool],
+    attended: Sequence[float | None],
+    cache_bytes: int,
+    shared: tuple[str, ...] = (),
+    held: Sequence[Sequence[int]] | None = None,
+    held_special: Sequence[Sequence[int]] | None = None,
+    loop: str | None = None,
 ) -> tuple[SampleRecord, ...]:
-    """Return a record for each sample of the batch."""
+    """Return a record for each sample of the batch.
+
+    Args:
+        prefill: the batch.
+        sites: of the pass.
+        times_ms: of each sample.
+        new_tokens: of each row.
+        ended: of each row, as in `SampleRecord`.
+        attended: of each row, as in `SampleRecord`.
+        cache_bytes: of the whole cache after the prefill.
+        shared: phases that a stored prompt had completed.
+        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
+        held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
+        loop: as in `SampleRecord`.
+    """
     layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     pairs = attended_pairs(prefill, prefill.stage_of, depth)
@@ -83,10 +78,8 @@ def make_records(
     for row, sample in enumerate(prefill.samples):
         beam = row * beams
         entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
-        held_entries = (
-            entering if summary.held is None else tuple(layer[beam] for layer in summary.held)
-        )
-        held_special = tuple(layer[beam] for layer in summary.held_special or ())
+        row_held = entering if held is None else tuple(layer[beam] for layer in held)
+        row_special = tuple(layer[beam] for layer in held_special or ())
         record = SampleRecord(
             sample=sample,
             visual=layout.counts[row],
@@ -96,20 +89,20 @@ def make_records(
             requested=prefill.requested[row],
             kept=tuple(kept[row] for kept in prefill.kept),
             entering=entering,
-            kv_entries=sum(held_entries),
-            held=None if summary.held is None else held_entries,
-            held_special=held_special or None,
-            kv_bytes=summary.cache_bytes // (layout.rows * beams),
-            new_tokens=summary.new_tokens[row],
-            ended=summary.ended[row],
-            attended=summary.attended[row],
+            kv_entries=sum(row_held),
+            held=None if held is None else row_held,
+            held_special=row_special or None,
+            kv_bytes=cache_bytes // (layout.rows * beams),
+            new_tokens=new_tokens[row],
+            ended=ended[row],
+            attended=attended[row],
             sliding=partial or None,
             pairs=None if pairs is None else tuple(layer[beam] for layer in pairs),
             full_pairs=None if full_pairs is None else tuple(layer[beam] for layer in full_pairs),
             spare=spare[row],
-            times_ms=summary.times_ms,
-            shared=summary.shared,
-            loop=summary.loop,
+            times_ms=times_ms,
+            shared=shared,
+            loop=loop,
             origin=last_stage.origin[beam, : last_stage.counts[beam]],
             items=prefill.parts[row] if prefill.setup.by_item else None,
         )
@@ -338,7 +331,9 @@ class Pass:
         The caller counts the time of steps. A step caches nothing.
         """
         rows, has_cache = self.prefill.layout.rows, bool(self._cache_lengths)
-        summary = RecordSummary(
+        return make_records(
+            self.prefill,
+            self.sites,
             times_ms=sample_times(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
             ended=[False] * rows,
@@ -347,7 +342,6 @@ class Pass:
             shared=("vision",),
             held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
-        return make_records(self.prefill, self.sites, summary)
 
     def finish(
         self,
@@ -372,7 +366,9 @@ class Pass:
         new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
         self.check_finite(new_tokens)
         n_steps = ids.shape[1] - 1 if steps is None else steps
-        summary = RecordSummary(
+        records = make_records(
+            self.prefill,
+            self.sites,
             times_ms=sample_times(self.clock.totals_ms(), rows, n_steps),
             new_tokens=new_tokens,
             ended=rows_ended(ids, self._setup.adapter.end_ids),
@@ -385,7 +381,7 @@ class Pass:
         )
         records = tuple(
             replace(record, origin=None if record.origin is None else record.origin.cpu())
-            for record in make_records(self.prefill, self.sites, summary)
+            for record in records
         )
         records = records if self.canvas is None else self.canvas.completed(records)
         stacked = None if logits is None else torch.stack(logits, dim=1)

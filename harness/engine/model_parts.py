@@ -6,21 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.facts import CanvasFacts, ModelFacts
 from espalier.harness.engine.engine_guards import check_full
+from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import Layout, VisualItem, read_layout
 from espalier.harness.engine.pixels import PixelGrids, coarse
 from espalier.harness.errors import UserError
+from espalier.harness.specs.canvas import CanvasSettings
 from espalier.harness.specs.run_spec import ModelSpec, Separators
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.layer_inputs import LayerTypes
-    from espalier.harness.specs.canvas import CanvasSettings
 
 
 class ModelParts(ABC):

@@ -218,9 +218,9 @@ class VisionSide:
         adapter = self._setup.adapter
         self._idle.__enter__()
         self._handles = [
-            adapter.tower.register_forward_pre_hook(self._before_tower),
+            adapter.tower.register_forward_pre_hook(lambda *_: self._clock.start("vision")),
             adapter.projector.register_forward_pre_hook(self._before_projector, with_kwargs=True),
-            adapter.vision_end.register_forward_hook(self._after_vision),
+            adapter.vision_end.register_forward_hook(lambda *_: self._clock.stop("vision")),
             *self._setup.signals.hook_tower(self._clock),
         ]
         return self
@@ -245,18 +245,12 @@ class VisionSide:
         """Return (units, D) input of the projector; None if not requested, or without images."""
         return torch.cat(self._features) if self._features else None
 
-    def _before_tower(self, module: nn.Module, args: Any) -> None:
-        self._clock.start("vision")
-
     def _before_projector(
         self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
     ) -> None:
         if self._keeps_features:
             (states,) = (*args, *kwargs.values())[:1]
             self._features.append(self._setup.adapter.features(states))
-
-    def _after_vision(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._clock.stop("vision")
 
 
 def idle(blocks: Iterable[nn.Module]) -> AbstractContextManager[None]:
@@ -265,7 +259,7 @@ def idle(blocks: Iterable[nn.Module]) -> AbstractContextManager[None]:
     CLIP's last block computes a state that LLaVA's projector, which reads the last but one, never uses. The library
     runs it anyway; skipping it leaves every state that is used bit-identical.
     """
-    return replaced_forwards((block, _pass_through) for block in blocks)
+    return replaced_forwards((block, lambda hidden, *_, **__: hidden) for block in blocks)
 
 
 def split_idle(
@@ -283,10 +277,6 @@ def split_idle(
         default=-1,
     )
     return unread[: last_watched + 1], unread[last_watched + 1 :]
-
-
-def _pass_through(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden
 
 
 class StopForward(BaseException):

@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from espalier.harness.engine.attention_probe import AttentionTap
+from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts import Prior
+from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.decode_steps import decode_site
+from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.layout import Stage
+from espalier.harness.engine.model_parts import ModelParts, TowerBlock
 from espalier.harness.engine.prompt import split_idle
-from espalier.harness.engine.session_setup import SessionSetup
+from espalier.harness.engine.session_setup import CacheEvictor, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
 from espalier.harness.engine.site_table import check_site_kinds, tower_sites
-from espalier.methods.base import MethodError
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.budget import Budget
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts import Prior
-    from espalier.harness.engine.attention_probe import Watcher
-    from espalier.harness.engine.forward_pass import Pass
-    from espalier.harness.engine.layout import Stage
-    from espalier.harness.engine.model_parts import ModelParts, TowerBlock
-    from espalier.harness.engine.session_setup import CacheEvictor
-    from espalier.harness.specs.run_spec import PositionPolicy
-    from espalier.methods.base import Site, TokenReducer
+from espalier.harness.specs.run_spec import PositionPolicy
+from espalier.methods.base import MethodError, Site, TokenReducer
 
 
 class ActivePass:
@@ -113,6 +107,7 @@ def install(
     signals = Signals(adapter, method, sites, prior, stage=active.stage)
     tower_blocks: Sequence[TowerBlock] = ()
     if inside := tower_sites(sites):
+        # Only runs that act in the tower import what runs its blocks.
         from espalier.harness.engine.tower_sites import watched_blocks
 
         tower_blocks = watched_blocks(adapter, method, inside)

@@ -13,23 +13,25 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.cost.memory import fits_in_free_memory
-from espalier.harness.engine.attention_probe import rollout
-from espalier.harness.engine.layout import groups, take
-from espalier.harness.engine.model_parts import replaced_forwards
+from espalier.harness.engine.attention_probe import LayerHeads, rollout
+from espalier.harness.engine.layout import Layout, groups, take
+from espalier.harness.engine.model_parts import ModelParts, TowerBlock, replaced_forwards
 from espalier.harness.engine.pixels import PatchPixels
-from espalier.harness.engine.prefill import Decision
+from espalier.harness.engine.prefill import Decision, Prefill
 from espalier.harness.engine.signals.table import signal
-from espalier.harness.engine.sites import Sites, gather_arguments
+from espalier.harness.engine.sites import Arguments, NumberedSite, Sites, gather_arguments
 from espalier.harness.engine.tower_images import (
+    ImageOwners,
     SlotPolicy,
     TowerImages,
     flow_after,
@@ -40,19 +42,9 @@ from espalier.harness.engine.tower_images import (
     row_units,
 )
 from espalier.harness.errors import UserError
-from espalier.methods.base import MethodError, View
+from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
 from espalier.methods.chance import row_generators
 from espalier.methods.select.cosines import judged_by
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.attention_probe import LayerHeads
-    from espalier.harness.engine.layout import Layout
-    from espalier.harness.engine.model_parts import ModelParts, TowerBlock
-    from espalier.harness.engine.prefill import Prefill
-    from espalier.harness.engine.sites import Arguments, NumberedSite
-    from espalier.harness.engine.tower_images import ImageOwners
-    from espalier.methods.base import Plan, Site, TokenReducer
 
 
 class TowerRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,19 +31,6 @@ class RandomNumbers:
         name = f"{self.seed}/{position}/{purpose}/{turn}".encode()
         digest = hashlib.blake2b(name, digest_size=8).digest()
         return (int.from_bytes(digest, "big") >> 11) / 2**53
-
-
-class Rule(Protocol):
-    """Compares drafted tokens with the target's next-token row `p`."""
-
-    def accepts(self, token: int, p: Row, q: Tensor | None, position: int, turn: int) -> bool:
-        """Return whether a drafted token is accepted; `q` is the row it was drawn from, if it was drawn."""
-
-    def residual(self, token: int, p: Row, q: Tensor | None) -> Row:
-        """Return the target's row after `token` was refused."""
-
-    def choose(self, p: Row, position: int) -> int:
-        """Return the target's own token."""
 
 
 class Greedy:
@@ -108,6 +95,10 @@ class Sampling:
     def draw(self, row: Tensor, position: int, purpose: Purpose) -> int:
         """Return the id at which the cumulative row (V,) passes the position's number."""
         return int(draw_from(row, self.numbers.uniform(position, purpose)))
+
+
+#: Compares drafted tokens with the target's next-token row.
+Rule = Greedy | Sampling
 
 
 def _probabilities(row: Row) -> Tensor:

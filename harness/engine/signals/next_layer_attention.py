@@ -5,19 +5,17 @@ Captured when the site is reached: queries and keys of the site's layer, for the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, last_row
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, answer_length
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.table import signal
-
-if TYPE_CHECKING:
-    from espalier.methods.base import Need, Site
+from espalier.methods.base import Need, Site
 
 
 class NextRow:
@@ -106,12 +104,6 @@ class NextLastAttention(DecoderSignal):
     """`last_attention` of the layer after the site."""
 
     row_type: ClassVar[type[NextRow]] = NextRow
-    _answer_length = 0
-
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Store the length of the answer after the prompt."""
-        super().begin(inputs)
-        self._answer_length = answer_length(inputs)
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
@@ -129,10 +121,6 @@ class NextLastAttention(DecoderSignal):
         visible = self.context.visible_to_last(stage, self.layer)
         row_values = self._row.last(hidden, rotary, visible, self._answer_length)
         self._captured = self.per_token(stage, row_values)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
 
 @signal(

@@ -5,27 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts import Prior
+from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layer_inputs import visible_to_last
-from espalier.harness.engine.layout import take
+from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
-from espalier.harness.engine.visibility import visibility_of
-from espalier.methods.base import MethodError, PlanError
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts import Prior
-    from espalier.harness.engine.attention_probe import Watcher
-    from espalier.harness.engine.layout import Layout, Stage
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.visibility import Visibility
-    from espalier.methods.base import Need, Site, TokenReducer
-
+from espalier.harness.engine.visibility import Visibility, visibility_of
+from espalier.methods.base import MethodError, Need, PlanError, Site, TokenReducer
 
 #: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
 DECIDERS = "deciders"
@@ -169,6 +163,8 @@ class DecoderSignal(Producer):
 
     _captured: Tensor | None = None
     _width = 0
+    #: Positions of an answer after the prompt: 0 outside denoising steps.
+    _answer_length = 0
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
@@ -212,6 +208,7 @@ class DecoderSignal(Producer):
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the captured values."""
         self._captured = None
+        self._answer_length = answer_length(inputs)
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Store the number of visual tokens of the longest row."""
@@ -222,6 +219,10 @@ class DecoderSignal(Producer):
         """Values captured in this pass."""
         assert self._captured is not None  # the layer runs before the site
         return self._captured
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return the captured values of the view's tokens."""
+        return request.select(self.captured)
 
     def per_token(self, stage: Stage, values: Tensor) -> Tensor:
         """Return (B, S, ...) per original visual token, so that a later site finds its tokens' values by index."""
