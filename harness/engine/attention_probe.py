@@ -13,8 +13,8 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from espalier.harness.engine.step_attention import NAME, register_folded
-from espalier.harness.engine.visibility import CAUSAL, Visibility
+from espalier.harness.engine.kv_cache import NAME, register_folded
+from espalier.harness.engine.layout import CAUSAL, Visibility
 from espalier.harness.errors import UserError
 
 #: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.

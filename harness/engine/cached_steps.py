@@ -31,14 +31,13 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.kv_cache import IndexedCache, IndexedLayer, MergedLayer
 from espalier.harness.engine.layer_inputs import closed_positions, reference_mask, rotary_tables
 from espalier.harness.engine.layout import Layout, Stage, take
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signal_watchers import ActivePass
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 from espalier.methods.select.entries import KeptEntries, PromptEntries

@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.attention_probe import last_row
-from espalier.harness.engine.kv_cache import entries_of
+from espalier.harness.engine.kv_cache import NAME, RowMask, entries_of
 from espalier.harness.engine.layer_inputs import (
     LayerTypes,
     NewTokens,
@@ -34,7 +34,6 @@ from espalier.harness.engine.layout import Layout, Stage, groups, take
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.prefill import Rows
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.engine.step_attention import NAME, RowMask
 from espalier.harness.specs.canvas import CanvasSettings
 from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
 from espalier.methods.blame import Blame

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from types import TracebackType
@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import Work
 from espalier.harness.cost.memory import kv_bytes
+from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.decode_steps import CanvasHooks, DecodeStepMask, DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
@@ -470,3 +471,51 @@ class LayerHooks:
         if stage.rotary is not None:
             kwargs = {**kwargs, "position_embeddings": stage.rotary}
         return kwargs
+
+
+class ActivePass:
+    """The pass in progress, for watchers that outlive it."""
+
+    def __init__(self) -> None:
+        self._pass: Pass | None = None
+        self._clock: Clock | None = None
+
+    @contextmanager
+    def running(self, clock: Clock, current_pass: Pass | None = None) -> Iterator[None]:
+        """Activate the watchers inside the block; `current_pass` is None if no decoder will run."""
+        self._pass, self._clock = current_pass, clock
+        try:
+            yield
+        finally:
+            self._pass = self._clock = None
+
+    def stage(self) -> Stage | None:
+        """Return the current stage while a prefill runs, None otherwise."""
+        return None if self._pass is None else self._pass.prefill.active_stage()
+
+    def as_selection(self, watcher: Watcher, in_decoder: bool) -> Watcher:
+        """Return the watcher, timed as selection and inactive outside a run, of the decoder outside a prefill."""
+
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            # A phase waits for the device, which a decoding step need not do.
+            if self._clock is not None and not (in_decoder and self.stage() is None):
+                with self._clock.phase("select"):
+                    watcher(query, key, scaling)
+
+        return watch
+
+    def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Pass queries and keys of a tower block to the sites inside the tower."""
+        if self._pass is not None:
+            for sites in self._pass.sites:
+                sites.watch(query, key, scaling)
+
+    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Pass queries and keys of a decoder layer to the cache eviction."""
+        if self._pass is not None and self._pass.eviction is not None:
+            self._pass.eviction.score_layer(layer, query, key, scaling)
+
+    def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Pass queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
+        if self._pass is not None and self._pass.step_mask is not None:
+            self._pass.step_mask.choose(query, key, scaling)

@@ -20,9 +20,8 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.kv_cache import answer_cache
+from espalier.harness.engine.kv_cache import answer_cache, attention_configs, fold_heads
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.step_attention import attention_configs, fold_heads
 from espalier.harness.engine.text_stack import TextForward
 from espalier.harness.specs.run_spec import DecodeLoop
 from espalier.harness.specs.think_tags import spoken

@@ -1,7 +1,7 @@
 """Positions, rotary tables and masks of a decoder layer with the remaining tokens, by type of layer.
 
 Masks have the form that the model's attention back end expects. What a slot sees is defined in
-harness/engine/visibility.py; the library builds the masks that it supports.
+harness/engine/layout.py; the library builds the masks that it supports.
 
 In stacks with layers of several types, such as Gemma 3's, each type has its own rotary tables and its own mask. A
 sliding layer sees what lies less than a window back, and the distance is that of the positions that its rotary tables
@@ -21,8 +21,7 @@ from torch.nn.functional import pad
 from transformers.masking_utils import create_causal_mask
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.visibility import Visibility, VisualBlocks, visibility_of
+from espalier.harness.engine.layout import Layout, Stage, Visibility, VisualBlocks, visibility_of
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import PositionPolicy
 from espalier.methods.base import TokenReducer

@@ -20,17 +20,19 @@ from typing import Any
 from espalier.harness.cost.budget import frame_of
 from espalier.harness.cost.facts import CanvasFacts, ModelFacts, Work
 from espalier.harness.cost.flops import (
+    PAPERS,
     Components,
     SampleFlops,
     attending_flops,
     cached_prompt_flops,
+    counts_of,
     head_flops,
     mlp_flops,
     projector_flops,
+    split_layer,
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.paper_flops import PAPERS, counts_of, split_layer
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, denoising_records
 from espalier.harness.engine.record import SampleRecord
 from espalier.methods.base import TokenReducer

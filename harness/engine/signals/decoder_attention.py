@@ -24,10 +24,9 @@ from espalier.harness.engine.attention_probe import (
     rollout,
     word_rows,
 )
-from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.layout import CAUSAL, Layout, Stage, Visibility
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.table import signal
-from espalier.harness.engine.visibility import CAUSAL, Visibility
 from espalier.methods.base import Need, Site
 
 
