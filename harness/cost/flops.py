@@ -34,8 +34,8 @@ through), e experts:
 The "FLOPs" that papers print are different counts. The two are never mixed: rows hold them separately as
 `prefill_exact` and `paper`.
 
-A paper's count of a prefill is of decoder layers alone, full-width keys, every pair of tokens. Of a layer on n tokens, width d, MLP width
-m (of all experts that one token goes through, m_0 in layer 0 if it differs):
+A paper's count of a prefill is of decoder layers alone, full-width keys, every pair of tokens. Of a layer on n tokens,
+width d, MLP width m (of all experts that one token goes through, m_0 in layer 0 if it differs):
 
 | paper      | one layer                   | equations    | counts                                               |
 | ---------- | --------------------------- | ------------ | ---------------------------------------------------- |

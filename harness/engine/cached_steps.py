@@ -35,6 +35,7 @@ from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.kv_cache import IndexedCache, IndexedLayer, MergedLayer
 from espalier.harness.engine.layer_inputs import closed_positions, reference_mask, rotary_tables
 from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
@@ -232,8 +233,7 @@ class _AnswerHooks:
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            remove_hooks(handles)
 
     def _hook(
         self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
@@ -291,7 +291,7 @@ class LayerChanges:
         try:
             yield
         finally:
-            _remove(handles)
+            remove_hooks(handles)
 
 
 class PartialLayer:
@@ -360,12 +360,7 @@ def run_parts(layers: Sequence[nn.Module], parts: Sequence[PartialLayer]) -> Ite
     try:
         yield
     finally:
-        _remove(handles)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+        remove_hooks(handles)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from espalier.harness.engine.layer_inputs import (
     rotary_tables,
 )
 from espalier.harness.engine.layout import Layout, Stage, groups, take
-from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.model_parts import ModelParts, remove_hooks
 from espalier.harness.engine.prefill import Rows
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.specs.canvas import CanvasSettings
@@ -369,7 +369,6 @@ class FiniteScores(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the logits (B, G, V) of a canvas, changed in place."""
-        del input_ids
         return scores.nan_to_num_()
 
 
@@ -411,8 +410,7 @@ class CanvasHooks:
             yield
         finally:
             del model.__dict__["_denoising_step"]
-            for handle in handles:
-                handle.remove()
+            remove_hooks(handles)
 
     def _hook_stacks(self) -> list[RemovableHandle]:
         layers = [

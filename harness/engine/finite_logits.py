@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.model_parts import ModelParts, remove_hooks
 
 
 class NonFiniteLogits(RuntimeError):
@@ -127,5 +127,4 @@ def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
     try:
         yield module_names
     finally:
-        for handle in handles:
-            handle.remove()
+        remove_hooks(handles)

@@ -23,6 +23,7 @@ from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.kv_cache import entries_of
 from espalier.harness.engine.layer_inputs import check_order, held_entries, reference_mask
 from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt, VisionSide
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
@@ -234,8 +235,8 @@ class Pass:
         self._open.close()
 
     def _remove_hooks(self) -> None:
-        _remove(self._entry)
-        _remove(self._handles)
+        remove_hooks(self._entry)
+        remove_hooks(self._handles)
 
     # ------------------------------------------------------------------ the prompt
 
@@ -297,9 +298,9 @@ class Pass:
             stages, config, setup.emulate, embedding, self.step_mask, step_types, text
         )
         if not self._steps.needed:
-            _remove(self._handles)
+            remove_hooks(self._handles)
             if not self.completes:
-                _remove(self._entry)
+                remove_hooks(self._entry)
         self.clock.start("decode")
 
     def _make_step_mask(self) -> DecodeStepMask | None:
@@ -387,11 +388,6 @@ class Pass:
         records = records if self.canvas is None else self.canvas.completed(records)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    while handles:
-        handles.pop().remove()
 
 
 class LayerHooks:

@@ -85,7 +85,6 @@ class AnswerLoop:
         )
         logits = model(**inputs, return_dict=True).logits[:, -1]
         answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
-        del inputs
         following = self._prefill.following
         with (
             model._optimize_model_for_decode(),

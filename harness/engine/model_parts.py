@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.facts import CanvasFacts, ModelFacts
 from espalier.harness.engine.engine_guards import check_full
@@ -191,7 +192,6 @@ class ModelParts(ABC):
         Raises:
             UserError: this family's pixels are not images of one size with cells that are units.
         """
-        del inputs
         raise UserError(
             f"signal 'luma' needs images with cells that are visual tokens, model={self.spec.name!r} has none "
             "(model.facts.lacking)"
@@ -286,3 +286,9 @@ def replaced_forwards(
             del attributes[name]
             if former is not None:
                 attributes[name] = former
+
+
+def remove_hooks(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, and their handles from the list."""
+    while handles:
+        handles.pop().remove()

@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.model_parts import replaced_forwards
+from espalier.harness.engine.model_parts import remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.site_table import reads_features, tower_sites
 from espalier.harness.errors import UserError
@@ -237,9 +237,7 @@ class VisionSide:
 
     def stop_watching(self) -> None:
         """Remove the hooks: later calls of the projector are the engine's."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     def features(self) -> Tensor | None:
         """Return (units, D) input of the projector; None if not requested, or without images."""

@@ -82,7 +82,6 @@ class Sites:
         Returns:
             The new arguments.
         """
-        del features
         return kwargs
 
     def layers(self) -> Sequence[int]:
@@ -100,12 +99,10 @@ class Sites:
         Returns:
             The new states (B, M', D).
         """
-        del layer, rotary
         return hidden
 
     def work(self, row: int) -> Work:
         """Return the change in a row's cost before the decoder."""
-        del row
         return NO_WORK
 
 

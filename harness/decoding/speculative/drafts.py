@@ -38,17 +38,14 @@ class Greedy:
 
     def accepts(self, token: int, p: Row, q: Tensor | None, position: int, turn: int) -> bool:
         """Compare ids."""
-        del q, position, turn
         return token == int(p)
 
     def residual(self, token: int, p: Row, q: Tensor | None) -> Row:
         """Return the same row: the likeliest token stays the likeliest."""
-        del token, q
         return p
 
     def choose(self, p: Row, position: int) -> int:
         """Return the likeliest id."""
-        del position
         return int(p)
 
 

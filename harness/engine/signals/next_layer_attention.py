@@ -84,7 +84,6 @@ class KeysTaken(NextRow):
 
     def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
         """Return (B, M, H_kv, Dh)."""
-        del query, scaling, valid
         return key.transpose(1, 2)
 
 

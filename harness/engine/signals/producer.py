@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -93,7 +92,7 @@ class ViewRequest:
         return torch.arange(visual.shape[1], device=visual.device) < counts.unsqueeze(1)
 
 
-class Producer(ABC):
+class Producer:
     """Makes one signal for one site, or for all sites at once. Methods that do not apply keep the defaults.
 
     In a pass the engine calls `begin`, then `enter` at the decoder's input, then `reach` when states arrive at the
@@ -119,7 +118,6 @@ class Producer(ABC):
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
         """Return the decoder layers with attention that the signal is made from, for one of a method's `sites`."""
-        del need, site, sites
         return ()
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
@@ -133,12 +131,10 @@ class Producer(ABC):
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
         """Hook `watched_layers` for one pass; `clock` counts its work as selection."""
-        del clock
         return []
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the last pass's captures; `inputs` are those of the next pass."""
-        del inputs
 
     def units(self) -> Tensor:
         """Return the signal for each unit of the projector, if it is read before the decoder."""
@@ -146,15 +142,13 @@ class Producer(ABC):
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Capture from the states (B, L, D) that enter the decoder, for a batch of this layout."""
-        del layout, hidden
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Capture from the states (B, M, D) that enter the layer of the site, before the method plans."""
-        del stage, hidden, rotary
 
-    @abstractmethod
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return the signal in the shape that it declares."""
+        raise NotImplementedError
 
 
 class DecoderSignal(Producer):
