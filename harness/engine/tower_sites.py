@@ -24,8 +24,12 @@ from espalier.harness.cost.facts import Work
 from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.attention_probe import LayerHeads, rollout
 from espalier.harness.engine.layout import groups, take
-from espalier.harness.engine.model_parts import ModelParts, TowerBlock, replaced_forwards
-from espalier.harness.engine.pixels import PatchPixels
+from espalier.harness.engine.model_parts import (
+    ModelParts,
+    PatchPixels,
+    TowerBlock,
+    replaced_forwards,
+)
 from espalier.harness.engine.prefill import Decision, Prefill
 from espalier.harness.engine.signals.table import signal
 from espalier.harness.engine.sites import Arguments, NumberedSite, Sites, gather_arguments

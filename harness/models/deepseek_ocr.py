@@ -24,7 +24,7 @@ from transformers import (
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.errors import unknown_name
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import PLAIN, join_of

@@ -23,7 +23,7 @@ from transformers import (
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention

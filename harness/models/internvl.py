@@ -17,7 +17,7 @@ from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_t
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import NUMBERED, ROWED
 from espalier.harness.models.internvl_processor import (

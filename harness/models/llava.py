@@ -17,7 +17,7 @@ from transformers import (
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.clip_blocks import ClipTowerAdapter
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
 from espalier.harness.engine.layout import VisualItem
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.loader import load_part

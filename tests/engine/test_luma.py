@@ -12,7 +12,7 @@ from PIL import Image
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.runs.admission import admit

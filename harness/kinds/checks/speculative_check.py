@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
     read_vocabulary,
@@ -48,6 +47,9 @@ def normalised(spec: Settled, method: Decoder) -> Settled:
             f"engine.backend={engine.backend!r} hides dropped tokens, and {keeps}; valid: drop"
         )
     if leaves_gaps(method):
+        # Only runs of such a draft import it.
+        from espalier.harness.decoding.speculative.guidance import GuidedReducer
+
         closes_gaps(engine.positions, GuidedReducer(_nothing), spec.model.facts)  # raises Refused
     elif engine.positions == "renumbered":
         raise Refused(
@@ -82,7 +84,7 @@ def leaves_gaps(method: Decoder) -> bool:
     return method.guided and method.takes_draft
 
 
-def _nothing() -> Guidance:
+def _nothing() -> NoReturn:
     raise AssertionError("a check runs no draft")
 
 
