@@ -75,7 +75,7 @@ class DecodeSteps:
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
-        self._positions: Tensor | None = None
+        self._positions: Tensor
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
         self._typed: dict[tuple[int, str, torch.device], dict[str, Any]] = {}
 
@@ -97,9 +97,10 @@ class DecodeSteps:
         return eager or any(stage.padded for stage in self._stages)
 
     @property
-    def staggered(self) -> bool:
-        """Whether a new token has different positions in later layers than in the first."""
-        return self._embedding is not None and self._stages[-1].first > 0
+    def needed_by_all(self) -> bool:
+        """Whether steps are wrong without it, even for a caller that counts the positions."""
+        # A new token may have different positions in later layers than in the first.
+        return self.masked or (self._embedding is not None and self._stages[-1].first > 0)
 
     def stage(self, layer: int) -> Stage:
         """Return the stage in force at a decoder layer."""
@@ -165,7 +166,6 @@ class DecodeSteps:
     def _typed_arguments(self, layer: int, hidden: Tensor, cache: Any) -> dict[str, Any]:
         """Return mask and tables of a layer in a stack of several types."""
         assert self._types is not None
-        assert self._positions is not None
         stage = self.stage(layer).move(hidden.device)
         key = (id(stage), self._types.name(layer), hidden.device)
         if key not in self._typed:
@@ -178,7 +178,6 @@ class DecodeSteps:
 
     def _closed_positions(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow the tokens of a stage."""
-        assert self._positions is not None  # `arguments` has read them
         dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
         shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
         return self._positions - shift

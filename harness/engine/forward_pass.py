@@ -174,12 +174,13 @@ class Pass:
         self.prefill = Prefill(setup, layout, samples, step)
         self.sites = make_sites(self.prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
-        self._layers = LayerHooks(self.prefill, self.sites, lambda: self._steps)
+        self._layers = LayerHooks(self.prefill, self.sites, lambda: self.steps)
         evicting, depth = setup.evicting, len(self._decoder.layers)
         self.eviction = None if evicting is None else evicting.begin(self.prefill, depth)
-        self._steps: DecodeSteps
+        #: Of the answer, once the prefill is over.
+        self.steps: DecodeSteps
         #: Answers on canvases; None: token by token, or by denoising steps.
-        self.canvas = CanvasHooks.of(setup.adapter, lambda: self._steps)
+        self.canvas = CanvasHooks.of(setup.adapter, lambda: self.steps)
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None
@@ -243,7 +244,7 @@ class Pass:
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: Arguments) -> Any:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            return args, self._steps.arguments(kwargs)
+            return args, self.steps.arguments(kwargs)
         self._check_order(kwargs)
         self.clock.start("prefill")
         self._vision.stop_watching()
@@ -294,10 +295,10 @@ class Pass:
         elif types is not None or text.linear is not None:
             self._held = held_in_windows(self.prefill, self._cache_lengths)
         step_types = types if types is not None and types.steps_differ else None
-        self._steps = DecodeSteps(
+        self.steps = DecodeSteps(
             stages, config, setup.emulate, embedding, self.step_mask, step_types, text
         )
-        if not self._steps.needed:
+        if not self.steps.needed:
             remove_hooks(self._handles)
             if not self.completes:
                 remove_hooks(self._entry)
@@ -312,11 +313,6 @@ class Pass:
         return DecodeStepMask(self._setup.method, site, self.prefill.layout, below)
 
     # ------------------------------------------------------------------ the answer
-
-    @property
-    def needs_steps(self) -> bool:
-        """Whether decoding steps are wrong without the pass, even for a caller that counts the positions."""
-        return self._steps.masked or self._steps.staggered
 
     def check_finite(self, lengths: Sequence[int]) -> None:
         """Check the logits after the first `lengths` tokens of each row.

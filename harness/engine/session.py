@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
-from espalier.harness.engine.attention_probe import AttentionTap, Watcher
+from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.decode_steps import decode_site
 from espalier.harness.engine.engine_guards import check_generation, no_emulation
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
@@ -38,7 +38,7 @@ from espalier.harness.engine.signals.producer import Signals
 from espalier.harness.engine.site_table import check_site_kinds, tower_sites
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Scope, Separators
-from espalier.methods.base import MethodError, Site, TokenReducer
+from espalier.methods.base import MethodError, TokenReducer
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class Session:
             )
         with self._run(start, (sample,)) as current_pass:
             output = self.adapter.model(**arguments)
-            if current_pass.needs_steps:
+            if current_pass.steps.needed_by_all:
                 raise RuntimeError("this method or backend needs the engine in every step")
             current_pass.check_finite((1,))
         assert current_pass.positions is not None  # the decoder has run
@@ -399,7 +399,11 @@ def install(
     watchers = [
         *signals.watchers(),
         *((block.attention, active.watch_tower) for block in tower_blocks),
-        *_cache_watchers(adapter, evicting, active),
+        *(
+            (layer.self_attn, partial(active.watch_cache, number))
+            for number, layer in enumerate(adapter.decoder.layers)
+            if evicting is not None and adapter.holds_prompt(number)
+        ),
     ]
     watched_modules = [*(module for module, _ in watchers), *signals.watched_layers]
     # Tower blocks that the projector does not read: those that a method reads, and idle ones.
@@ -424,26 +428,6 @@ def install(
     taps = [
         (module, active.as_selection(watcher, module in of_decoder)) for module, watcher in watchers
     ]
-    return setup, AttentionTap([*taps, *_step_watchers(adapter, step_site, active)])
-
-
-def _cache_watchers(
-    adapter: ModelParts, evicting: CacheEvictor | None, active: ActivePass
-) -> Sequence[tuple[nn.Module, Watcher]]:
-    """Watch every decoder layer that holds the whole prompt, if cache entries will be evicted."""
-    if evicting is None:
-        return []
-    return [
-        (layer.self_attn, partial(active.watch_cache, number))
-        for number, layer in enumerate(adapter.decoder.layers)
-        if adapter.holds_prompt(number)
-    ]
-
-
-def _step_watchers(
-    adapter: ModelParts, site: Site | None, active: ActivePass
-) -> Sequence[tuple[nn.Module, Watcher]]:
-    """Watch the layer below a decode site."""
-    if site is None:
-        return []
-    return [(adapter.decoder.layers[site.layer - 1].self_attn, active.watch_step)]
+    if step_site is not None:  # the layer below it
+        taps.append((adapter.decoder.layers[step_site.layer - 1].self_attn, active.watch_step))
+    return setup, AttentionTap(taps)

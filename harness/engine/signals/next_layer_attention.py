@@ -5,7 +5,7 @@ Captured when the site is reached: queries and keys of the site's layer, for the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,9 @@ from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.table import signal
 from espalier.methods.base import Need, Site
 
+#: Makes a row of a layer's queries and keys.
+Taken = Callable[[Tensor, Tensor, float, Tensor], Tensor]
+
 
 class NextRow:
     """Runs a layer's forward up to its attention and no further: no kernel, no MLP, nothing cached.
@@ -26,10 +29,12 @@ class NextRow:
 
     Args:
         layer: the decoder layer; `watch` must be among the watchers of its attention.
+        taken: returns the row (B, M, ...) of the prompt's queries (B, H, M, Dh), all keys (B, H_kv, M, Dh), the scaling
+            and the slots (B, M) that may be attended to.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
+    def __init__(self, layer: Any, taken: Taken = last_row) -> None:
+        self._layer, self._taken = layer, taken
         self._valid: Tensor | None = None
         self._answer_length = 0
 
@@ -37,11 +42,7 @@ class NextRow:
         """Take the row and leave the layer, if it runs for this purpose."""
         if self._valid is not None:
             prompt = query[:, :, : query.shape[2] - self._answer_length]
-            raise _RowCaptured(self.taken(prompt, key, scaling, self._valid.to(query.device)))
-
-    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-        """Return (B, M, ...) of the prompt's queries (B, H, M, Dh) and all keys (B, H_kv, M, Dh)."""
-        return last_row(query, key, scaling, valid)
+            raise _RowCaptured(self._taken(prompt, key, scaling, self._valid.to(query.device)))
 
     def last(
         self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, answer_length: int = 0
@@ -63,36 +64,22 @@ class NextRow:
                 hidden, attention_mask=None, past_key_values=None, position_embeddings=rotary
             )
         except _RowCaptured as seen:
-            return seen.row.to(hidden.device)
+            row: Tensor = seen.args[0]
+            return row.to(hidden.device)
         finally:
             self._valid = None
         raise RuntimeError("the decoder layer ran without calling its attention")
 
 
-class MeanRow(NextRow):
-    """Takes the attention of the mean valid query."""
-
-    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-        """Return (B, M), mean over heads."""
-        share = (valid / valid.sum(dim=1, keepdim=True))[:, None, : query.shape[2], None]
-        mean = (query * share.to(query.dtype)).sum(dim=2, keepdim=True)
-        return last_row(mean, key, scaling, valid)
-
-
-class KeysTaken(NextRow):
-    """Takes the keys."""
-
-    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-        """Return (B, M, H_kv, Dh)."""
-        return key.transpose(1, 2)
+def mean_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+    """Return (B, M): the attention of the mean valid query, mean over heads."""
+    share = (valid / valid.sum(dim=1, keepdim=True))[:, None, : query.shape[2], None]
+    mean = (query * share.to(query.dtype)).sum(dim=2, keepdim=True)
+    return last_row(mean, key, scaling, valid)
 
 
 class _RowCaptured(Exception):
-    """Carries the row out of the layer."""
-
-    def __init__(self, row: Tensor) -> None:
-        super().__init__()
-        self.row = row
+    """Carries the row, its argument, out of the layer."""
 
 
 @signal(
@@ -102,7 +89,7 @@ class _RowCaptured(Exception):
 class NextLastAttention(DecoderSignal):
     """`last_attention` of the layer after the site."""
 
-    row_type: ClassVar[type[NextRow]] = NextRow
+    taken: ClassVar[Taken] = staticmethod(last_row)
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
@@ -112,7 +99,7 @@ class NextLastAttention(DecoderSignal):
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layer's attention."""
         parts, layer = self.context.parts, self.layer
-        self._row = self.row_type(parts.decoder.layers[layer])
+        self._row = NextRow(parts.decoder.layers[layer], self.taken)
         return [(parts.decoder_attention(layer), self._row.watch)]
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
@@ -144,7 +131,7 @@ class NextBareAttention(NextLastAttention):
 class NextMeanAttention(NextLastAttention):
     """Of the mean query up to the last visual token, without rotary positions. PACT (arXiv 2504.08966)."""
 
-    row_type = MeanRow
+    taken = staticmethod(mean_row)
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Run the layer up to its attention with tables that turn nothing."""
@@ -161,7 +148,7 @@ class NextMeanAttention(NextLastAttention):
 class NextVisualKeys(NextLastAttention):
     """`visual_keys` of the layer after the site."""
 
-    row_type = KeysTaken
+    taken = staticmethod(lambda query, key, scaling, valid: key.transpose(1, 2))
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, H_kv, n, Dh)."""
