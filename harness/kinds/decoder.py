@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.shared_vocabulary import (
