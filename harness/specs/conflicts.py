@@ -530,6 +530,16 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             UserError,
         ),
     ),
+    "log": tuple(
+        Conflict(
+            f"log.{key}",
+            lambda case, key=key: case.value("log.name") == "none" and case.value(f"log.{key}"),
+            "with log=none says nothing",
+            "log=wandb",
+            UserError,
+        )
+        for key in ("samples", "pictures", "options")
+    ),
     "tools of a benchmark": (
         Conflict(
             "benchmark",
