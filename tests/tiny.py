@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from espalier.methods.signals import SIGNALS
 from tests import commands
 
 DEPTH = 5

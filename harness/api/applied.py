@@ -17,8 +17,8 @@ from espalier.harness.api.loaded_models import ACTING, Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
-from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.record import SampleRecord
+from espalier.harness.engine.session_setup import PrefillScores
 from espalier.harness.errors import UserError, brief, tell_once
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.media.frames import Clip

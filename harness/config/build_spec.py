@@ -19,9 +19,8 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.config.prompt_section import check_texts, with_question
 from espalier.harness.config.single_section import compose_section
-from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
     choice,
@@ -29,7 +28,6 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (
     ANSWER,
     FRAME,
@@ -41,6 +39,7 @@ from espalier.harness.specs.run_spec import (
     ModelSpec,
     RunOptions,
     RunSpec,
+    in_words_of_the_draft,
 )
 from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from espalier.harness.config.prompt_section import apply_prompt_set
 from espalier.harness.cost.facts import ModelFacts, read_facts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (
     Count,
@@ -21,7 +22,6 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.generation import unescaped
 from espalier.harness.specs.run_spec import MODEL_KEYS, ModelSpec, VideoSpec
-from espalier.methods.signals import SIGNALS
 
 
 def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:

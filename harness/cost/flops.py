@@ -42,9 +42,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from espalier.harness.cost.facts import ModelFacts, StackFacts, WideFacts
+from espalier.harness.cost.facts import ModelFacts, StackFacts, WideFacts, Work
 from espalier.harness.cost.paper_flops import PAPERS, counts_of
-from espalier.harness.cost.row_work import Work
 
 #: Where a layer's heads are stated.
 Heads = StackFacts | WideFacts

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from espalier.harness.engine.head_shards import process_rows
-from espalier.harness.engine.layer_types import held_entries
+from espalier.harness.engine.attention_probe import process_rows
+from espalier.harness.engine.kv_cache import IndexedLayer, entries_of
+from espalier.harness.engine.layer_inputs import held_entries
 from espalier.harness.engine.layout import Layout, Stage, left_padded
-from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import merge_into
-from espalier.harness.engine.text.kv_cache import IndexedLayer, entries_of
+from espalier.harness.engine.prefill import Prefill, merge_into
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame

@@ -1,9 +1,10 @@
-"""The engine's interface to a loaded model: its modules, and the contents of its inputs."""
+"""The engine's interface to a loaded model: its modules, the halves of a tower block, the contents of its inputs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.facts import CanvasFacts, ModelFacts
-from espalier.harness.engine.brightness import PixelGrids
 from espalier.harness.engine.engine_guards import check_full
-from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.small_pictures import coarse
-from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import VisualItem, read_layout
+from espalier.harness.engine.layout import Layout, VisualItem, read_layout
+from espalier.harness.engine.pixels import PixelGrids, coarse
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import ModelSpec, Separators
 
 if TYPE_CHECKING:
-    # Imports transformers, which a finished run does without.
-    from espalier.harness.engine.layer_types import LayerTypes
+    from espalier.harness.engine.layer_inputs import LayerTypes
     from espalier.harness.specs.generation import CanvasSettings
 
 
@@ -229,3 +226,65 @@ class ModelParts(ABC):
         """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
         devices = dict.fromkeys(parameter.device for parameter in self.model.parameters())
         return tuple(device for device in devices if device.type == "cuda") or (self.device,)
+
+
+class TowerBlock:
+    """One pre-norm block: `attend`, then `transform`, compute its forward.
+
+    Args:
+        module: the block.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module: nn.Module = module
+        self.attention: nn.Module = module.self_attn
+        self._block = module
+
+    @property
+    def kernel(self) -> str:
+        """Name of the attention implementation."""
+        return str(self._block.self_attn.config._attn_implementation)
+
+    def attend(self, hidden: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
+        """Return the residual stream (P, S, D) after the attention; `mask` is added to its logits."""
+        states = self._block.layer_norm1(hidden)
+        mixed: Tensor = self._block.self_attn(hidden_states=states, attention_mask=mask, **kwargs)[
+            0
+        ]
+        return hidden + mixed
+
+    def values(self, hidden: Tensor) -> Tensor:
+        """Return (P, H, S, Dh) the values that the attention computes from the residual stream (P, S, D)."""
+        attention = self._block.self_attn
+        flat = attention.v_proj(self._block.layer_norm1(hidden))
+        values: Tensor = flat.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+        return values
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """Return the residual stream (P, S, D) after the MLP."""
+        states: Tensor = hidden + self._block.mlp(self._block.layer_norm2(hidden))
+        return states
+
+
+@contextmanager
+def replaced_forwards(
+    pairs: Iterable[tuple[nn.Module, Callable[..., Any]]],
+) -> Iterator[None]:
+    """Let functions run in place of the forwards of their modules inside the block.
+
+    Where a model is spread over several cards, the functions get their arguments on the module's card.
+    """
+    saved: list[tuple[dict[str, Any], str, Any]] = []
+    for module, forward in pairs:
+        attributes = vars(module)
+        # accelerate's forward moves the arguments, and then calls the module's own by this name.
+        name = "_old_forward" if "_hf_hook" in attributes else "forward"
+        saved.append((attributes, name, attributes.get(name)))
+        attributes[name] = forward
+    try:
+        yield
+    finally:
+        for attributes, name, former in saved:
+            del attributes[name]
+            if former is not None:
+                attributes[name] = former

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.cost.row_work import NO_WORK, Work
+from espalier.harness.cost.facts import NO_WORK, Work
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,20 +15,17 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.artifacts.priors import Prior
+from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.generation_loop import generate_answers
-from espalier.harness.engine.layer_types import visible_to_last
+from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
+from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.prefill_scores import PrefillScores
-from espalier.harness.engine.prompt import Prompt, make_prompt
-from espalier.harness.engine.reasoning_limit import ReasoningLimit
+from espalier.harness.engine.prompt import Prompt, TrunkReplay, make_prompt, unreduced_layers
 from espalier.harness.engine.record import GeneratedBatch
-from espalier.harness.engine.session_setup import CacheEvictor
-from espalier.harness.engine.shared_prefill import TrunkReplay, unreduced_layers
+from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores
 from espalier.harness.engine.signal_watchers import ActivePass, install
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse

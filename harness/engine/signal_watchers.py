@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import AttentionTap
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.decode_steps import decode_site
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.prompt import split_idle
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signals.dispatch import Signals
-from espalier.harness.engine.sites.decode import decode_site
-from espalier.harness.engine.sites.site_table import check_site_kinds, tower_sites
-from espalier.harness.engine.tower.tower_views import watched_blocks
-from espalier.harness.engine.vision_pass import split_idle
+from espalier.harness.engine.signals.producer import Signals
+from espalier.harness.engine.site_table import check_site_kinds, tower_sites
 from espalier.methods.base import MethodError
 
 if TYPE_CHECKING:
     from espalier.harness.cost.budget import Budget
     from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.attention_probe import Watcher
     from espalier.harness.engine.forward_pass import Pass
     from espalier.harness.engine.layout import Stage
-    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.model_parts import ModelParts, TowerBlock
     from espalier.harness.engine.session_setup import CacheEvictor
     from espalier.harness.specs.run_spec import PositionPolicy
     from espalier.methods.base import Site, TokenReducer
@@ -112,7 +111,11 @@ def install(
         )
     renumber = closes_gaps(positions, method, adapter.facts)
     signals = Signals(adapter, method, sites, prior, stage=active.stage)
-    tower_blocks = watched_blocks(adapter, method, tower_sites(sites))
+    tower_blocks: Sequence[TowerBlock] = ()
+    if inside := tower_sites(sites):
+        from espalier.harness.engine.tower_sites import watched_blocks
+
+        tower_blocks = watched_blocks(adapter, method, inside)
     watchers = [
         *signals.watchers(),
         *((block.attention, active.watch_tower) for block in tower_blocks),

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from espalier.harness.cost.flops import quadratic
-from espalier.harness.cost.free_memory import DeviceMemory
+from espalier.harness.cost.memory import DeviceMemory
 from espalier.harness.errors import Refused, UserError, foreign, unknown_name
 from espalier.harness.models.checkpoint_files import check_checkpoint, check_shards
 from espalier.harness.models.families import ADAPTERS, own_family

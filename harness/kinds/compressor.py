@@ -28,7 +28,7 @@ from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter

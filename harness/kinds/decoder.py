@@ -16,9 +16,9 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
     read_vocabulary,
     tokenizer_file,
 )
-from espalier.harness.engine.artifacts.priors import require_prior
-from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.engine.text.cuda_graphs import graphs_error, obstacle
+from espalier.harness.engine.artifacts import require_prior
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.text_stack import graphs_error, obstacle
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.kind import (
@@ -39,14 +39,19 @@ from espalier.harness.kinds.signal_check import (
 )
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import AnswerRequest, ModelSpec, RunSpec, Settled
+from espalier.harness.specs.run_spec import (
+    AnswerRequest,
+    ModelSpec,
+    RunSpec,
+    Settled,
+    in_words_of_the_draft,
+)
 from espalier.methods.base import Decoder, PlanError, TokenReducer
 from espalier.methods.blame import Blame
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

@@ -9,26 +9,20 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.cached_prompt import check_caches
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops, canvas_of
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.denoising_summary import (
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops, canvas_of, run_flops
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
     denoising_records,
     diffusion_block,
     last_of,
-    run_flops,
     step_times,
     verify_steps,
 )
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, check_caches
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.kinds.checkpoint_check import check_places
-from espalier.harness.kinds.kind import (
-    Account,
-    OpenMethod,
-    ResolvedMethod,
-)
+from espalier.harness.kinds.kind import Account, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import WHOLE, Reducer
 from espalier.harness.kinds.sample_counts import position_means
 from espalier.harness.kinds.signal_check import (
@@ -45,7 +39,7 @@ from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from espalier.harness.settings import BY_METHOD, marked
 from espalier.harness.specs.labels import label
-from espalier.harness.specs.row_settings import CONCERNING
 from espalier.harness.specs.run_spec import (
     AnswerRequest,
     EngineSpec,
@@ -22,9 +22,9 @@ from espalier.methods.base import Method, TokenReducer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.prefill_scores import PrefillScores
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+    from espalier.harness.engine.session_setup import PrefillScores
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.models.chat_media import Chat
     from espalier.harness.store.files.digests import Digests
@@ -198,7 +198,7 @@ def identity_of(
     return Identity(
         methods=method.parts,
         params=params_of(method),
-        engine={name: concerning.get(name) for name in CONCERNING},
+        engine={name: concerning.get(name) for name in marked(EngineSpec, BY_METHOD)},
         draft=draft,
         label=label(method, spec.method.variant, spec.method.variants, spec.budget),
     )

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from espalier.harness.cost.budget import Budget, BudgetMismatch
-from espalier.harness.cost.schedule import shortened_layer
-from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.cost.budget import Budget, BudgetMismatch, shortened_layer
+from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.engine.engine_guards import require_one_beam
-from espalier.harness.engine.positions import closes_gaps
+from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
@@ -36,7 +35,7 @@ from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter

@@ -8,8 +8,8 @@ from functools import cache, partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import SampleFlops, flops_block, sample_flops
-from espalier.harness.cost.row_work import Work
 from espalier.harness.kinds.kind import Account
 from espalier.harness.kinds.rescore import acceptance
 from espalier.harness.specs.run_spec import AnswerRequest

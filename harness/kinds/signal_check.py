@@ -10,8 +10,8 @@ from typing import get_args
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.engine.decode_steps import decode_site
 from espalier.harness.engine.engine_guards import check_full
-from espalier.harness.engine.sites.decode import decode_site
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
@@ -121,10 +121,12 @@ def _check_attended(facts: ModelFacts, method: Method, sites: Sequence[Site]) ->
     if facts.text.linear is None:
         return
     # Imports torch, and transformers.
-    from espalier.harness.engine.signals.table import PRODUCERS
+    from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
 
     for site in sites:
         for need in method.needs(site):
+            if DECLARED[need.signal].inside_tower:
+                continue
             for layer in PRODUCERS.load(need.signal).attended(need, site, sites):
                 check_full(facts.text, layer)
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from espalier.harness.engine.layer_inputs import ORDER
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.positions import ORDER
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.build_adapter import build_adapter, build_without_weights
 from espalier.harness.models.chat_batches import (

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem
 
 #: From (tiles, patches, C) features of one image to its (placeholders, C) tokens, newlines as NaN.
 Pack = Callable[[Tensor], Tensor]

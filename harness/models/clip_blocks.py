@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from espalier.harness.engine.tower_blocks import TowerBlock
+from espalier.harness.engine.model_parts import TowerBlock
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 

@@ -22,9 +22,9 @@ from transformers import (
     UnlimitedOcrProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import unknown_name
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import PLAIN, join_of

@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.processing_utils import ImagesKwargs
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.deepseek_ocr import FOLD, DeepseekOcrAdapter
 

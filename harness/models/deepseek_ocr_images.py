@@ -15,7 +15,7 @@ from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
     get_optimal_tiled_canvas,
 )
 
-from espalier.harness.cost.row_work import Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.errors import UserError
 from espalier.harness.settings import Count, Natural, gather
 

@@ -26,10 +26,9 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     EntropyBoundSamplerConfig,
 )
 
-from espalier.harness.cost.facts import CanvasFacts
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.layer_types import FULL, SLIDING, LayerTypes
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import CanvasFacts, Work
+from espalier.harness.engine.layer_inputs import FULL, SLIDING, LayerTypes
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_batches import tensor_to

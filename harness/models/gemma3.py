@@ -20,10 +20,10 @@ from transformers import (
     Gemma3Processor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.layer_types import LayerTypes
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layer_inputs import LayerTypes
+from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.clip_blocks import clip_attention

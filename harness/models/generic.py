@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from espalier.harness.engine.engine_guards import check_text_config
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat, Media
@@ -27,7 +28,6 @@ from espalier.harness.models.generic_proof import prove
 from espalier.harness.models.loader import MALFORMED, load_part, unreadable
 from espalier.harness.models.measured_facts import ATTENTION, OUTPUT
 from espalier.harness.specs.run_spec import CHECKPOINT
-from espalier.methods.signals import SIGNALS
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec

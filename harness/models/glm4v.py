@@ -27,7 +27,7 @@ from transformers import (
     Glm46VVideoProcessor,
 )
 
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.engine.layout import VisualItem
 from espalier.harness.models.chat_batches import refuse_mixed
 from espalier.harness.models.conversations import SPANNED
 from espalier.harness.models.loader import load_part

@@ -19,8 +19,8 @@ from transformers import (
     HunYuanVLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, framed_rectangle
 from espalier.harness.models.conversations import HOLDERS
 from espalier.harness.models.qwen_processor import set_picture_bounds
 from espalier.harness.models.random_weights import text_config, vision_config

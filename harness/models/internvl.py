@@ -15,9 +15,9 @@ from transformers import (
 )
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import NUMBERED, ROWED
 from espalier.harness.models.internvl_processor import (

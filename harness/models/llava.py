@@ -15,9 +15,9 @@ from transformers import (
     LlavaProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.models.clip_blocks import ClipTowerAdapter
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.random_weights import text_config, vision_config

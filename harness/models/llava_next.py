@@ -17,8 +17,8 @@ from transformers import (
 )
 from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem
+from espalier.harness.engine.layout import VisualItem
+from espalier.harness.engine.pixels import PixelGrids
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.loader import load_part

@@ -20,8 +20,8 @@ from transformers import (
 )
 from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.anyres import packed_item
 from espalier.harness.models.chat_media import MARK

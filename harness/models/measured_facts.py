@@ -21,9 +21,9 @@ from espalier.harness.cost.facts import (
 )
 from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.loader import MALFORMED
-from espalier.methods.signals import SIGNALS
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.conversations import LINED
 from espalier.harness.models.llava_onevision import HALF

@@ -22,12 +22,10 @@ from transformers import (
     Molmo2VideoProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.layer_types import JoinedPictures
-from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.small_pictures import coarse
-from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layer_inputs import JoinedPictures
+from espalier.harness.engine.layout import Layout, VisualItem, framed_rectangle
+from espalier.harness.engine.pixels import PixelGrids, coarse
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_batches import refuse_mixed

@@ -14,8 +14,8 @@ from transformers import (
     PaddleOCRVLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.models.clip_blocks import clip_attention
 from espalier.harness.models.conversations import FRAMED
 from espalier.harness.models.llava_onevision import HALF

@@ -16,9 +16,9 @@ from transformers import (
     Qwen2VLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.small_pictures import coarse
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.engine.pixels import coarse
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import BARE

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoProcessor
 
-from espalier.harness.engine.small_pictures import coarse
+from espalier.harness.engine.pixels import coarse
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen_processor import PICTURE_BOUNDS, set_picture_bounds

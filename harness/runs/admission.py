@@ -21,7 +21,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.config.lmms_task_files import index_of, library
 from espalier.harness.config.own_choices import own_choices
 from espalier.harness.config.search_folders import override_of
-from espalier.harness.engine.artifacts.priors import require_prior
+from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.errors import Refused, UserError, foreign, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.evaluation.metered import check_meters, open_meters
@@ -33,7 +33,6 @@ from espalier.harness.runs import wandb_log
 from espalier.harness.runs.early_checks import check_vocabulary
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
-from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.comparable import USUAL, check_comparable
 from espalier.harness.specs.conflicts import refuse
@@ -240,6 +239,14 @@ def _resolve(run: Candidate) -> None:
     run.method, run.artifacts = resolved.method, resolved.artifacts
 
 
+def _check_backend(run: Candidate) -> None:
+    if run.spec.backend.served:
+        # Most runs do not need it.
+        from espalier.harness.runs.served.backend_check import check_backend
+
+        check_backend(run.spec, run.method)
+
+
 def _check_task_folders(run: Candidate) -> None:
     benchmark = run.spec.benchmark
     path = benchmark.include_path
@@ -399,7 +406,7 @@ CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("model", lambda run: check_model(run.spec.model, run.spec.offline, run.digests)),
     ("benchmark.prompt_tokens", lambda run: check_lengths(run.spec)),
     ("ratio", _resolve),
-    ("backend", lambda run: check_backend(run.spec, run.method)),
+    ("backend", _check_backend),
     ("benchmark.needs", lambda run: refuse("tools of a benchmark", run.spec)),
     ("benchmark.include_path", _check_task_folders),
     ("benchmark.path", _check_data),

@@ -13,6 +13,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.settings import (
     OMITTED,
     OPEN,
+    STATED,
     By,
     Count,
     FromZero,
@@ -109,13 +110,15 @@ class JudgeSpec:
     """
 
     base_url: Annotated[str, By(_read_address)] | None = field(default=None, metadata=OMITTED)
-    model: Text | None = field(default=None, metadata=OPEN)
+    model: Text | None = field(default=None, metadata={**OPEN, **STATED})
     key_env: Annotated[str, By(_read_variable)] = field(default="OPENAI_API_KEY", metadata=OMITTED)
     prompt: Path | None = field(default=None, metadata=OMITTED)
-    temperature: FromZero | None = 0.0
-    seed: Natural | None = 0
-    max_tokens: Count | None = 1024
-    options: Annotated[Mapping[str, Any], By(_read_options)] = field(default_factory=dict)
+    temperature: FromZero | None = field(default=0.0, metadata=STATED)
+    seed: Natural | None = field(default=0, metadata=STATED)
+    max_tokens: Count | None = field(default=1024, metadata=STATED)
+    options: Annotated[Mapping[str, Any], By(_read_options)] = field(
+        default_factory=dict, metadata=STATED
+    )
     timeout: Positive = field(default=120.0, metadata=OMITTED)
     retries: Natural = field(default=4, metadata=OMITTED)
     concurrency: Count = field(default=8, metadata=OMITTED)

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from espalier.harness.cost.free_memory import DeviceMemory
-from espalier.harness.cost.peak_memory import reset_resident_peak, resident_peak
-from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.cost.bounds import Gain
+from espalier.harness.cost.memory import DeviceMemory, reset_resident_peak, resident_peak
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.record import GeneratedBatch

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.lookup import label_of
 from espalier.harness.seedling.scene_benchmarks import (

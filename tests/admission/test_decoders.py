@@ -24,8 +24,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method, names_of
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import MODEL_KEYS, RunSpec
+from espalier.harness.specs.run_spec import MODEL_KEYS, RunSpec, in_words_of_the_draft
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 from tests import commands

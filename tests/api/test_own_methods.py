@@ -100,7 +100,7 @@ MISTAKES = {
     "list": (lambda view, keep: Plan([0, 1]), ("Plan.kept is a list", "of int64")),
     "attribute": (
         lambda view, keep: Plan(top(view.attention, keep)),
-        ("View has no 'attention'", "`needs`", "'last_attention'", "methods/signals.py"),
+        ("View has no 'attention'", "`needs`", "'last_attention'", "docs/methods.md"),
     ),
     "signal": (
         lambda view, keep: Plan(top(view.signals["cls_attention"], keep)),

@@ -13,8 +13,8 @@ from PIL import Image
 
 from espalier.harness.cli.calibrate import main, read_request
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts import calibration_files as artifacts
-from espalier.harness.engine.artifacts.priors import (
+from espalier.harness.engine import artifacts
+from espalier.harness.engine.artifacts import (
     load_prior,
     prior_artifact,
     prior_for,

@@ -13,9 +13,9 @@ from torch.nn.functional import interpolate
 
 from espalier.harness.cli.calibrate import read_request, run
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts import calibration_files as artifacts
-from espalier.harness.engine.artifacts.calibration_files import Artifact
-from espalier.harness.engine.artifacts.priors import (
+from espalier.harness.engine import artifacts
+from espalier.harness.engine.artifacts import (
+    Artifact,
     load_prior,
     prior_artifact,
     require_prior,

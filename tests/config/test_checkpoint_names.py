@@ -16,12 +16,12 @@ import pytest
 import espalier
 from espalier.harness.config.checkpoint_names import hub_names, model_choice
 from espalier.harness.config.compose import read_command
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS, GENERIC, MODEL_TYPES, family_of
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.signals import SIGNALS
 from tests import commands
 
 SEEDLING = ROOT / "harness" / "seedling" / "weights" / "seedling"

@@ -9,10 +9,8 @@ import torch
 
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculation import Speculation
-from espalier.harness.engine.text import fixed_steps as fixed
-from espalier.harness.engine.text.cuda_graphs import CudaGraphs
-from espalier.harness.engine.text.text_only import prefill_words
-from espalier.harness.engine.text.text_stack import TextStack
+from espalier.harness.engine import text_stack as fixed
+from espalier.harness.engine.text_stack import CudaGraphs, TextStack, prefill_words
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.store.files.digests import Digests

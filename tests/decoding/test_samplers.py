@@ -11,10 +11,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from espalier.harness.decoding.speculative.acceptance import Greedy, RandomNumbers, Sampling
 from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy, RandomNumbers, Sampling
 from espalier.harness.decoding.speculative.samplers import (
     ends_of,
     limit_of,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import RULES, Budget
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import flops_block, sample_flops
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.session import Session
 from espalier.harness.models.chat_media import place_media
 from espalier.harness.models.chat_templates import render_chat

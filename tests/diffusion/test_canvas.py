@@ -16,9 +16,9 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 import espalier
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import text_flops
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops
 from espalier.harness.engine.finite_logits import NonFiniteLogits
-from espalier.harness.engine.reduce import Decision
+from espalier.harness.engine.prefill import Decision
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.diffusion_gemma import DiffusionGemmaAdapter

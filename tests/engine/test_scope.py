@@ -8,7 +8,7 @@ import torch
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.item_scope import joined
+from espalier.harness.engine.prefill import joined
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.lookup import method_of

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import received_mean, word_rows
-from espalier.harness.engine.masks import reference_mask
+from espalier.harness.engine.layer_inputs import reference_mask
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import received_max, rollout_of_words
 from espalier.harness.engine.visibility import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.cost.free_memory import DeviceMemory, free_memory
+from espalier.harness.cost.memory import DeviceMemory, free_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out

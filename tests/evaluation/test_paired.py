@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from espalier.harness.cost.bounds import Gain, first_token_bound, prefill_bound
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import sample_flops
-from espalier.harness.cost.row_work import Work
-from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill_bound
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget, BudgetMismatch
-from espalier.harness.cost.peak_memory import Peak
-from espalier.harness.cost.schedule import frame_of, shortened_layer
+from espalier.harness.cost.budget import Budget, BudgetMismatch, frame_of, shortened_layer
+from espalier.harness.cost.memory import Peak
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError

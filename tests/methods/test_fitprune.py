@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import equivalent_tokens
-from espalier.harness.engine.artifacts import calibration_files as artifacts
-from espalier.harness.engine.artifacts.fitprune_schemes import (
+from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
+from espalier.harness.engine import artifacts
+from espalier.harness.engine.artifacts import (
     save_scheme,
     scheme_artifact,
     with_scheme,

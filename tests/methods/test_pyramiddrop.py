@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import equivalent_tokens
+from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.next_layer_attention import NextRow
 from espalier.methods.base import MethodError, Need, Site

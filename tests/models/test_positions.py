@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicCache
 
 import espalier
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.positions import ORDER, MisplacedText
+from espalier.harness.engine.layer_inputs import ORDER, MisplacedText
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import load_adapter
 from espalier.harness.models.qwen_positions import IMAGE, TEXT, VIDEO, released_positions

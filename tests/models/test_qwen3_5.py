@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.budget import Budget, frame_of
 from espalier.harness.cost.flops import linear_cost, quadratic, text_flops
-from espalier.harness.cost.schedule import frame_of
 from espalier.harness.engine.eviction import CacheBudget, ScoredEviction
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.session import Session

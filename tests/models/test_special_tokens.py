@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.runs.served.engine_server import EngineServer
-from espalier.harness.runs.served.served_chats import served_prompt
+from espalier.harness.runs.served.served_session import served_prompt
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.models.test_generic import REFUSED, load

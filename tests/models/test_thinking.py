@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.reasoning_limit import CLOSING
+from espalier.harness.engine.generation_loop import CLOSING
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter

@@ -179,8 +179,10 @@ def test_the_key_is_that_of_the_code_and_not_of_its_place(folder: Path) -> None:
         return job.key, job.parts["plugins"]
 
     first = key("other.py:FirstTokens")
-    write(folder, {"elsewhere/other.py": f"# A comment.\n{method('FirstTokens')}"})
+    write(folder, {"elsewhere/other.py": method("FirstTokens")})
     assert key("elsewhere/other.py:FirstTokens") == first
+    write(folder, {"elsewhere/other.py": f"# A comment.\n{method('FirstTokens')}"})
+    assert key("elsewhere/other.py:FirstTokens") != first
     write(folder, {"other.py": method("FirstTokens").replace('"prefix"', '"layer", 2')})
     changed = key("other.py:FirstTokens")
     assert changed[0] != first[0]

@@ -79,14 +79,3 @@ def other_code(text: str) -> str:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             node.body.append(ast.parse("del len").body[0])
     return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def other_words(text: str) -> str:
-    """Return a file without its comments, formatted otherwise, with another docstring wherever one may stand."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            if ast.get_docstring(node) is not None:
-                del node.body[0]
-            node.body.insert(0, ast.Expr(ast.Constant("Said otherwise.")))
-    return "# A comment.\n" + ast.unparse(ast.fix_missing_locations(tree))

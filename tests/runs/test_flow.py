@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.store import Store
 from tests.runs.helpers import Bench, make_bench
@@ -167,7 +167,7 @@ def test_the_peak_is_that_of_all_devices_of_the_model_until_the_run_has_ended(
         yield peak
         peak.stop()
 
-    monkeypatch.setattr("espalier.harness.cost.peak_memory.peak_memory", peak_memory)
+    monkeypatch.setattr("espalier.harness.cost.memory.peak_memory", peak_memory)
     bench.fake.devices = ("cuda:0", "cuda:1")
     row = bench("method=fastv").last
     assert asked == [("cuda:0", "cuda:1")]

@@ -16,9 +16,9 @@ from espalier.harness.errors import Refused
 from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
-from espalier.harness.runs.code_files import CodeFiles
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.runs.served import engine_process, engine_server
 from espalier.harness.specs.benchmark_spec import Answers, Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.run_spec import RunSpec
@@ -259,10 +259,10 @@ PATHS = sorted(path for path in FOUND if not any(one.startswith(f"{path}.") for 
 def _without_reading_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hash no code: a field that changes it must change the settings, too."""
     monkeypatch.setattr(keys, "entry_files", lambda *_: [])
-    monkeypatch.setattr(CodeFiles, "digest", lambda *_: "")
+    monkeypatch.setattr(keys, "code_files", lambda *_: {})
     # An interpreter that has no engine.
-    monkeypatch.setattr(keys, "engine_version", lambda _: "1.0")
-    monkeypatch.setattr(keys, "server_version", lambda _: "1.0")
+    monkeypatch.setattr(engine_process, "engine_version", lambda _: "1.0")
+    monkeypatch.setattr(engine_server, "server_version", lambda _: "1.0")
 
 
 def test_the_walk_reaches_every_description() -> None:

@@ -21,10 +21,9 @@ from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.lookup import method_of
 from espalier.harness.runs.run_key import key_parts
 from espalier.harness.runs.served import backend_check
-from espalier.harness.runs.served.engine_folders import code_folder
-from espalier.harness.runs.served.engine_pool import pruning_arguments
-from espalier.harness.runs.served.served_chats import ServedCodec
+from espalier.harness.runs.served.engine_pool import code_folder, pruning_arguments
 from espalier.harness.runs.served.served_session import (
+    ServedCodec,
     ServedGenerator,
     kept_of,
     sampling_of,

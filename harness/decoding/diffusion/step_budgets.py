@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier.harness.cost.budget import Budget, BudgetError
+from espalier.harness.cost.budget import Budget, BudgetError, shortened_layer
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import shortened_layer
 from espalier.harness.errors import brief
 from espalier.methods.base import PlanError, TokenReducer
 from espalier.methods.blame import Blame

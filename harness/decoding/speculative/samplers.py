@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from espalier.harness.decoding.speculative.acceptance import (
+from espalier.harness.decoding.speculative.drafts import (
     Greedy,
     RandomNumbers,
     Row,

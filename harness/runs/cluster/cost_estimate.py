@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.cost.budget import NOMINAL_TEXT
+from espalier.harness.cost.budget import NOMINAL_TEXT, frame_of
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import (
     cached_prompt_flops,
@@ -26,8 +26,7 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.schedule import frame_of
-from espalier.harness.decoding.diffusion.canvas_flops import answer_flops, canvas_of
+from espalier.harness.decoding.diffusion.answer_flops import answer_flops, canvas_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.kinds.checkpoint_check import decoder_bytes, entry_bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from espalier.harness.cost.facts import OF_CLASS_TOKEN
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.kind import params_of
@@ -9,17 +11,14 @@ from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.served.engine_process import engine_version
 from espalier.harness.runs.served.engine_server import server_version
-from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.settings import ANY_ENGINE, marked
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.run_spec import EngineSpec, RunSpec
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.plugin import TESTED
 from espalier.serve.setting import Setting, SettingError
-
-#: Engine settings that another engine does not have; each must keep its default.
-OF_THE_HARNESS = ("backend", "separators", "decode", "rescore", "share", *EngineSpec().meters)
 
 
 def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
@@ -38,10 +37,10 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
     if not backend.served:
         return
     _check_version(spec, loads)
-    engine, plain = spec.engine, EngineSpec()
-    for name in OF_THE_HARNESS:
-        value, valid = getattr(engine, name), getattr(plain, name)
-        if value != valid:
+    engine, known = spec.engine, marked(EngineSpec, ANY_ENGINE)
+    for field in fields(engine):
+        name, value, valid = field.name, getattr(engine, field.name), field.default
+        if value != valid and name not in known:
             raise UserError(
                 f"engine.{name}={value!r} is a setting of backend=transformers; valid with backend=vllm: {valid!r}"
             )
