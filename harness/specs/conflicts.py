@@ -198,6 +198,12 @@ COMPUTED: Mapping[str, Callable[[Case], object]] = {
 }
 
 
+def _not_recorded(applies: Callable[[Case], Any], why: str) -> Conflict:
+    """Return the conflict of `engine.graphs=true` with a model or a method."""
+    line = f"records steps on one GPU, and {why}"
+    return Conflict("engine.graphs", applies, line, "false, auto")
+
+
 #: Of each group, in the order in which a run is refused.
 CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
     "two methods": (
@@ -539,6 +545,44 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             UserError,
         )
         for key in ("samples", "pictures", "options")
+    ),
+    "graphs": tuple(
+        _not_recorded(applies, why)
+        for applies, why in (
+            (
+                lambda case: not case.value("model.device").startswith("cuda"),
+                "{model.device} is not a GPU",
+            ),
+            (
+                lambda case: (
+                    case.value("model.device_map") is not None and case.values["n_cards"] > 1
+                ),
+                "{model.device_map} spreads the model over several GPUs",
+            ),
+            (
+                _differs("model.attention", "sdpa"),
+                "{model.attention} is not sdpa, which can attend to a part of its keys by a mask",
+            ),
+            (
+                lambda case: case.text.experts,
+                "{model} routes to experts, and the host reads the choice",
+            ),
+        )
+    ),
+    "graphs of a draft": (
+        _not_recorded(
+            lambda case: case.values["ragged"],
+            "{method} leaves the layers of its draft caches of different lengths",
+        ),
+    ),
+    "graphs of a loaded model": (
+        _not_recorded(
+            lambda case: case.values["n_devices"] > 1, "{model} is spread over several devices"
+        ),
+        _not_recorded(
+            lambda case: getattr(case.values["rotary"], "rope_type", None) == "dynamic",
+            "{model} changes its rotary frequencies with the length, which the host reads",
+        ),
     ),
     "tools of a benchmark": (
         Conflict(
