@@ -52,7 +52,8 @@ class Case:
         words = {None: "null", True: "true", False: "false"}
         if value is None or isinstance(value, bool):
             return f"{key}={words[value]}"
-        return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value!r}"
+        is_whole = isinstance(value, float) and value.is_integer()
+        return f"{key}={value:g}" if is_whole else f"{key}={value!r}"
 
     @property
     def text(self) -> Any:
@@ -92,8 +93,9 @@ class Conflict:
     def refusal(self, case: Case) -> UserError:
         """Return the error for a run."""
         why = self.why if self.why.startswith(":") else f" {self.why}"
-        line = f"{case.shown(self.setting)}{why}; valid: {self.valid}"
-        return self.error(line.replace("{", "{0[").replace("}", "]}").format(case))
+        text = f"{why}; valid: {self.valid}".replace("{", "{0[").replace("}", "]}")
+        # A value of the user's may hold braces.
+        return self.error(case.shown(self.setting) + text.format(case))
 
 
 def refuse(group: str, spec: Any, method: Any = None, **values: Any) -> None:
