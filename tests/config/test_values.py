@@ -11,15 +11,6 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.reports import results
 from espalier.harness.runs import wandb_log
-from tests import commands
-
-
-@pytest.mark.parametrize("override", ["cluster.memory=0", "cluster.gpu_memory=0GiB"])
-def test_a_machine_has_memory(override: str) -> None:
-    from espalier.harness.runs.cluster.cluster_spec import cluster_of
-
-    with pytest.raises(UserError, match="must be a size above 0"):
-        cluster_of(commands.cells_of(override))
 
 
 @pytest.mark.parametrize(
