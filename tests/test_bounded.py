@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.conversations import FRAMES, TAGGED
 from espalier.harness.specs.bounded_templates import _renderer, render
 from espalier.harness.specs.prompt_templates import checked, rendered
@@ -114,8 +113,9 @@ def adapter():
 @pytest.mark.parametrize("template", ATTACKS)
 def test_a_checkpoint_s_template_takes_no_more_than_its_share(template: str, adapter) -> None:
     adapter.processor.chat_template = template
-    with pytest.raises(UserError, match="it takes too much time or memory"):
-        render_chat(adapter, chat("w1"))
+    with pytest.raises(UserError, match="it takes too much time or memory") as caught:
+        adapter.render(chat("w1"))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("kind", ["chat", "question"])
@@ -141,13 +141,13 @@ def test_a_chat_is_rendered_as_the_library_does(template: str, adapter) -> None:
     adapter.processor.chat_template = template
     turns = chat("w1 w2", 0)
     expected = adapter.processor.apply_chat_template(turns, add_generation_prompt=True)
-    assert render_chat(adapter, turns) == expected
+    assert adapter.render(turns) == expected
 
 
 def test_a_template_that_fails_is_one_line(adapter) -> None:
     adapter.processor.chat_template = "{{ raise_exception('roles\nmust alternate') }}"
     with pytest.raises(UserError, match="TemplateError: roles must alternate; valid: null"):
-        render_chat(adapter, chat("w1"))
+        adapter.render(chat("w1"))
 
 
 def test_an_interrupted_template_leaves_no_text_to_the_next() -> None:

@@ -103,9 +103,9 @@ class Family:
 def random_model(spec: ModelSpec) -> Any:
     """The model of a spec with random weights."""
     adapter = ADAPTERS.load(spec.adapter)
-    tokenizer = byte_tokenizer(adapter.special)
+    tokenizer = byte_tokenizer(adapter.data.special)
     config = adapter.configuration(spec, tokenizer)
-    return build_random(adapter.model_class, config, tokenizer, spec)
+    return build_random(adapter.data.model_class, config, tokenizer, spec)
 
 
 def sharpen(model: Any) -> None:

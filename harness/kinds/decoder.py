@@ -231,7 +231,10 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
 def _check_video(target: ModelSpec, draft: ModelSpec) -> None:
     if draft.adapter == target.adapter:
         return
-    if ADAPTERS.load(target.adapter).takes_video and not ADAPTERS.load(draft.adapter).takes_video:
+    if (
+        ADAPTERS.load(target.adapter).data.takes_video
+        and not ADAPTERS.load(draft.adapter).data.takes_video
+    ):
         raise Refused(
             f"method.draft={draft.name!r} takes images only, and model={target.name!r} takes videos; valid: a draft "
             "that takes videos"

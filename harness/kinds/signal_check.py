@@ -134,7 +134,7 @@ def _check_attended(facts: ModelFacts, method: Method, sites: Sequence[Site]) ->
 def check_frames(model: ModelSpec, method: TokenReducer, name: str) -> None:
     """Raise Refused if the method compares frames and the model takes images only."""
     # Imports the family's code only for methods that compare frames.
-    if method.needs_frames() and not ADAPTERS.load(model.adapter).takes_video:
+    if method.needs_frames() and not ADAPTERS.load(model.adapter).data.takes_video:
         raise Refused(
             f"method={name!r} compares the frames of videos, and model={model.name!r} takes images only"
         )

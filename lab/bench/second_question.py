@@ -215,7 +215,7 @@ def _text_scorer(target: str) -> Callable[[str], float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
     # Imports transformers, which reads the variables above at import time.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
     from espalier.harness.runs.admission import admit
 
     arguments = parser("second_question")

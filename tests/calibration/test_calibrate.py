@@ -372,7 +372,7 @@ def test_what_cannot_work_is_refused_before_the_model_loads(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, words: str
 ):
     monkeypatch.setattr(
-        "espalier.harness.models.adapter.load_adapter", lambda spec: pytest.fail("loaded")
+        "espalier.harness.models.build_adapter.load_adapter", lambda spec: pytest.fail("loaded")
     )
     assert main(["method=d2pruner", *line.split()]) == 2
     (told,) = capsys.readouterr().err.splitlines()

@@ -11,7 +11,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine import text_stack as fixed
 from espalier.harness.engine.text_stack import CudaGraphs, TextStack, prefill_words
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder

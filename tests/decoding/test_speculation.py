@@ -21,7 +21,7 @@ from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceRea
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.store.files.digests import Digests

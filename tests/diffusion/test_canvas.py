@@ -260,7 +260,7 @@ def test_pairs_are_those_of_masks_by_hand():
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_method_in_the_prompt(case):
     method = build(case)
-    if signals_of(method) & set(DiffusionGemmaAdapter.lacking) or method.tower_sites(2):
+    if signals_of(method) & set(DiffusionGemmaAdapter.data.lacking) or method.tower_sites(2):
         pytest.skip("reads or changes the tower")
     if method.shrinks_pictures or method.needs_frames() or method.decode_site(DEPTH) is not None:
         pytest.skip("refused on such models, or needs videos")

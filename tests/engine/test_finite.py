@@ -18,7 +18,8 @@ from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.engine.finite_logits import FiniteLogits, NonFiniteLogits
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from espalier.methods.none import NoReduction

@@ -20,7 +20,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
 from espalier.harness.kinds.sample_counts import token_means
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal

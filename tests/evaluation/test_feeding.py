@@ -27,7 +27,7 @@ from espalier.harness.evaluation import prefetch as feeding
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
 from espalier.harness.evaluation.prefetch import AHEAD, ReadAhead, ReadingTimes, batches_ahead
 from espalier.harness.kinds.lookup import kind_of, method_of
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.families import FAMILIES

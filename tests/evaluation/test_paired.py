@@ -28,7 +28,8 @@ from espalier.harness.evaluation.paired_times import (
     plan_pairs,
 )
 from espalier.harness.kinds.kind import PairedSessions
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec

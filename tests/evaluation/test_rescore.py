@@ -17,7 +17,8 @@ from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.rescore import Rescored, acceptance, judge
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from run import main

@@ -20,7 +20,8 @@ from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.lookup import KINDS, kind_of
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.seedling.scene_questions import questions_for

@@ -15,7 +15,8 @@ from PIL import Image
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.none import NoReduction
 from espalier.methods.rtprune import RTPrune

@@ -15,7 +15,7 @@ import espalier
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
@@ -121,7 +121,7 @@ def test_the_config_file_builds_the_released_architecture() -> None:
     spec = model_of("model=deepseek_ocr2")
     adapter = ADAPTERS.load(spec.adapter)
     with torch.device("meta"):
-        model = adapter.model_class(adapter.configuration(spec, byte_tokenizer()))
+        model = adapter.data.model_class(adapter.configuration(spec, byte_tokenizer()))
     count = sum(parameter.numel() for parameter in model.parameters())
     # The release's index states 6779249408 bytes and lists the tensors built here. The remainder is the size of tables
     # for 64, 100 and 400 queries.

@@ -23,7 +23,6 @@ from espalier.harness.cost.flops import (
 )
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.gemma3 import Gemma3Adapter
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
@@ -133,7 +132,7 @@ def test_prompts_are_those_of_the_released_template(turns, text):
     tokens = adapter.processor.tokenizer.decode(inputs["input_ids"][0])
     picture = f"\n\n{PICTURE}{16 * '<image_soft_token>'}<end_of_image>\n\n"
     assert tokens == f"<bos>{text}{MODEL}".replace(PICTURE, picture)
-    assert render_chat(adapter, [*SYSTEM, *chat("w1")]).count(USER) == 1
+    assert adapter.render([*SYSTEM, *chat("w1")]).count(USER) == 1
 
 
 #: Names of the released files, and the library's.

@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.tiny import CHATS, LLAVA, Scatter, chat, load_llava, save_llava
 

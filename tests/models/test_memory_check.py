@@ -14,8 +14,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds import checkpoint_check as checkpoints
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.build_adapter import build_skeleton, weight_bytes
+from espalier.harness.models.build_adapter import build_skeleton, load_adapter, weight_bytes
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
@@ -167,7 +166,7 @@ def test_a_plan_that_is_accepted_leaves_no_layer_on_disk(
         device_map="auto",
     )
     family = ADAPTERS.load(spec.adapter)
-    config = family.configuration(spec, byte_tokenizer(family.special))
+    config = family.configuration(spec, byte_tokenizer(family.data.special))
     skeleton = build_skeleton(family.class_of(config), config, spec)
     for (number, size), word in plans.items():
         free = {card: (size - 1) * GIB for card in range(number)} | {"cpu": 0}

@@ -20,7 +20,6 @@ from espalier.harness.engine.eviction import CacheBudget, ScoredEviction
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.runs.admission import admit
@@ -306,7 +305,7 @@ def test_prompts_are_those_of_the_released_template(turns, text, thinking, lead)
     spec = FAMILIES["qwen3_5"].spec
     settings = {} if thinking is None else {"thinking": thinking}
     adapter = load_tiny(replace(spec, generation=settings), saved("qwen3_5"))
-    assert render_chat(adapter, turns) == f"{text}{ANSWER}{lead}"
+    assert adapter.render(turns) == f"{text}{ANSWER}{lead}"
 
 
 def random_spec(file: str) -> ModelSpec:
@@ -330,7 +329,7 @@ def test_config_files_build_as_many_parameters_as_the_hub_counts(file, parameter
     adapter_class = ADAPTERS.load(spec.adapter)
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
-        model = adapter_class.model_class._from_config(config)
+        model = adapter_class.data.model_class._from_config(config)
     assert sum(item.numel() for item in model.parameters()) == parameters
     types = ["linear_attention"] * 3 + ["full_attention"]
     assert config.text_config.layer_types == types * (spec.facts.text.layers // 4)

@@ -40,7 +40,7 @@ def with_tokens(adapter: Adapter, lead: str, adds_end: bool) -> Adapter:
         single=pieces, special_tokens=list(ids.items())
     )
     around = [getattr(changed.processor, f"image_{end}_token", "") for end in ("start", "end")]
-    mark = type(adapter).placeholders[0].join(around)
+    mark = type(adapter).data.placeholders[0].join(around)
     changed.processor.chat_template = (
         f"{lead}{{% for turn in messages %}}{{% for part in turn.content %}}"
         f"{{{{ {mark!r} if part.type == 'image' else part.text }}}}{{% endfor %}}{{% endfor %}}"

@@ -15,7 +15,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import PROCESS_CHECKS
 from espalier.methods.divprune import DivPrune

@@ -44,7 +44,7 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
             raise UserError(
                 f"engine.{name}={value!r} is a setting of backend=transformers; valid with backend=vllm: {valid!r}"
             )
-    family = ADAPTERS.load(spec.model.adapter).model_class.__name__
+    family = ADAPTERS.load(spec.model.adapter).data.model_class.__name__
     refuse(
         "vllm",
         spec,

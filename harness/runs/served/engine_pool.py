@@ -83,7 +83,7 @@ class EnginePool:
         if self._model is not None and self._key == key and self._model.engine.alive:
             return self._model
         # Imports transformers, which takes seconds.
-        from espalier.harness.models.adapter import load_adapter_without_weights
+        from espalier.harness.models.build_adapter import load_adapter_without_weights
 
         adapter = load_adapter_without_weights(spec.model)
         if spec.backend.url is not None:
@@ -157,7 +157,7 @@ def pruning_arguments(spec: RunSpec, setting: Mapping[str, Any] | None = None) -
     """Return the arguments by which the plug-in prunes, with its setting, or vLLM's own code prunes videos."""
     if not spec.backend.built_in:
         return {"hf_overrides": {KEY: setting or {}}}
-    name = ADAPTERS.load(spec.model.adapter).model_class.__name__
+    name = ADAPTERS.load(spec.model.adapter).data.model_class.__name__
     return {
         "video_pruning_rate": spec.budget.ratio,
         "video_pruning_method": spec.method.name,

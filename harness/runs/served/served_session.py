@@ -19,8 +19,7 @@ from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import OpenMethod, params_of
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_batches import process_batch, special_tokens
+from espalier.harness.models.adapter import Adapter, special_tokens
 from espalier.harness.models.chat_media import Chat, Media
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
@@ -91,13 +90,13 @@ class ServedCodec:
 
 def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:
     """Return the prompt of one chat; the model's processor runs, for the counts that the engine must agree with."""
-    if not adapter.takes_video and any(
+    if not adapter.data.takes_video and any(
         part["type"] == "video" for turn in chat for part in turn["content"]
     ):
         raise UserError(f"a chat holds a video; model={adapter.spec.name!r} takes images only")
     media = adapter.load_media(chat, 0, adapter.spec.media == "required")
     text = adapter.prompt_text(chat, media)
-    batch = process_batch(adapter, [text], [media])
+    batch = adapter.process_batch([text], [media])
     layout = adapter.layout(batch)
     items = np.bincount(layout.picture[0, : layout.counts[0]]).tolist() if layout.counts[0] else []
     number = len(media.pictures) + len(media.clips)

@@ -22,7 +22,8 @@ from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.evaluation.prompt_text import chat_of
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec

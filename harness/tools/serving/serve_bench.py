@@ -156,7 +156,7 @@ def measure(
         EngineEnded: the engine's process has ended.
     """
     # Imports transformers, which takes seconds.
-    from espalier.harness.models.adapter import load_adapter_without_weights
+    from espalier.harness.models.build_adapter import load_adapter_without_weights
     from espalier.harness.runs.served.served_session import ServedCodec
 
     spec = sides[0].spec
