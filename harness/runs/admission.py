@@ -241,7 +241,7 @@ def _resolve(run: Candidate) -> None:
 
 def _check_backend(run: Candidate) -> None:
     if run.spec.backend.served:
-        # Most runs need no file of another engine.
+        # Most runs do not need it.
         from espalier.harness.runs.served.backend_check import check_backend
 
         check_backend(run.spec, run.method)
@@ -387,7 +387,7 @@ def check_places(spec: RunSpec, key: str) -> None:
 
 
 #: The config key that each check reads first, and the check, in the order in which runs are refused.
-PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
+PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], object]], ...] = (
     ("offline", _use_no_network),
     ("log", _check_log),
     ("model.parallel", _check_processes),
@@ -396,7 +396,7 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
 )
 
 #: The same for what does not depend on the process.
-CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
     ("generation", _check_generation),
     ("method", _find_kind),
     ("benchmark", lambda run: check_vocabulary(run.spec)),
