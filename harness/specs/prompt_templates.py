@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined, Template, TemplateError, Templa
 from jinja2.exceptions import UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from espalier.harness.errors import FOREIGN, UserError, brief, first_words, foreign
+from espalier.harness.errors import FOREIGN, UserError, brief, foreign
 
 #: What the expressions of a template can raise: they call methods of any value.
 FAILURES: tuple[type[Exception], ...] = (*FOREIGN, TemplateError, RuntimeError, AssertionError)
@@ -69,19 +69,15 @@ def rendered(text: str, sample: Mapping[str, Any], where: str) -> str:
         UserError: a column that is not there, something that cannot be computed from these, or too long a text.
     """
     question = ""
-    try:
-        for part in _parsed(text).generate({"sample": sample, **sample}):
-            question += part
-            check_length(f"benchmark.text: {where}", question)
-    except UndefinedError as error:
-        remedy = ", ".join(sample)
-        raise UserError(f"benchmark.text: {where}: {brief(str(error))}; valid: {remedy}") from error
-    except FAILURES as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"benchmark.text: {where}: {first_words(error)}; valid: a template that fits every sample"
-        ) from error
+    remedy = "a template that fits every sample"
+    with foreign(f"benchmark.text: {where}: the template fails", remedy, FAILURES):
+        try:
+            for part in _parsed(text).generate({"sample": sample, **sample}):
+                question += part
+                check_length(f"benchmark.text: {where}", question)
+        except UndefinedError as error:
+            line = f"benchmark.text: {where}: {brief(str(error))}; valid: {', '.join(sample)}"
+            raise UserError(line) from error
     return question
 
 
