@@ -71,6 +71,7 @@ docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.rows_page --write docs/rows.md
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
 	$(PY) -m lab.pages.serve_page --write docs/serve.md
+	$(PY) -m lab.pages.conflicts_page --write docs/conflicts.md
 	$(PY) -m lab.pages.models_page --write docs/models.md
 	$(PY) -m lab.pages.anchors_page --write docs/first_gpu_run.md
 	$(MAKE) docs/placement.md

@@ -161,7 +161,7 @@ def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:
 def run(request: CalibrationRequest) -> list[str]:
     """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
     # transformers takes seconds to import; invalid requests are refused without it.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     check_folder("store", request.spec.store)
     images = request.images()  # an unusable folder is refused before the model is loaded

@@ -165,7 +165,7 @@ def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: Sta
     if model is not None and "method" in groups:
         waiting.say("loading torch", clock=True)
         # Imports all methods.
-        from espalier.harness.runs.runnable_methods import refused_methods
+        from espalier.harness.runs.admission import refused_methods
 
         refused = refused_methods(model, folders)
     waiting.clear()

@@ -118,13 +118,13 @@ def read_budget(rule: str, ratio: Any, keep: Any, drafts: bool, facts: ModelFact
 
 def _one_batch(benchmark: BenchmarkSpec, batch_size: int | Auto) -> BenchmarkSpec:
     """Return the benchmark; if the harness composes its prompts and no limit is set, limited to one batch."""
-    if benchmark.prompt_tokens is None or benchmark.limit is not None:
+    if benchmark.prompt_tokens is None:
         return benchmark
     if batch_size == "auto":
         raise UserError(
             f"engine.batch_size='auto': benchmark={benchmark.name} times a batch of the size asked for; valid: a number"
         )
-    return replace(benchmark, limit=batch_size)
+    return replace(benchmark, limit=benchmark.limit or batch_size)
 
 
 def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:

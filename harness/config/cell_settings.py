@@ -24,10 +24,9 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
-from espalier.harness.specs.run_spec import LOGS, EngineSpec, RunOptions
+from espalier.harness.specs.run_spec import LOGS, BackendSpec, EngineSpec, RunOptions
 from espalier.harness.store.files.lease import Terms
 
 #: Keys of a cell that set where it runs and change nothing of its run.

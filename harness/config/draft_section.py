@@ -12,8 +12,7 @@ from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.settings import unknown_key
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
-from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec, in_words_of_the_draft
 
 
 def build_draft(

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.cost.facts import ModelFacts, read_facts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.settings import (
     Count,
@@ -37,7 +38,6 @@ from espalier.harness.specs.run_spec import (
     PromptSpec,
     VideoSpec,
 )
-from espalier.methods.signals import SIGNALS
 
 #: Tables of a model section that a prompt set can fill in.
 TABLES = ("video", "processor", "generation")

@@ -269,7 +269,7 @@ class ModelFacts:
             share of one visual token.
         class_attention: meaning of the signal `cls_attention` on this model, one of CLASS_ATTENTION.
         rotary_axes: position axes of the decoder: 1; 3 for time, height and width; 4 with another for the sequence.
-        signals: names out of espalier.methods.signals.SIGNALS that the adapter can produce.
+        signals: names out of espalier.harness.engine.signals.table.SIGNALS that the adapter can produce.
         patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
         deepstack: tower layers that also feed the decoder: a separate projector maps the n-th one's output, which is
             added to the visual tokens after decoder layer n. Each projector has the widths of `projector`.

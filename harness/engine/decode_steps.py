@@ -32,7 +32,7 @@ from espalier.harness.engine.layer_inputs import (
 )
 from espalier.harness.engine.layout import Stage, groups, take
 from espalier.harness.engine.step_attention import NAME, RowMask
-from espalier.harness.specs.canvas import CanvasSettings
+from espalier.harness.specs.generation import CanvasSettings
 from espalier.methods.base import MethodError, Need, View
 from espalier.methods.blame import Blame
 from espalier.methods.plans import check_attended

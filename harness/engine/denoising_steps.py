@@ -36,7 +36,7 @@ from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signals.deciders import DECIDERS, FIRST_KEPT, STEP
+from espalier.harness.engine.signals.producer import DECIDERS, FIRST_KEPT, STEP
 from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser

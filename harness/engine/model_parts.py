@@ -19,8 +19,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import ModelSpec, Separators
 
 if TYPE_CHECKING:
+    # Imports transformers, which a finished run does without.
     from espalier.harness.engine.layer_inputs import LayerTypes
-    from espalier.harness.specs.canvas import CanvasSettings
+    from espalier.harness.specs.generation import CanvasSettings
 
 
 class ModelParts(ABC):

@@ -17,7 +17,6 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap
-from espalier.harness.engine.engine_guards import check_generation, no_emulation
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
@@ -29,6 +28,8 @@ from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores
 from espalier.harness.engine.signal_watchers import ActivePass, install
 from espalier.harness.errors import UserError
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.generation import check_generation
 from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Scope, Separators
 from espalier.methods.base import MethodError, TokenReducer
 
@@ -109,8 +110,8 @@ class Session:
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
         facts = adapter.facts
-        if backend == "emulate" and facts.text.linear is not None:
-            raise UserError(no_emulation(adapter.spec.name))
+        model = {"name": adapter.spec.name, "facts": facts}
+        refuse("layers of linear attention", {"model": model, "engine": {"backend": backend}})
         self.adapter = adapter
         self.method = method
         self.budget = budget

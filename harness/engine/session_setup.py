@@ -19,7 +19,7 @@ from espalier.harness.engine.layout import Stage
 if TYPE_CHECKING:
     from espalier.harness.cost.budget import Budget
     from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.signals.dispatch import Signals
+    from espalier.harness.engine.signals.producer import Signals
     from espalier.methods.base import Site, TokenReducer
 
 

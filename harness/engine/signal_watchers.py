@@ -14,9 +14,8 @@ from espalier.harness.engine.decode_steps import decode_site
 from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.engine.prompt import split_idle
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signals.dispatch import Signals
+from espalier.harness.engine.signals.producer import Signals
 from espalier.harness.engine.site_table import check_site_kinds, tower_sites
-from espalier.harness.engine.tower_sites import watched_blocks
 from espalier.methods.base import MethodError
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from espalier.harness.engine.attention_probe import Watcher
     from espalier.harness.engine.forward_pass import Pass
     from espalier.harness.engine.layout import Stage
-    from espalier.harness.engine.model_parts import ModelParts
+    from espalier.harness.engine.model_parts import ModelParts, TowerBlock
     from espalier.harness.engine.session_setup import CacheEvictor
     from espalier.harness.specs.run_spec import PositionPolicy
     from espalier.methods.base import Site, TokenReducer
@@ -112,7 +111,11 @@ def install(
         )
     renumber = closes_gaps(positions, method, adapter.facts)
     signals = Signals(adapter, method, sites, prior, stage=active.stage)
-    tower_blocks = watched_blocks(adapter, method, tower_sites(sites))
+    tower_blocks: Sequence[TowerBlock] = ()
+    if inside := tower_sites(sites):
+        from espalier.harness.engine.tower_sites import watched_blocks
+
+        tower_blocks = watched_blocks(adapter, method, inside)
     watchers = [
         *signals.watchers(),
         *((block.attention, active.watch_tower) for block in tower_blocks),

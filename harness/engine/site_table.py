@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from espalier.harness.engine.sites import BlockSites, LayerSites, PrefixSites, VisionSites
-from espalier.harness.engine.tower_sites import TowerSites
 from espalier.methods.base import MethodError
 
 if TYPE_CHECKING:
@@ -16,13 +15,20 @@ if TYPE_CHECKING:
     from espalier.methods.base import Site, TokenReducer
 
 
+def _tower() -> type[Sites]:
+    # Only runs that act in the tower import what runs its blocks.
+    from espalier.harness.engine.tower_sites import TowerSites
+
+    return TowerSites
+
+
 #: The kinds that shorten a prompt. Decode sites are not among them (`decode.py`).
-KINDS: Mapping[str, type[Sites]] = {
-    "tower": TowerSites,
-    "vision": VisionSites,
-    "prefix": PrefixSites,
-    "layer": LayerSites,
-    "block": BlockSites,
+KINDS: Mapping[str, Callable[[], type[Sites]]] = {
+    "tower": _tower,
+    "vision": lambda: VisionSites,
+    "prefix": lambda: PrefixSites,
+    "layer": lambda: LayerSites,
+    "block": lambda: BlockSites,
 }
 
 
@@ -44,16 +50,16 @@ def make_sites(prefill: Prefill) -> list[Sites]:
     """Return the sites of a pass in their order, consecutive ones of one kind together."""
     numbered = enumerate(prefill.setup.sites)
     return [
-        KINDS[where](prefill, list(sites))
+        KINDS[where]()(prefill, list(sites))
         for where, sites in groupby(numbered, key=lambda pair: pair[1].where)
     ]
 
 
 def reads_features(sites: Sequence[Site]) -> bool:
     """Return whether any site reads the projector's input."""
-    return any(KINDS[site.where].reads_features for site in sites)
+    return any(KINDS[site.where]().reads_features for site in sites)
 
 
 def tower_sites(sites: Sequence[Site]) -> list[Site]:
     """Return the sites inside the vision tower."""
-    return [site for site in sites if KINDS[site.where].in_tower]
+    return [site for site in sites if KINDS[site.where]().in_tower]

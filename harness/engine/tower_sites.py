@@ -27,6 +27,7 @@ from espalier.harness.engine.layout import groups, take
 from espalier.harness.engine.model_parts import replaced_forwards
 from espalier.harness.engine.pixels import PatchPixels
 from espalier.harness.engine.prefill import Decision
+from espalier.harness.engine.signals.table import signal
 from espalier.harness.engine.sites import Sites, gather_arguments
 from espalier.harness.engine.tower_images import (
     SlotPolicy,
@@ -304,13 +305,11 @@ HEADS = frozenset({"block_keys", "rollout", "flow"})
 def watched_blocks(
     adapter: ModelParts, method: TokenReducer, sites: Sequence[Site]
 ) -> Sequence[TowerBlock]:
-    """Return the blocks with queries and keys that a method inside the tower reads, if any.
+    """Return the blocks with queries and keys that a method reads at its sites inside the tower.
 
     Raises:
         UserError: the model has no such blocks, or its kernel takes no bias for sizes.
     """
-    if not sites:
-        return []
     blocks = adapter.tower_blocks()
     kernel = blocks[0].kernel
     if method.proportional and kernel.startswith("flash"):
@@ -321,6 +320,41 @@ def watched_blocks(
     return blocks[: sites[-1].layer + 1] if read & HEADS else []
 
 
+@signal(
+    "sizes",
+    "(P, N) how many patches each slot of a picture stands for, fp32; at `tower` sites",
+    inside_tower=True,
+)
+@signal(
+    "sequence",
+    "(P, E + N) slots of a picture in the order of the last site's `Plan.order`, at the first site of "
+    "the raster; a class token (E = 1) stands in front, as -1; at `tower` sites",
+    inside_tower=True,
+)
+@signal(
+    "flow",
+    "(P, N) information flow of the tower's blocks so far, half the last one's and half what was "
+    "before: the class token's attention and the likeness of its value, or the attention received, "
+    "times the value's size; fp32; at `tower` sites",
+    inside_tower=True,
+)
+@signal(
+    "pixels",
+    "(P, N, F) pixels in [0, 1] of each patch, as the tower sees them; fp32 or wider; at `tower` "
+    "sites",
+    inside_tower=True,
+)
+@signal(
+    "block_keys",
+    "(P, N, Dk) keys of the site's tower block, mean over heads; at `tower` sites",
+    inside_tower=True,
+)
+@signal(
+    "rollout",
+    "(P, N) attention rollout, as in `text_rollout`, of the tower blocks since the last site: the "
+    "class token's row, or the mean over rows where the tower has none, fp32; at `tower` sites",
+    inside_tower=True,
+)
 class TowerPlanner:
     """Gets and applies plans for the images of one tower call.
 

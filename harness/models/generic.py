@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -20,14 +21,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, foreign
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.chat_media import Chat, Media
+from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.generic_proof import prove
 from espalier.harness.models.loader import MALFORMED, load_part, unreadable
 from espalier.harness.models.measured_facts import ATTENTION, OUTPUT
 from espalier.harness.specs.run_spec import CHECKPOINT
-from espalier.methods.signals import SIGNALS
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -45,12 +47,15 @@ PROBE = Image.new("RGB", (64, 64))
 class GenericAdapter(Adapter):
     """A class of transformers without a file here: each picture is a grid of one row, without places in the picture."""
 
-    model_class = AutoModelForImageTextToText
-    checkpoint_types = tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-    conversation: ClassVar[str] = CHECKPOINT
-    lacking = tuple(sorted(set(SIGNALS) - PROVED))
-    proved_sites = ("prefix",)
-    unplaced = True
+    data = FamilyData(
+        model_class=AutoModelForImageTextToText,
+        types=tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+        conversation=CHECKPOINT,
+        joins=JOINS,
+        lacking=tuple(sorted(set(SIGNALS) - PROVED)),
+        proved_sites=("prefix",),
+        unplaced=True,
+    )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Check that the class has the interfaces."""
@@ -131,7 +136,7 @@ class GenericAdapter(Adapter):
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat; texts may not hold the placeholder."""
-        self.placeholders = (self._placeholder(),)  # type: ignore[misc]
+        self.data = replace(self.data, placeholders=(self._placeholder(),))  # type: ignore[misc]
         return super().prompt_text(chat, media)
 
     @torch.inference_mode()

@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def embedded_pair() -> DraftPair:
     """Load target and draft."""
     # transformers takes seconds to import, which is not needed to refuse bad input.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     loaded = []
     for name in ("seedling", "seedling_draft"):

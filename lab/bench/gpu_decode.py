@@ -27,7 +27,8 @@ from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.decoding.speculative.state_machine import Meter, TimedRound, Transport
 from espalier.harness.decoding.speculative.transports import SequentialTransport, ThreadTransport
 from espalier.harness.engine.kv_cache import IndexedCache
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from lab.bench import speculative_bench as bench_sd
 from lab.bench.bench_setup import Figure, Setup
 from lab.bench.gpu_setup import Found, GpuPlan, tried

@@ -19,7 +19,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import PassEviction
 from espalier.harness.evaluation.latency import LatencyRound, StepReads, alternate, tokens_of
 from espalier.harness.evaluation.synthetic_prompts import compose_prompt, parts
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method

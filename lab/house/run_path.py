@@ -44,7 +44,12 @@ class CallTrace:
             return
         self.files.add(path)
         config = path.startswith(
-            ("harness/config/", "harness/kinds/checks/", "harness/runs/admission")
+            (
+                "harness/config/",
+                "harness/kinds/signal_check",
+                "harness/kinds/checkpoint_check",
+                "harness/runs/admission",
+            )
         )
         if config and path != self._last:
             self.changes += 1

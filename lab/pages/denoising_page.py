@@ -29,7 +29,8 @@ from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerato
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.reports.curves.plot_style import RESOLUTION, STYLE
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scene, Scenes

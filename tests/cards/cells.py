@@ -49,7 +49,7 @@ def adapter_of(name: str) -> Adapter:
 
 def with_patch_tokens(adapter: Adapter) -> Adapter:
     """The adapter with methods inside the tower, where its family's visual tokens are patches."""
-    facts = replace(adapter.facts, patch_tokens=adapter.patch_tokens)
+    facts = replace(adapter.facts, patch_tokens=adapter.data.patch_tokens)
     changed = copy(adapter)
     changed.facts, changed.spec = facts, replace(adapter.spec, facts=facts)
     return changed

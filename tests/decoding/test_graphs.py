@@ -29,7 +29,7 @@ from espalier.harness.engine import text_stack as fixed
 from espalier.harness.engine.step_attention import step_mask
 from espalier.harness.engine.text_stack import WARMING, CudaGraphs, graphs_for
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.speculative_check import check_graphs
+from espalier.harness.kinds.decoder import check_graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.uniform import Uniform

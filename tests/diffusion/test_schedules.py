@@ -11,13 +11,12 @@ import torch
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.answer_progress import candidates
 from espalier.harness.decoding.diffusion.denoising_settings import (
-    REMASKING,
-    SCHEDULES,
     Denoising,
     counts,
     drawn_counts,
 )
 from espalier.harness.errors import UserError
+from espalier.harness.specs.generation import REMASKING, SCHEDULES
 
 
 def read(**settings) -> Denoising:

@@ -13,11 +13,10 @@ import transformers as tf
 
 import espalier
 from espalier.harness.errors import UserError
-from espalier.harness.models.build_adapter import build_adapter
+from espalier.harness.models.build_adapter import build_adapter, read_checkpoint
 from espalier.harness.models.families import GENERIC, MODEL_TYPES
 from espalier.harness.models.generic import GenericAdapter
 from espalier.harness.models.generic_proof import prove
-from espalier.harness.models.unlisted_checkpoint import read_checkpoint
 from run import main
 from tests.models.unlisted_models import UNLISTED, save_model, save_unlisted, text
 from tests.tiny import LLAVA, chat, picture

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.conversations import FRAMES, TAGGED
 from espalier.harness.specs.prompt_templates import checked, rendered
 from espalier.harness.specs.run_spec import CHECKPOINT
@@ -70,7 +69,7 @@ def adapter():
 def test_a_checkpoint_s_template_makes_no_endless_text(adapter) -> None:
     adapter.processor.chat_template = "{% for i in range(99999) %}twelve letters{% endfor %}"
     with pytest.raises(UserError, match="makes more than 1,000,000 letters") as caught:
-        render_chat(adapter, chat("w1"))
+        adapter.render(chat("w1"))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -87,13 +86,13 @@ def test_a_chat_is_rendered_as_the_library_does(template: str, adapter) -> None:
     adapter.processor.chat_template = template
     turns = chat("w1 w2", 0)
     expected = adapter.processor.apply_chat_template(turns, add_generation_prompt=True)
-    assert render_chat(adapter, turns) == expected
+    assert adapter.render(turns) == expected
 
 
 def test_a_chat_template_that_fails_is_one_line(adapter) -> None:
     adapter.processor.chat_template = "{{ raise_exception('roles\nmust alternate') }}"
     with pytest.raises(UserError, match="TemplateError: roles must alternate\\); valid: null"):
-        render_chat(adapter, chat("w1"))
+        adapter.render(chat("w1"))
 
 
 def test_a_column_that_is_no_text_is_its_kind(tmp_path: Path) -> None:

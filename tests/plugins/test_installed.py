@@ -18,13 +18,13 @@ from tests.plugins.packages import config, imported_from, install, method
 from tests.runs.helpers import Bench, make_bench
 
 FAMILY = """
-from typing import Any, ClassVar
+from dataclasses import replace
 
 from espalier.harness.models.llava import LlavaAdapter
 
 
 class Twin(LlavaAdapter):
-    checkpoint_types: ClassVar[tuple[str, ...]] = ("twin", "llava")
+    data = replace(LlavaAdapter.data, types=("twin", "llava"))
 
 
 class Other: ...

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.denoising_settings import ORIGIN, Denoising, drawn_counts
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, drawn_counts
 from espalier.harness.engine.record import answer_lengths
+from espalier.harness.specs.generation import ORIGIN
 from espalier.methods.select.topk import indices_of
 
 

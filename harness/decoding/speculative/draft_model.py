@@ -21,15 +21,16 @@ from espalier.harness.decoding.speculative.shared_vocabulary import common_ids
 from espalier.harness.decoding.speculative.state_machine import Drafter, DrafterLost
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text_stack import graphs_for, text_only_prefill
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (
     AnswerRequest,
     Auto,
     ModelSpec,
     PositionPolicy,
     Separators,
+    in_words_of_the_draft,
 )
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction

@@ -31,7 +31,8 @@ from espalier.harness.decoding.speculative.transports import (
     why_not_imported,
 )
 from espalier.harness.errors import tell_once
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Source
 

@@ -24,9 +24,9 @@ from espalier.harness.decoding.speculative.drafts import (
     Sampling,
     draw_from,
 )
-from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError
+from espalier.harness.specs.generation import check_generation
 
 #: Processors that do not read earlier tokens; all positions of a window are processed at once.
 STATELESS = (

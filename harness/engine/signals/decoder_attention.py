@@ -26,14 +26,18 @@ from espalier.harness.engine.attention_probe import (
     word_rows,
 )
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.signals.deciders import answer_length
-from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, answer_length
+from espalier.harness.engine.signals.table import signal
 from espalier.harness.engine.visibility import CAUSAL, Visibility
 
 if TYPE_CHECKING:
     from espalier.methods.base import Need, Site
 
 
+@signal(
+    "last_attention",
+    "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
+)
 class LastAttention(DecoderSignal):
     """Attention from the prompt's last token, which in a denoising step precedes the answer."""
 
@@ -55,6 +59,10 @@ class LastAttention(DecoderSignal):
         return request.select(self.captured)
 
 
+@signal(
+    "mean_attention",
+    "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
+)
 class MeanAttention(DecoderSignal):
     """Mean attention from all queries that see the token."""
 
@@ -69,6 +77,11 @@ class MeanAttention(DecoderSignal):
         return request.select(self.captured)
 
 
+@signal(
+    "text_attention",
+    "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "
+    "has fewer words",
+)
 class TextAttention(DecoderSignal):
     """Attention rows of all words, mean over heads."""
 
@@ -83,6 +96,11 @@ class TextAttention(DecoderSignal):
         return request.select(self.captured).transpose(1, 2)
 
 
+@signal(
+    "visual_received_max",
+    "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens left, "
+    "fp32",
+)
 class VisualReceivedMax(DecoderSignal):
     """Attention from the remaining visual tokens."""
 
@@ -108,6 +126,11 @@ class VisualReceivedMax(DecoderSignal):
         return request.select(self.captured)
 
 
+@signal(
+    "text_received_max",
+    "(B, N) attention a visual token receives, largest over heads, mean over the words after the "
+    "image, fp32",
+)
 class TextReceivedMax(VisualReceivedMax):
     """Attention from the words after the image."""
 
@@ -123,12 +146,22 @@ class TextReceivedMax(VisualReceivedMax):
         return torch.where(self._answer_length.to(stage.words.device), stage.words, -1)
 
 
+@signal(
+    "text_received_peak",
+    "(B, N) attention a visual token receives, largest over heads and over the words after the image, "
+    "fp32",
+)
 class TextReceivedPeak(TextReceivedMax):
     """The largest attention from a word after the image."""
 
     peak = True
 
 
+@signal(
+    "text_information",
+    "(B, 1) mutual information in bits of the words after the image and the visual tokens, by the "
+    "words' attention, all words alike, sum over heads, fp32",
+)
 class TextInformation(TextReceivedMax):
     """Mutual information of the words after the image and the remaining visual tokens."""
 
@@ -209,6 +242,11 @@ def received_max(
 TEMPERATURE, ROUNDS = 0.1, 5
 
 
+@signal(
+    "page_rank",
+    "(B, N) PageRank of the layer's attention at a tenth of the temperature, five rounds from equal "
+    "ranks of all tokens left, root of the mean square over heads, fp32",
+)
 class PageRank(DecoderSignal):
     """The rank of each visual token among all tokens left."""
 
@@ -257,6 +295,11 @@ def page_rank(
     return rank.square().mean(dim=1).sqrt()
 
 
+@signal(
+    "text_rollout",
+    "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the "
+    "decoder layers since the last site: one row for each word, fp32, 0 where a row has fewer",
+)
 class TextRollout(DecoderSignal):
     """Keeps queries and keys of the layers in between, and computes the rollout after the last of them."""
 

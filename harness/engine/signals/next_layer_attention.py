@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, last_row
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.deciders import answer_length
-from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, answer_length
+from espalier.harness.engine.signals.table import signal
 
 if TYPE_CHECKING:
     from espalier.methods.base import Need, Site
@@ -98,6 +98,10 @@ class _RowCaptured(Exception):
         self.row = row
 
 
+@signal(
+    "next_last_attention",
+    "(B, N) `last_attention` in the site's own layer, which has not run yet",
+)
 class NextLastAttention(DecoderSignal):
     """`last_attention` of the layer after the site."""
 
@@ -131,6 +135,10 @@ class NextLastAttention(DecoderSignal):
         return request.select(self.captured)
 
 
+@signal(
+    "next_bare_attention",
+    "(B, N) `next_last_attention` without rotary positions, softmax over the visual tokens left",
+)
 class NextBareAttention(NextLastAttention):
     """The same without rotary positions, and among the visual tokens alone. FEATHER (arXiv 2412.13180)."""
 
@@ -141,6 +149,11 @@ class NextBareAttention(NextLastAttention):
         self._captured = self.per_token(stage, row_values)
 
 
+@signal(
+    "next_mean_attention",
+    "(B, N) attention in the site's own layer, which has not run yet, of the mean query of all tokens "
+    "up to the last visual one to these tokens, without rotary positions, mean over heads, fp32",
+)
 class NextMeanAttention(NextLastAttention):
     """Of the mean query up to the last visual token, without rotary positions. PACT (arXiv 2504.08966)."""
 
@@ -154,6 +167,10 @@ class NextMeanAttention(NextLastAttention):
         self._captured = self.per_token(stage, row_values)
 
 
+@signal(
+    "next_visual_keys",
+    "(B, H_kv, N, Dh) `visual_keys` of the site's own layer, which has not run yet",
+)
 class NextVisualKeys(NextLastAttention):
     """`visual_keys` of the layer after the site."""
 

@@ -16,12 +16,14 @@ from lmms_eval.api.task import Task
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.evaluation.prompt_text import chat_of
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
@@ -30,7 +32,6 @@ from espalier.harness.specs.run_spec import ModelSpec, RunSpec, VideoSpec
 from espalier.harness.store import Store
 from espalier.harness.tools.benchmarks.checkpoint_prompts import same_tokens, whole_checkpoint
 from espalier.harness.tools.doctor.findings import Finding, NotHere, examine
-from espalier.methods.signals import SIGNALS
 
 #: Rows to read.
 ROWS = 5

@@ -1,6 +1,16 @@
-"""Check a published model for a benchmark: its checkpoint is complete, and its prompts equal the originals."""
+"""Check a published model for a benchmark: its checkpoint is complete, and its prompts equal the originals.
+
+LLaVA's code and its descendants, and DeepSeek-OCR's, split a prompt at its placeholders and tokenise each piece, with
+one begin token. A tokenizer that marks the start of a text (sentencepiece's blank) then marks each piece, unlike the
+library's processors, which tokenise the prompt at once.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -9,15 +19,112 @@ from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton
-from espalier.harness.models.chat_templates import other_template
+from espalier.harness.models.chat_media import Chat
 from espalier.harness.models.checkpoint_files import check_checkpoint
+from espalier.harness.models.conversations import other_template
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.reference_prompts import PromptTokens, compare_tokens
 from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.doctor.findings import NotHere
+
+#: Placeholder of a picture or a video among token ids.
+SEEN = -1
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """A prompt as token ids, `SEEN` for each picture or video.
+
+    Attributes:
+        prompt: the text.
+        ours: token ids of the model's input.
+        reference: token ids of the original procedure.
+        words: token of each id.
+    """
+
+    prompt: str
+    ours: tuple[int, ...]
+    reference: tuple[int, ...]
+    words: dict[int, str]
+
+    @property
+    def difference(self) -> str | None:
+        """One line about the first different token; None if all are equal."""
+        if self.ours == self.reference:
+            return None
+        pairs = zip(self.ours, self.reference, strict=False)
+        place = next(
+            (n for n, (token, other_token) in enumerate(pairs) if token != other_token),
+            min(len(self.ours), len(self.reference)),
+        )
+        return (
+            f"token {place}: here {self._at(self.ours, place)}, in the original {self._at(self.reference, place)}; "
+            f"{len(self.ours)} and {len(self.reference)} tokens"
+        )
+
+    def _at(self, ids: Sequence[int], place: int) -> str:
+        if place >= len(ids):
+            return "the end"
+        return "a picture" if ids[place] == SEEN else f"{ids[place]} {self.words[ids[place]]!r}"
+
+
+def piecewise_ids(
+    tokenizer: Any, prompt: str, placeholders: Sequence[str], keeps_begin: bool = False
+) -> list[int]:
+    """Return a prompt's ids by the original procedure, which tokenises each piece between placeholders.
+
+    If the first piece starts with the begin token, LLaVA's code drops the first token of each later piece, assuming
+    another begin token.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        prompt: prompt with a placeholder for each picture or video.
+        placeholders: texts of the placeholders.
+        keeps_begin: the prompt holds its begin token as text and the tokenizer adds none to the pieces (DeepSeek-OCR).
+    """
+    pieces, remaining = [], prompt
+    while marks := [(remaining.index(mark), mark) for mark in placeholders if mark in remaining]:
+        start, mark = min(marks)
+        pieces.append(remaining[:start])
+        remaining = remaining[start + len(mark) :]
+    tokenised = [
+        list(tokenizer(piece, add_special_tokens=not keeps_begin)["input_ids"])
+        for piece in (*pieces, remaining)
+    ]
+    first = tokenised[0][:1]
+    begins = not keeps_begin and first == [tokenizer.bos_token_id]
+    ids = list(tokenised[0])
+    for piece in tokenised[1:]:
+        ids += [SEEN, *piece[begins:]]
+    return ids
+
+
+def compare_tokens(adapter: Adapter, chat: Chat) -> PromptTokens:
+    """Return the tokens of a chat in the model's input and by the original procedure.
+
+    Both are equal by construction for families with an original that tokenises a prompt at once. Cost: processes the
+    pictures of the chat, without a forward.
+    """
+    tokenizer = adapter.processor.tokenizer
+    prompt = adapter.prompt_text(chat, adapter.load_media(chat))
+    inputs = adapter.encode([chat])
+    ids = inputs["input_ids"][0][inputs["attention_mask"][0].bool()].tolist()
+    visual = set(adapter.items(inputs))
+    ours = [
+        token
+        for is_visual, run in groupby(ids, lambda token: token in visual)
+        for token in ([SEEN] if is_visual else run)
+    ]
+    reference = ours
+    if adapter.data.pieces != "whole":
+        keeps_begin = adapter.data.pieces == "begun"
+        reference = piecewise_ids(tokenizer, prompt, adapter.data.placeholders, keeps_begin)
+    vocabulary = {token for token in (*ours, *reference) if token != SEEN}
+    words = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in vocabulary}
+    return PromptTokens(prompt, tuple(ours), tuple(reference), words)
+
 
 #: Prompts that are compared.
 PROMPTS = 3

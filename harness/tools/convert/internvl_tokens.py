@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import NUMBERED, ChatFrame
-from espalier.harness.models.internvl_processor import TOKENS
+from espalier.harness.models.internvl import TOKENS
 from espalier.harness.models.loader import pretrained
 from espalier.harness.tools.convert.sentencepiece_tokens import (
     PROBES,
