@@ -11,7 +11,6 @@ from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.catalogue import Catalogue
 from espalier.harness.config.cell_settings import (
     CompressorSection,
-    MethodSection,
     read_amount,
     read_settings,
 )
@@ -69,16 +68,34 @@ def build_spec(
     tasks = (benchmark.kind, benchmark.name)
     model = model_spec(settings.model, tasks) if model is None else model
     check_texts(benchmark.texts, settings.model["prompts"])
-    if method is None:
-        _check_code(settings.method)
-    method_spec = replace(
-        _method(settings.method, model, tasks, method, folders),
+    part = settings.method
+    if method is None and part.code is None and part.name not in METHODS:
+        raise UserError(
+            f"method.name={part.name!r} has no file in methods/; valid: code: <package>.<module>:<class> in its config"
+        )
+    variant = variant_of("method", vars(part))
+    drafts = (method or method_class(part.name, part.code)).drafts
+    draft = None
+    if drafts and (method or build_method(part.name, part.params, part.code)).takes_draft:
+        if (
+            not model.facts.denoises
+        ):  # else a later check refuses the method by name, and a sweep may skip it
+            composer = Composer(Catalogue(folders))
+            draft = build_draft(part.draft, part.draft_options, model, tasks, composer)
+    elif part.draft is not None or part.draft_options:
+        key = "method.draft_options" if part.draft is None else "method.draft"
+        raise UserError(f"{key}: method={part.name!r} takes no draft model; valid: without {key}")
+    model = with_longest(reserve_draft_card(model, draft), benchmark)
+    method_spec = MethodSpec(
+        part.name,
+        variant,
+        part.params,
+        part.variants or {},
         compressor=_compressor(settings.compressor),
+        draft=None if draft is None else with_longest(draft, benchmark),
+        code=part.code,
     )
-    model = with_longest(reserve_draft_card(model, method_spec.draft), benchmark)
-    if method_spec.draft is not None:
-        method_spec = replace(method_spec, draft=with_longest(method_spec.draft, benchmark))
-    drafts, rule = _decodes(method_spec, method), settings.budget.rule
+    rule = settings.budget.rule
     return RunSpec(
         **{option.name: getattr(settings, option.name) for option in fields(RunOptions)},
         model=model,
@@ -143,36 +160,6 @@ def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
     return replace(model, longest=prompt + answer)
 
 
-def _check_code(part: MethodSection) -> None:
-    """Raise UserError for a file of a method that names no class."""
-    if part.code is None and part.name not in METHODS:
-        raise UserError(
-            f"method.name={part.name!r} has no file in methods/; valid: code: <package>.<module>:<class> in its config"
-        )
-
-
-def _method(
-    part: MethodSection,
-    model: ModelSpec,
-    tasks: tuple[str, ...],
-    method: Method | None,
-    folders: Sequence[Path],
-) -> MethodSpec:
-    name, params, draft = part.name, part.params, part.draft
-    spec = MethodSpec(
-        name, variant_of("method", vars(part)), params, part.variants or {}, code=part.code
-    )
-    if _decodes(spec, method) and (method or build_method(name, params, part.code)).takes_draft:
-        if model.facts.denoises:
-            return spec  # a later check refuses the method by name, and a sweep may skip it
-        composer = Composer(Catalogue(folders))
-        return replace(spec, draft=build_draft(draft, part.draft_options, model, tasks, composer))
-    if draft is not None or part.draft_options:
-        key = "method.draft_options" if draft is None else "method.draft"
-        raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
-    return spec
-
-
 def variant_of(key: str, part: Mapping[str, Any]) -> str:
     """Return the variant of a method's section: one of those that it lists, else the reading that its file names.
 
@@ -200,8 +187,3 @@ def _compressor(part: CompressorSection) -> CompressorSpec | None:
             tell_once(f"compressor.ratio={part.ratio}: compressor={NO_COMPRESSOR} evicts nothing")
         return None
     return CompressorSpec(part.name, part.params, part.ratio, part.code)
-
-
-def _decodes(spec: MethodSpec, method: Method | None) -> bool:
-    """Return whether a method decodes speculatively; `method` is built, None: by the spec."""
-    return (method or method_class(spec.name, spec.code)).drafts

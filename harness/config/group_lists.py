@@ -244,9 +244,9 @@ choices, read_choice, comment = (
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
     """Return the table `below`, overridden by the entries of `above`; tables within it are merged as well."""
-    tables = {key: merged(below[key], above[key]) for key in above if _tables(below, above, key)}
+    tables = {
+        key: merged(below[key], value)
+        for key, value in above.items()
+        if isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
+    }
     return {**below, **above, **tables}
-
-
-def _tables(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:
-    return isinstance(below.get(key), Mapping) and isinstance(above[key], Mapping)
