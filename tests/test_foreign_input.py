@@ -319,7 +319,7 @@ def test_a_table_of_options_is_typed_as_pages_print_it(
     [
         (
             ["backend=vllm", "backend.options=[1]"],
-            r"backend\.options=\[1\]: backend\.options is a table",
+            r"backend\.options=\[1\] must be a table",
         ),
         (
             ["cluster.option={a: 1}"],

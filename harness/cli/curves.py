@@ -13,8 +13,7 @@ from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import SUFFIXES, write_panels
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.settings import choice
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.store.files.folder_checks import check_files, existing_store
 
 

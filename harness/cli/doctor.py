@@ -22,8 +22,7 @@ from rich.table import Table
 
 from espalier.harness.errors import plain
 from espalier.harness.paths import DEFAULT_STORE
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.tools.doctor.findings import Check, Finding, NotHere, examine
 
 

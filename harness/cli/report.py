@@ -25,8 +25,7 @@ from espalier.harness.reports.protocols.protocol_table import ProtocolTable
 from espalier.harness.reports.protocols.rank_stability import rank_stability
 from espalier.harness.reports.tables.table_rows import usual_positions
 from espalier.harness.settings import choice
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_file, check_files, existing_store
 

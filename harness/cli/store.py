@@ -17,8 +17,7 @@ from pathlib import Path
 
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.store import RUN_KEY
 from espalier.harness.store.answer_changes import BROKE, SAME, compare
 from espalier.harness.store.answer_digest import Key

@@ -28,8 +28,7 @@ from espalier.harness.runs.sweep_progress import (
     Progress,
     progress_of,
 )
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.store.store_index import DONE, FAILED, RUNNING
 from espalier.harness.store.sweep_files import find
 

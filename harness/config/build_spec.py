@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
+from espalier.harness.config.catalogue import Catalogue
 from espalier.harness.config.cell_settings import (
     CompressorSection,
-    MethodSection,
     read_amount,
     read_settings,
 )
-from espalier.harness.config.composer import Cell, compose_section
-from espalier.harness.config.group_lists import merged
+from espalier.harness.config.composer import Cell, Composer
+from espalier.harness.config.draft_section import build_draft, reserve_draft_card
 from espalier.harness.config.model_section import check_texts, model_spec, with_question
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
     choice,
-    unknown_key,
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
@@ -37,7 +36,6 @@ from espalier.harness.specs.run_spec import (
     ModelSpec,
     RunOptions,
     RunSpec,
-    in_words_of_the_draft,
 )
 from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method
@@ -70,16 +68,34 @@ def build_spec(
     tasks = (benchmark.kind, benchmark.name)
     model = model_spec(settings.model, tasks) if model is None else model
     check_texts(benchmark.texts, settings.model["prompts"])
-    if method is None:
-        _check_code(settings.method)
-    method_spec = replace(
-        _method(settings.method, model, tasks, method, folders),
+    part = settings.method
+    if method is None and part.code is None and part.name not in METHODS:
+        raise UserError(
+            f"method.name={part.name!r} has no file in methods/; valid: code: <package>.<module>:<class> in its config"
+        )
+    variant = variant_of("method", vars(part))
+    drafts = (method or method_class(part.name, part.code)).drafts
+    draft = None
+    if drafts and (method or build_method(part.name, part.params, part.code)).takes_draft:
+        if (
+            not model.facts.denoises
+        ):  # else a later check refuses the method by name, and a sweep may skip it
+            composer = Composer(Catalogue(folders))
+            draft = build_draft(part.draft, part.draft_options, model, tasks, composer)
+    elif part.draft is not None or part.draft_options:
+        key = "method.draft_options" if part.draft is None else "method.draft"
+        raise UserError(f"{key}: method={part.name!r} takes no draft model; valid: without {key}")
+    model = with_longest(reserve_draft_card(model, draft), benchmark)
+    method_spec = MethodSpec(
+        part.name,
+        variant,
+        part.params,
+        part.variants or {},
         compressor=_compressor(settings.compressor),
+        draft=None if draft is None else with_longest(draft, benchmark),
+        code=part.code,
     )
-    model = with_longest(reserve_draft_card(model, method_spec.draft), benchmark)
-    if method_spec.draft is not None:
-        method_spec = replace(method_spec, draft=with_longest(method_spec.draft, benchmark))
-    drafts, rule = _decodes(method_spec, method), settings.budget.rule
+    rule = settings.budget.rule
     return RunSpec(
         **{option.name: getattr(settings, option.name) for option in fields(RunOptions)},
         model=model,
@@ -144,48 +160,6 @@ def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
     return replace(model, longest=prompt + answer)
 
 
-def reserve_draft_card(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
-    """Return the target with the draft's card kept free, if the target is spread over cards and the draft is not."""
-    same_devices = draft is None or draft == target or draft.device_map is not None
-    if (
-        draft is None
-        or same_devices
-        or target.device_map is None
-        or not draft.device.startswith("cuda")
-    ):
-        return target
-    return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))
-
-
-def _check_code(part: MethodSection) -> None:
-    """Raise UserError for a file of a method that names no class."""
-    if part.code is None and part.name not in METHODS:
-        raise UserError(
-            f"method.name={part.name!r} has no file in methods/; valid: code: <package>.<module>:<class> in its config"
-        )
-
-
-def _method(
-    part: MethodSection,
-    model: ModelSpec,
-    tasks: tuple[str, ...],
-    method: Method | None,
-    folders: Sequence[Path],
-) -> MethodSpec:
-    name, params, draft = part.name, part.params, part.draft
-    spec = MethodSpec(
-        name, variant_of("method", vars(part)), params, part.variants or {}, code=part.code
-    )
-    if _decodes(spec, method) and (method or build_method(name, params, part.code)).takes_draft:
-        if model.facts.denoises:
-            return spec  # a later check refuses the method by name, and a sweep may skip it
-        return replace(spec, draft=build_draft(draft, part.draft_options, model, tasks, folders))
-    if draft is not None or part.draft_options:
-        key = "method.draft_options" if draft is None else "method.draft"
-        raise UserError(f"{key}: method={name!r} takes no draft model; valid: without {key}")
-    return spec
-
-
 def variant_of(key: str, part: Mapping[str, Any]) -> str:
     """Return the variant of a method's section: one of those that it lists, else the reading that its file names.
 
@@ -213,40 +187,3 @@ def _compressor(part: CompressorSection) -> CompressorSpec | None:
             tell_once(f"compressor.ratio={part.ratio}: compressor={NO_COMPRESSOR} evicts nothing")
         return None
     return CompressorSpec(part.name, part.params, part.ratio, part.code)
-
-
-def _decodes(spec: MethodSpec, method: Method | None) -> bool:
-    """Return whether a method decodes speculatively; `method` is built, None: by the spec."""
-    return (method or method_class(spec.name, spec.code)).drafts
-
-
-def build_draft(
-    draft_name: str | None,
-    options: Mapping[str, Any],
-    target: ModelSpec,
-    tasks: tuple[str, ...] = (),
-    folders: Sequence[Path] = (),
-) -> ModelSpec:
-    """Return the draft model: the named one, else the first of the target's `drafts`, with the user's options.
-
-    It is looked for in conf/model, in installed plug-ins and in `folders`.
-
-    It gets the target's video frames, its image processor settings if both are of one family (the target's choice holds
-    for both models), its prompt set if the draft has it, and its dtype, which the machine supports.
-    """
-    if draft_name is None and not target.drafts:
-        raise UserError(
-            f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
-        )
-    part = compose_section("model", draft_name or target.drafts[0], "method.draft", folders=folders)
-    part["video"], part["dtype"] = asdict(target.video), target.dtype
-    if part["adapter"] == target.adapter:
-        part["processor"] = dict(target.processor)
-    if part["prompts"].get(target.prompt.name) is not None:
-        part["prompt"] = target.prompt.name
-    key = "method.draft_options"
-    for name in options:
-        if name not in part:
-            raise unknown_key(f"{key}.{name}", (f"{key}.{valid}" for valid in part))
-    with in_words_of_the_draft():
-        return model_spec(merged(part, options), tasks)

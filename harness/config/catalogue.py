@@ -162,8 +162,7 @@ def _method(name: str) -> dict[str, Any]:
     if reference is None:
         return method_section(name)
     # Imports the user's file, and torch with it.
-    from espalier.harness.specs.catalogue import method_class
-    from espalier.harness.specs.own_methods import defaults_of
+    from espalier.harness.specs.catalogue import defaults_of, method_class
 
     code = str(reference.anchored(Path.cwd()))
     params = defaults_of(method_class(reference.name, code))

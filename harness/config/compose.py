@@ -123,8 +123,6 @@ def read_command(
         grids = grids_of(base[KEY].written if KEY in base else None, parsed)
         swept = [[*preset, *overrides]] if grids is None else grids
         parts = [parse(models_first(line), catalogue) for line in swept]
-        for override in (override for part in parts for override in part):
-            check_choice(override, catalogue)
         batches = [batch for part in parts for batch in expand(part)]
     elif sweeps:
         text = sweeps[0].input_line or ""

@@ -110,6 +110,7 @@ class Composer:
         self.catalogue = catalogue
         self._parsed: dict[str, Override] = {}
         self._pieces: dict[tuple[Any, ...], Piece | None] = {}
+        self._checked: set[tuple[Choice, str]] = set()
 
     def cell(self, overrides: Iterable[str]) -> Cell:
         """Return the resolved config of a cell. Cost: 1 ms, and some milliseconds for each file read.
@@ -176,15 +177,20 @@ class Composer:
         self, chosen: dict[Choice, str], appended: Sequence[Default], values: Iterable[Override]
     ) -> dict[str, Piece]:
         """Return the pieces of the files that choices name, with values set."""
-        met: set[Choice] = set()
+        met: dict[Choice, str] = {}
         layers = self.catalogue.layers(Choice("", ""), ROOT, chosen, met, appended)
-        for choice in chosen.keys() - met:
+        for choice in chosen.keys() - met.keys():
             if not choice.group.startswith("hydra/"):
                 key = choice.group
                 if choice.package != choice.group.replace("/", "."):
                     key += f"@{choice.package}"
                 line = f"{key}={chosen[choice]}"
                 raise UserError(f"{line}: conf/{ROOT}.yaml has no choice of {key}; valid: +{line}")
+        for choice, name in met.items() - self._checked:
+            # Every run has this choice by default.
+            if (choice.package, name) != ("compressor", "none"):
+                self.catalogue.check(choice.package, choice.group, name)
+        self._checked |= met.items()
         by_key: dict[str, list[Layer]] = {}
         for package, file in (("", HYDRA), *layers):
             for key in [package.partition(".")[0]] if package else file.content:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -97,7 +98,9 @@ class ConfFolders:
 
     def owners(self, group: str, name: str) -> list[Path]:
         """Return the folders that have a file of a name."""
-        return [folder for folder in self.folders if (folder / group / f"{name}.yaml").is_file()]
+        # Unlike Path.is_file, no error for a place that is too long for a name.
+        files = ((folder, os.path.join(folder, group, f"{name}.yaml")) for folder in self.folders)
+        return [folder for folder, file in files if "/" not in name and os.path.isfile(file)]
 
     def check_owner(self, group: str, name: str, key: str | None = None) -> None:
         """Raise UserError if several folders have a file of a name; `key` is that of the line, else the group."""
@@ -116,7 +119,7 @@ class ConfFolders:
     def read_choice(self, group: str, name: str) -> Section:
         """Return the section of a file, merged over its defaults; `${}` stays unresolved."""
         section: Section = {}
-        for package, file in self.layers(Choice(group, group), name, {}, set()):
+        for package, file in self.layers(Choice(group, group), name, {}, {}):
             if package == group:
                 section = merged(section, file.content)
         return section
@@ -134,7 +137,7 @@ class ConfFolders:
         choice: Choice,
         name: str,
         chosen: MutableMapping[Choice, str],
-        met: set[Choice],
+        met: dict[Choice, str],
         appended: Sequence[Default] = (),
     ) -> list[Layer]:
         """Return the files that a file is merged from, in their order, itself among them.
@@ -145,7 +148,7 @@ class ConfFolders:
             choice: where the file's content stands.
             name: the file.
             chosen: files in place of those that defaults name; overrides of defaults lists are added to it.
-            met: gets each choice that a defaults list makes.
+            met: gets each choice that a defaults list makes, with the name that stands.
             appended: further defaults.
 
         Raises:
@@ -167,8 +170,8 @@ class ConfFolders:
                     if default.choice in met:
                         key = default.choice.package
                         raise UserError(f"{key} is chosen twice; valid: {key}=<name>, without +")
-                    met.add(default.choice)
                     names = [chosen[default.choice]] if default.choice in chosen else names
+                    met.update((default.choice, name) for name in names)
                 parts += [self.layers(default.choice, name, chosen, met) for name in names]
         return [layer for part in reversed(parts) for layer in part]
 
@@ -241,9 +244,9 @@ choices, read_choice, comment = (
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Section:
     """Return the table `below`, overridden by the entries of `above`; tables within it are merged as well."""
-    tables = {key: merged(below[key], above[key]) for key in above if _tables(below, above, key)}
+    tables = {
+        key: merged(below[key], value)
+        for key, value in above.items()
+        if isinstance(value, Mapping) and isinstance(below.get(key), Mapping)
+    }
     return {**below, **above, **tables}
-
-
-def _tables(below: Mapping[str, Any], above: Mapping[str, Any], key: str) -> bool:
-    return isinstance(below.get(key), Mapping) and isinstance(above[key], Mapping)

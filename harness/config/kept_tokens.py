@@ -54,15 +54,6 @@ def settled(keep: Any, cell: Mapping[str, Any]) -> dict[str, Any]:
     return {RATIO: None}
 
 
-def printed(override: str) -> list[str]:
-    """Return the overrides for printing the config: a share under `keep` becomes its ratio, a count clears `ratio`."""
-    key, _, value = override.partition("=")
-    ratio = ratio_of(value) if key == KEEP else None
-    if ratio is not None:
-        return [f"{RATIO}={ratio}"]
-    return [override, f"{RATIO}=null"] if key == KEEP and value != "null" else [override]
-
-
 def is_count(keep: Any) -> bool:
     """Return whether a value is a number of tokens, 1 to `MOST`."""
     return isinstance(keep, int) and not isinstance(keep, bool) and 0 < keep <= MOST

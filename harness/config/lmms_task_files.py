@@ -165,7 +165,7 @@ def task_section(name: str) -> dict[str, Any]:
         UserError: there is no such task, or it cannot be run.
     """
     tasks = leaves(name)
-    first = tasks[0]
+    first, all_settings = tasks[0], [leaf.settings for leaf in tasks]
     common = [metric for metric in first.metrics if all(metric in leaf.metrics for leaf in tasks)]
     metrics = list(first.metrics)
     if len(tasks) > 1:
@@ -184,10 +184,15 @@ def task_section(name: str) -> dict[str, Any]:
         else {},
         "higher_is_better": first.higher_is_better(metrics[0].rpartition("/")[2]),
         "dataset": {
-            "path": _shared(leaf.settings.get("dataset_path") for leaf in tasks),
-            "config": _shared(leaf.settings.get("dataset_name") for leaf in tasks),
-            "revision": _shared(_revision(leaf) for leaf in tasks),
-            "split": _shared(_split(leaf) for leaf in tasks),
+            "path": _shared(settings.get("dataset_path") for settings in all_settings),
+            "config": _shared(settings.get("dataset_name") for settings in all_settings),
+            "revision": _shared(
+                (settings.get("dataset_kwargs") or {}).get("revision") for settings in all_settings
+            ),
+            "split": _shared(
+                settings.get("test_split") or settings.get("validation_split")
+                for settings in all_settings
+            ),
         },
     }
 
@@ -339,14 +344,6 @@ def _submits(entry: Mapping[str, Any]) -> bool:
 
 def _listed(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
-
-
-def _split(leaf: Leaf) -> Any:
-    return leaf.settings.get("test_split") or leaf.settings.get("validation_split")
-
-
-def _revision(leaf: Leaf) -> Any:
-    return (leaf.settings.get("dataset_kwargs") or {}).get("revision")
 
 
 def _shared(values: Any) -> str | None:

@@ -7,7 +7,7 @@ YAML, and kinds from the sources of `methods/`: no Hydra, no torch, no method is
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -70,7 +70,11 @@ def variants(method: str) -> tuple[str, ...]:
 
 def setting_names() -> list[str]:
     """Return a name for each setting that has one: each variant of a method, and the former names."""
-    return sorted({*_variant_names(), *former_names()})
+    names = set(former_names())
+    for method in choices(GROUP):
+        readings = variants(method)
+        names.update([f"{method}_{reading}" for reading in readings] or [method])
+    return sorted(names)
 
 
 def method_section(name: str) -> dict[str, Any]:
@@ -82,12 +86,6 @@ def method_section(name: str) -> dict[str, Any]:
     section["variant"] = former.variant or section["variant"]
     section["params"] = {**section["params"], **former.params}
     return section
-
-
-def _variant_names() -> Iterator[str]:
-    for method in choices(GROUP):
-        readings = variants(method)
-        yield from (f"{method}_{reading}" for reading in readings) if readings else (method,)
 
 
 @lru_cache(maxsize=1)
@@ -104,6 +102,11 @@ def _word(value: Any) -> str:
 def methods_of(kind: str) -> list[str]:
     """Return the methods of a kind, each with the config of its name."""
     return [name for name in choices(GROUP) if method_kind(name) == kind]
+
+
+def compressors() -> str:
+    """Return the names of the methods that evict cache entries, for an error line."""
+    return ", ".join(methods_of("compressor"))
 
 
 def method_kind(name: str) -> str | None:

@@ -90,8 +90,8 @@ def apply_prompt_set(
     Raises:
         UserError: an unknown set, or a wrong setting of one; one line with the key and what is valid.
     """
-    sets = {
-        name: _read_set(f"model.prompts.{name}", prompt_set)
+    sets: dict[str, _PromptSet] = {
+        name: _read_part(_PromptSet, f"model.prompts.{name}", prompt_set)
         for name, prompt_set in {ORIGINAL: {}, **table("model.prompts", part["prompts"])}.items()
         if prompt_set is not None
     }
@@ -127,14 +127,11 @@ def apply_prompt_set(
     return section, spec
 
 
-def _read_set(key: str, value: Any) -> _PromptSet:
-    return read_section(_PromptSet, key, _complete(_PromptSet, key, value))
-
-
-def _complete(section: type, key: str, value: Any) -> dict[str, Any]:
-    """Return a table with the section's defaults in place of nulls and missing keys."""
+def _read_part(section: type, key: str, value: Any) -> Any:
+    """Return a section of a table, with the section's defaults in place of nulls and missing keys."""
     entries = table(key, value)
-    return {**entries, **{k: v for k, v in defaults(section).items() if entries.get(k) is None}}
+    unset = {k: v for k, v in defaults(section).items() if entries.get(k) is None}
+    return read_section(section, key, {**entries, **unset})
 
 
 def _task_prompt(key: str, tables: Mapping[str, Any], tasks: Iterable[str]) -> _TaskPrompt:
@@ -142,9 +139,10 @@ def _task_prompt(key: str, tables: Mapping[str, Any], tasks: Iterable[str]) -> _
     entries: dict[str, Any] = {}
     for task in tasks:
         task_table = table(f"{key}.{task}", tables.get(task))
-        read_section(_TaskPrompt, f"{key}.{task}", _complete(_TaskPrompt, key, task_table))
+        _read_part(_TaskPrompt, f"{key}.{task}", task_table)
         entries = merged(entries, task_table)
-    return read_section(_TaskPrompt, key, _complete(_TaskPrompt, key, entries))
+    part: _TaskPrompt = _read_part(_TaskPrompt, key, entries)
+    return part
 
 
 def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:

@@ -13,13 +13,13 @@ from espalier.harness.evaluation.scoring.short_answers import (
     equal,
     within,
 )
-from espalier.harness.specs.records.record import category_metric
-from espalier.harness.specs.records.references import (
+from espalier.harness.specs.records.own_data import (
     numbers,
     options_of,
     plain_yes_no,
     right_letter,
 )
+from espalier.harness.specs.records.record import category_metric
 
 Doc = dict[str, Any]
 

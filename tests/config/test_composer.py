@@ -41,10 +41,8 @@ CHOICES = {
     "log": ("wandb",),
     "+experiment": ("kv_settings", "anchors"),
 }
-#: Choices of presets that Hydra has no file for.
-WITHOUT_FILE = {f"method={name}" for name in setting_names()} - {
-    f"method={name}" for name in choices("method")
-}
+#: Names of presets that have no file.
+WITHOUT_FILE = {f"method={name}" for name in {*setting_names()}.difference(choices("method"))}
 VALUES = (
     *("method.variant=paper", "method.variant=official", "method.variant=other"),
     *("ratio=0.5", "limit=3", "limit=${seed}", "+spare=1", "+spare=${ratio}", "~seed", "++seed=4"),
@@ -62,6 +60,7 @@ def in_full(overrides: Sequence[str]) -> Cell:
     """The reference: Hydra's own composition of one command line."""
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         config = hydra_compose("config", overrides=list(overrides))
+    OmegaConf.set_struct(config, False)
     del config["grids"]
     if config.get("keep") is not None:
         plain: Any = OmegaConf.to_container(config)

@@ -123,7 +123,7 @@ def test_other_names_are_not_concerned(bench: Bench) -> None:
         (("+experiment=both",), ("experiment='both' is a file of good_plugin 1.0 and second",)),
         (("+experiment=takes",), ("method='shared' is a file of good_plugin 1.0 and second",)),
         (("+experiment=sweeps",), ("method='shared' is a file of good_plugin 1.0 and second",)),
-        (("method=listed",), ("method=['a'] must be a table",)),
+        (("method=listed",), ("listed.yaml must be a table",)),
         (("method=nameless",), ("config key method.name is missing",)),
         (("method=bad",), ("No module named 'nothing_here'", "broken_plugin/m.py:1")),
         (("model=none_such",), ("model.adapter='good_plugin.family:Other' is no model family",)),

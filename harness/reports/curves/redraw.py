@@ -28,8 +28,7 @@ from espalier.harness.reports.curves.curve_points import (
 )
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.gain_dots import draw_gains
-from espalier.harness.specs.command_help import PlainParser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import PlainParser, command
 from espalier.harness.stats import Interval
 
 NUMBER = r"([+-]?\d+\.\d)"

@@ -24,8 +24,7 @@ from espalier.harness.reports.curves.curve_points import share
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.command_help import PlainParser
-from espalier.harness.specs.commands import RUN, command
+from espalier.harness.specs.commands import RUN, PlainParser, command
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder, existing_store

@@ -21,8 +21,7 @@ from espalier.harness.paths import CONF, DEFAULT_STORE
 from espalier.harness.reports.curves.stored_rows import read_results
 from espalier.harness.reports.tables.cell_runs import RULE, CellRun
 from espalier.harness.reports.tables.cell_settings import compared_settings, row_settings
-from espalier.harness.specs.command_help import PlainParser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import PlainParser, command
 from espalier.harness.specs.comparable import Row
 from espalier.harness.store.files.folder_checks import existing_store
 from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache, lru_cache
 from typing import Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.group_lists import merged
-from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.config.catalogue import Catalogue
+from espalier.harness.config.composer import Composer, Piece, resolved
+from espalier.harness.config.draft_section import build_draft
 from espalier.harness.config.method_names import method_kind
 from espalier.harness.config.model_section import model_spec, with_question
-from espalier.harness.paths import CONF
-from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
+from espalier.harness.config.overrides import in_full, in_open_table
+from espalier.harness.reports.tables.cell_runs import CellRun, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.settings import OMITTED, default, marked, read_section
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
@@ -109,111 +110,85 @@ def compared_settings(run: CellRun) -> ComparedSettings:
 def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
     run = CellRun(dict(overrides), "", 1.0)
     name, _, params = method_of(run)
-    parts = _sections(run)
-    benchmark = _benchmark(run.overrides["benchmark"], parts["benchmark"])
-    target = (run.overrides["model"], parts["model"], (benchmark.kind, benchmark.name))
+    pieces = _composer().pieces(in_open_table(in_full(text)) for text in run.line)
+    benchmark = _benchmark(pieces["benchmark"])
+    target = (pieces["model"], (benchmark.kind, benchmark.name))
     model = _model(*target)
     blocks = {
         "model": _model_settings(*target),
         "benchmark": plain(
             benchmark_settings(with_question(benchmark, model.prompt), model, (), None)
         ),
-        "engine": _engine(parts["engine"]),
-        "judge": _judge(parts["judge"]),
+        "engine": _engine(pieces["engine"]),
+        "judge": _judge(pieces["judge"]),
         "backend": {"name": TRANSFORMERS},
         "method": {"params": params},
     }
     if method_kind(name) == "decoder":
-        blocks["draft"] = _draft(parts["draft"], *target)
-    values = row_settings(blocks)
-    stated = {
-        f"{part}.{key.partition('.')[0]}": value for part in parts for key, value in parts[part]
-    }
+        blocks["draft"] = _draft(pieces["method"], *target)
+    values, stated = row_settings(blocks), _stated(run)
+    values |= {key: value for key, value in stated.items() if key.endswith(".device")}
     fixed = (key for key in values if _part(key) == "method")
     return ComparedSettings({**stated, **values}, frozenset((*stated, *fixed)))
 
 
-#: Overrides of one section: key within it, and value.
-_Overrides = tuple[tuple[str, Any], ...]
-
-
-def _sections(run: CellRun) -> dict[str, _Overrides]:
-    """Return a run's overrides by section, without those in `FIRST`."""
-    parts: dict[str, list[tuple[str, Any]]] = {
-        name: [] for name in ("model", "draft", "benchmark", "engine", "judge")
-    }
+def _stated(run: CellRun) -> dict[str, Any]:
+    """Return the settings that a run's overrides set, by their keys in rows, without those in `FIRST`."""
+    stated = {}
     for key, value in run.overrides.items():
         key = "draft.name" if key == "method.draft" else key.lstrip("+")
         part, _, name = key.replace("method.draft_options.", "draft.").partition(".")
-        if key not in FIRST and part in parts:
-            parts[part].append((name, value))
-    return {part: tuple(items) for part, items in parts.items()}
-
-
-def _table(overrides: _Overrides) -> dict[str, Any]:
-    """Return overrides as a table of tables."""
-    table: dict[str, Any] = {}
-    for key, value in overrides:
-        for name in reversed(key.split(".")):
-            value = {name: value}
-        table = merged(table, value)
-    return table
+        if key not in FIRST and part in ("model", "draft", "benchmark", "engine", "judge"):
+            stated[f"{part}.{name.partition('.')[0]}"] = value
+    return stated
 
 
 @cache
-def _benchmark(name: str, overrides: _Overrides) -> BenchmarkSpec:
-    return benchmark_spec(merged(choice("benchmark", name), _table(overrides)), None)
+def _composer() -> Composer:
+    return Composer(Catalogue())
 
 
 @cache
-def _model(name: str, overrides: _Overrides, tasks: tuple[str, ...]) -> ModelSpec:
-    return _spec(merged(choice("model", name), _table(overrides)), tasks)
+def _benchmark(piece: Piece) -> BenchmarkSpec:
+    return benchmark_spec(resolved({"benchmark": piece})["benchmark"], None)
 
 
 @cache
-def _model_settings(name: str, overrides: _Overrides, tasks: tuple[str, ...]) -> dict[str, Any]:
-    return _settings(_model(name, overrides, tasks), _table(overrides))
+def _model(piece: Piece, tasks: tuple[str, ...]) -> ModelSpec:
+    # The cards of this machine are no part of a cell.
+    return model_spec({**resolved({"model": piece})["model"], "device": "cpu"}, tasks)
 
 
 @cache
-def _draft(
-    options: _Overrides, target_name: str, overrides: _Overrides, tasks: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return the settings of the draft; it shares its target's inputs (harness/config/build_spec.py)."""
-    target, table = _model(target_name, overrides, tasks), _table(options)
-    name = table.pop("name", next(iter(target.drafts), None))
+def _model_settings(piece: Piece, tasks: tuple[str, ...]) -> dict[str, Any]:
+    return _settings(_model(piece, tasks))
+
+
+@cache
+def _draft(method: Piece, model: Piece, tasks: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of the draft; none where neither the run nor its model names one."""
+    target, section = _model(model, tasks), method.written
+    name = section.get("draft") or next(iter(target.drafts), None)
     if name is None:
         return {}
-    section = {**choice("model", name), "video": asdict(target.video)}
-    if section["adapter"] == target.adapter:
-        section["processor"] = dict(target.processor)
-    if section["prompts"].get(target.prompt.name) is not None:
-        section["prompt"] = target.prompt.name
-    return {"name": name, **_settings(_spec(merged(section, table), tasks), table)}
+    options = {"device": "cpu", **(section.get("draft_options") or {})}
+    return {"name": name, **_settings(build_draft(name, options, target, tasks, _composer()))}
 
 
-def _spec(section: Mapping[str, Any], tasks: tuple[str, ...]) -> ModelSpec:
-    # The cards of this machine are no part of a cell.
-    return model_spec({**section, "device": "cpu"}, tasks)
-
-
-def _settings(model: ModelSpec, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(model: ModelSpec) -> dict[str, Any]:
     """Return the settings of a model's row; without its files only a commit of the hub is known."""
     revision = None if model.path is not None else f"{model.hub}@{model.revision}"
-    device = {key: value for key, value in overrides.items() if key == "device"}
-    return {**plain(model_settings(model, revision, None)), **device}
+    return dict(plain(model_settings(model, revision, None)))
 
 
 @cache
-def _engine(overrides: _Overrides) -> dict[str, Any]:
-    section = merged(choice("engine", "default"), _table(overrides))
-    return engine_settings(read_section(EngineSpec, "engine", section), {})
+def _engine(piece: Piece) -> dict[str, Any]:
+    return engine_settings(read_section(EngineSpec, "engine", piece.written), {})
 
 
 @cache
-def _judge(overrides: _Overrides) -> dict[str, Any]:
-    section = merged(read_yaml(CONF / "config.yaml")["judge"], _table(overrides))
-    return dict(plain(judge_settings(read_section(JudgeSpec, "judge", section), None)))
+def _judge(piece: Piece) -> dict[str, Any]:
+    return dict(plain(judge_settings(read_section(JudgeSpec, "judge", piece.written), None)))
 
 
 def _part(key: str) -> str:

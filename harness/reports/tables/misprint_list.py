@@ -17,8 +17,7 @@ from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
 from espalier.harness.reports.tables.published_tables import papers, read_paper
 from espalier.harness.reports.tables.rebuilt_table import build
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 
 
 @dataclass(frozen=True)

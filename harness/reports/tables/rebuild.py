@@ -22,8 +22,7 @@ from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build, r
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows, usual_positions
 from espalier.harness.settings import Count, choice, read_value
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.row_reader import Walk, walk

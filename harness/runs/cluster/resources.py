@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.config.build_spec import reserve_draft_card
 from espalier.harness.config.composer import Cell
+from espalier.harness.config.draft_section import reserve_draft_card
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
 from espalier.harness.settings import defaults, read_section, table

@@ -34,8 +34,7 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.command_help import PlainParser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import PlainParser, command
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_files
 from espalier.harness.tools.calibration.prior_maps import Recorder

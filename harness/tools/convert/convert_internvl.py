@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from espalier.harness.models.internvl import frames_like
-from espalier.harness.specs.command_help import command_parser
+from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
     Checkpoint,
     Say,

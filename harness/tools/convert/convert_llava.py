@@ -24,7 +24,7 @@ from transformers import (
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.conversations import TAGGED, template_of
-from espalier.harness.specs.command_help import command_parser
+from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
     Checkpoint,
     Release,

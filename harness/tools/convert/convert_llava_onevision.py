@@ -14,7 +14,7 @@ from transformers import (
 
 from espalier.harness.models.conversations import TAGGED, template_of
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
-from espalier.harness.specs.command_help import command_parser
+from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
     Checkpoint,
     Say,

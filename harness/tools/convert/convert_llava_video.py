@@ -11,7 +11,7 @@ from espalier.harness.models.llava_video import (
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )
-from espalier.harness.specs.command_help import command_parser
+from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
     Checkpoint,
     Say,

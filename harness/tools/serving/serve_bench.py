@@ -44,8 +44,7 @@ from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.runs.served.engine_pool import code_folder, engine_arguments, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.command_help import PlainParser
-from espalier.harness.specs.commands import command, print_error
+from espalier.harness.specs.commands import PlainParser, command, print_error
 from espalier.harness.specs.run_spec import PRUNERS
 from espalier.harness.tools.serving.serve_report import PLAIN, write
 from espalier.methods.base import TokenReducer

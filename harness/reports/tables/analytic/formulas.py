@@ -33,8 +33,7 @@ from espalier.harness.reports.tables.analytic.analytic_verdicts import (
 from espalier.harness.reports.tables.cell_verdicts import FormulaValue
 from espalier.harness.reports.tables.printed_cell import KEYS
 from espalier.harness.reports.tables.published_tables import FOLDER
-from espalier.harness.specs.command_help import command_parser
-from espalier.harness.specs.commands import command
+from espalier.harness.specs.commands import command, command_parser
 
 #: Functions that yield each paper's claims, given the folder of the papers' files.
 PAPERS: tuple[Callable[[Path], Iterator[FormulaClaim]], ...] = (
