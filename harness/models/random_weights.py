@@ -112,7 +112,7 @@ def the_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
 
 def text_config(*updates: str, **arguments: Any) -> Built:
     """Return the text stack's sizes and special ids under transformers' keys, and `architecture.text`."""
-    return Built(dict, TEXT | arguments, ("architecture.text", *updates))
+    return Built(dict, {**TEXT, **arguments}, ("architecture.text", *updates))
 
 
 def vision_config(**arguments: Any) -> Built:
@@ -120,7 +120,7 @@ def vision_config(**arguments: Any) -> Built:
 
     `architecture.unused_layers` counts layers of the checkpoint after the one that the projector reads.
     """
-    return Built(dict, TOWER | arguments, ("architecture.vision",))
+    return Built(dict, {**TOWER, **arguments}, ("architecture.vision",))
 
 
 def _read(spec: ModelSpec, path: str, default: Any = None) -> Any:
