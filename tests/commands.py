@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import Cell
 from espalier.harness.specs.run_spec import RunSpec
 
 

@@ -17,11 +17,11 @@ import pytest
 import run
 from espalier.harness.api.questions import opened_picture
 from espalier.harness.cli.convert import main as convert
+from espalier.harness.config.catalogue import own_choices
 from espalier.harness.config.checkpoint_names import model_choice
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_table import listing
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.own_choices import own_choices
 from espalier.harness.errors import FOREIGN, UserError, steers
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.paths import ROOT, located

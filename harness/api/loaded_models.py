@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from espalier.harness.api.argument_errors import python_errors, read_path
 from espalier.harness.config.checkpoint_names import PREFIX, REVISION, model_choice
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models.adapter import Adapter

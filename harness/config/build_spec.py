@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.cell_settings import (
     CompressorSection,
     MethodSection,
     read_amount,
     read_settings,
 )
+from espalier.harness.config.composer import Cell, compose_section
 from espalier.harness.config.group_lists import merged
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import check_texts, with_question
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.model_section import check_texts, model_spec, with_question
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import UserError, tell_once

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.composer import Cell
 from espalier.harness.config.kept_tokens import MOST, is_count, ratio_of
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (

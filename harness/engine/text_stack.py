@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from espalier.harness.engine.kv_cache import IndexedCache
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.step_attention import (
+from espalier.harness.engine.kv_cache import (
+    IndexedCache,
     attention_configs,
     chain_mask,
     fold_heads,
     step_mask,
     window_mask,
 )
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.specs.run_spec import Auto, ModelSpec
 

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
     read_vocabulary,
@@ -162,6 +161,9 @@ def _normalised(spec: Settled, method: Decoder) -> Settled:
     gaps = leaves_gaps(method)
     refuse("a decoder", spec, method, gaps=gaps)
     if gaps:
+        # Only runs of such a draft import it.
+        from espalier.harness.decoding.speculative.guidance import GuidedReducer
+
         closes_gaps(spec.engine.positions, GuidedReducer(_nothing), spec.model.facts)
     budget = spec.budget
     if not method.guided and method.reducer is None:
@@ -179,7 +181,7 @@ def leaves_gaps(method: Decoder) -> bool:
     return method.guided and method.takes_draft
 
 
-def _nothing() -> Guidance:
+def _nothing() -> NoReturn:
     raise AssertionError("a check runs no draft")
 
 

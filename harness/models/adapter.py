@@ -283,7 +283,7 @@ class Adapter(ModelParts):
         self.spec = spec
         self.facts = spec.facts
         if spec.facts.diffusion is not None:
-            # The library and harness/engine/visibility.py read from here that attention is bidirectional.
+            # The library and harness/engine/layout.py read from here that attention is bidirectional.
             self.decoder.config.is_causal = False
         tokenizer = processor.tokenizer
         tokenizer.padding_side = "left"

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.catalogue import own_choices
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import Cell
 from espalier.harness.config.lmms_task_files import index_of, library
-from espalier.harness.config.own_choices import own_choices
-from espalier.harness.config.search_folders import override_of
+from espalier.harness.config.overrides import override_of
 from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.errors import Refused, UserError, foreign, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import Command
-from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.config.plugin_source import CLASSES, PATHS
+from espalier.harness.config.composer import Cell
+from espalier.harness.config.group_lists import CLASSES, PATHS
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import FOREIGN, StoreLost, UserError
 from espalier.harness.paths import FOLDERS, ROOT, located
 from espalier.harness.specs.hub_cache import file_of_hub

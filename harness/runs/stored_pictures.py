@@ -15,15 +15,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.config.benchmark_section import NAME as OWN_DATA
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import Cell
 from espalier.harness.config.group_lists import ConfFolders
-from espalier.harness.config.lmms_task_files import library
+from espalier.harness.config.lmms_task_files import TASK, library
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.overrides import in_full
-from espalier.harness.config.own_data_section import NAME as OWN_DATA
-from espalier.harness.config.task_source import PREFIX as TASK
 from espalier.harness.errors import UserError, first_words, foreign, plain
 from espalier.harness.paths import CONF
 from espalier.harness.runs.admission import Job, admit

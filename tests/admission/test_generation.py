@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.specs.generation import (

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import espalier
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import config_of
 from espalier.harness.models.measured_facts import unlisted_facts

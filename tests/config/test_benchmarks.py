@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import run
-from espalier.harness.config import compose
+from espalier.harness.config import catalogue
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import asked_groups, choices, comment, read_choice
 from espalier.harness.config.group_table import CONTROLS, listing
 from espalier.harness.config.lmms_task_files import leaves
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.settings import setting_hints
@@ -226,7 +226,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ that tests may add to."""
     place = tmp_path / "conf"
     shutil.copytree(CONF, place)
-    monkeypatch.setattr(compose, "CONF", place)
+    monkeypatch.setattr(catalogue, "CONF", place)
     return place
 
 

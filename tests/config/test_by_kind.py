@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.resolvers import register
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError, tell_once
 from tests import commands
 

@@ -13,11 +13,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import Cell, compose_section
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import configs, methods, register
-from espalier.harness.config.single_section import compose_section, section_in_full
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import label_of
 from espalier.harness.paths import CONF, ROOT
@@ -50,7 +49,6 @@ def spec_of(*argv: str) -> RunSpec:
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
     cell = cell_of(f"{group}={name}")
-    # A section alone is read without Hydra, where it refers to no other.
     assert compose_section(group, name) == cell[group]
     spec = build_spec(cell)
     part = {"budget": spec.budget.rule, "log": spec.log}.get(group)
@@ -75,7 +73,7 @@ def test_content_that_defaults_put_elsewhere_is_where_hydra_puts_it(tmp_path: Pa
         "defaults: [fastv, /fifth@params, _self_]\nname: fastv\n"
     )
     section = compose_section("method", "mine", folders=[tmp_path])
-    assert section == section_in_full("method", "mine", "method", folders=[tmp_path])
+    assert section == cell_of(f"--config-dir={tmp_path}", "method=mine")["method"]
     assert section["params"]["K"] == 5
 
 
@@ -281,9 +279,12 @@ def test_quickstart_is_a_sweep_that_the_command_line_narrows() -> None:
     assert set(methods) == set(names_of(TokenReducer))
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--cfg", "job"], ["--hydra-help"]])
-def test_questions_to_hydra_are_not_composed(argv: list[str]) -> None:
-    assert read_command(argv) is None
+def test_command_lines_that_look_have_no_cells() -> None:
+    assert read_command(["--help"]) is None
+    command = read_command(["--cfg", "job"])
+    assert command is not None
+    assert (command.cells, command.lines) == ((), ())
+    assert command.text
 
 
 def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import run
-from espalier.harness.config import compose
+from espalier.harness.config import catalogue
 from espalier.harness.config.build_spec import build_spec, read_budget
 from espalier.harness.config.kept_tokens import ratio_of
 from espalier.harness.cost.budget import Budget
@@ -96,7 +96,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ to which a test adds presets."""
     folder = tmp_path / "conf"
     shutil.copytree(CONF, folder)
-    monkeypatch.setattr(compose, "CONF", folder)
+    monkeypatch.setattr(catalogue, "CONF", folder)
     return folder
 
 

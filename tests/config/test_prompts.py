@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import with_question
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.run_settings import Contents, settings_of

@@ -17,9 +17,9 @@ import yaml
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.method_names import former_name, setting_names
 from espalier.harness.config.resolvers import register
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT

@@ -17,8 +17,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError

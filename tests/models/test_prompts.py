@@ -23,9 +23,8 @@ from lmms_eval.utils import load_yaml_config
 
 import run
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import with_question
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.media.frames import Clip

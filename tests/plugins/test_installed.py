@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import espalier
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.paths import ROOT

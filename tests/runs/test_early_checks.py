@@ -12,7 +12,7 @@ import pytest
 import run
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_lists import choices
-from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.admission import admit

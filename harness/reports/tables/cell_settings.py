@@ -11,9 +11,8 @@ from typing import Any
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import with_question
+from espalier.harness.config.method_names import method_kind
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.paths import CONF
 from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST

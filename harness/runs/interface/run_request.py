@@ -21,8 +21,8 @@ from espalier.harness.api.open_method import refuse_calibrated
 from espalier.harness.config.build_spec import NO_COMPRESSOR, build_spec
 from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import stacked
 from espalier.harness.models.weights_digest import weights_digest
