@@ -268,7 +268,7 @@ def save_scheme(
     )
 
 
-HARNESS = Path(__file__).resolve().parents[2]
+HARNESS = Path(__file__).resolve().parents[1]
 SHIPPED = HARNESS / "seedling" / "calibration"
 #: Errors that a damaged file of tensors raises.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)

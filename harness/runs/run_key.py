@@ -51,7 +51,6 @@ ENTRIES = (
 
 #: Modules and packages that a run imports and that change no number: name -> why.
 EXCLUDED = {
-    "espalier.harness.engine.artifacts": "reads files that are hashed by content",
     "espalier.harness.errors": "error lines",
     "espalier.harness.evaluation.judging.client": "fetches verdicts; the requests are hashed",
     "espalier.harness.evaluation.judging.verdicts": "stores verdicts",
