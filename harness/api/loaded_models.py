@@ -183,10 +183,11 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         adapter.check_settings(spec)
         processor = adapter.adopt_processor(deepcopy(hf_processor), spec)
         with reading_parts(spec, hf_model.config), borrow(hf_model, processor, spec) as probe:
-            facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
+            facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, probe.unproved)
         spec = replace(spec, facts=facts)
         with borrow(hf_model, processor, spec) as loaded:
             loaded.verify()
+            spec = replace(spec, facts=loaded.facts)
     return Model(spec, True, lambda wanted: borrow(hf_model, processor, wanted))
 
 

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import BudgetMismatch
+from espalier.harness.engine.engine_guards import check_proved
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
 from espalier.harness.kinds.checks.signal_check import partial_layers
@@ -45,6 +46,7 @@ class Compressor:
         if not method.sites(spec.model.facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
         check_separators(spec, method)
+        check_proved(spec.model.facts, f"method={spec.method.name!r}", ["cache"])
         text = spec.model.facts.text
         if text.window_layers == text.layers:
             raise Refused(

@@ -79,9 +79,6 @@ class Adapter(ModelParts):
     #: Whether visual tokens have no place in the picture, so that they cannot be drawn on it.
     unplaced: ClassVar[bool] = False
 
-    #: Kinds of site that are proved for models without a file in conf/model; empty: all.
-    proved_sites: ClassVar[tuple[str, ...]] = ()
-
     #: Whether a checkpoint alone describes the model; other families need a file in conf/model.
     self_described: ClassVar[bool] = True
 
@@ -159,6 +156,11 @@ class Adapter(ModelParts):
         """Return the transformers class that a configuration builds."""
         del config
         return cls.model_class
+
+    @property
+    def unproved(self) -> Mapping[str, str]:
+        """Kinds of site where methods may not act on a model without a file in conf/model, and why; default: none."""
+        return {}
 
     def verify(self) -> None:
         """Check the loaded model by answers; families with tests need no check."""

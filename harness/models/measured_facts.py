@@ -5,7 +5,7 @@ No function reads weights; a model may be on the meta device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ KEYS = ("k_proj",)
 FUSED = ("qkv_proj", "qkv")
 HEADS = ("num_attention_heads", "num_heads")
 GATES = ("gate_proj", "gate_up_proj")
+ROUTERS = ("gate", "router")
 SHARED = ("shared_experts", "shared_expert")
 SHARED_GATE = "shared_expert_gate"
 
@@ -170,9 +171,9 @@ def _mlp(layer: Any) -> _Mlp:
         )
     if not hasattr(mlp, "experts"):
         return _Mlp(_down_width(mlp), _gated(mlp), 0)
-    # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
-    number, _, width = mlp.experts.down_proj.shape
-    routed = mlp.gate.top_k * width
+    # One tensor holds all experts, Aria's transposed; the shared experts are one MLP.
+    number, width = len(mlp.experts.down_proj), mlp.experts.intermediate_dim
+    routed = _part(mlp, ROUTERS).top_k * width
     shared = sum(_down_width(getattr(mlp, name)) for name in SHARED if hasattr(mlp, name))
     return _Mlp(routed + shared, _gated(mlp.experts), number + hasattr(mlp, SHARED_GATE))
 
@@ -207,7 +208,7 @@ def _first(values: Iterable[Any], problem: str) -> Any:
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
 UNCONFIRMED = {
-    "sites": "where a class without a file was proved; another kind of site is refused",
+    "unproved": "where a class without a file is not proved; such a kind of site is refused",
     "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
     "signals": "what the family's code can produce; a method that reads a missing one is refused",
     "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
@@ -242,7 +243,7 @@ def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
     # First, because a stack without layers has no other sizes.
     yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
     yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
-    if facts.sites:
+    if facts.unproved:
         yield "vocabulary", facts.vocabulary, vocabulary(adapter)
         yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
         return
@@ -302,7 +303,10 @@ UNKNOWN = StackFacts(1, 1, 1, 1, 1, 1, gated=False, causal=False)
 
 
 def read_facts(
-    adapter: ModelParts, lacking: tuple[str, ...], patch_tokens: bool, sites: tuple[str, ...] = ()
+    adapter: ModelParts,
+    lacking: tuple[str, ...],
+    patch_tokens: bool,
+    unproved: Mapping[str, str] | None = None,
 ) -> ModelFacts:
     """Return the facts of an adapter's model.
 
@@ -310,20 +314,23 @@ def read_facts(
         adapter: adapter of the model; its `facts` are not read.
         lacking: signals that the family's code cannot produce.
         patch_tokens: whether each visual token is one patch of the tower.
-        sites: kinds of site where methods may act; empty: all. Otherwise facts begin at the decoder.
+        unproved: kinds of site where methods may not act, and why; empty: none. Otherwise facts begin at the decoder,
+            with the tower's layers where methods may act inside it.
     """
-    if sites:
+    if unproved:
+        in_tower = "tower" not in unproved
         return ModelFacts(
             text=text_stack(adapter),
-            tower=UNKNOWN,
+            tower=tower_stack(adapter) if in_tower else UNKNOWN,
             stem=None,
             projector=(1, 1),
             vocabulary=vocabulary(adapter),
             visual_tokens=NOMINAL,
-            class_attention="mean",
+            class_attention="token" if in_tower and has_class_token(adapter) else "mean",
             rotary_axes=rotary_axes(adapter),
             signals=frozenset(SIGNALS) - set(lacking),
-            sites=sites,
+            patch_tokens=in_tower,
+            unproved=unproved,
         )
     return ModelFacts(
         text=text_stack(adapter),

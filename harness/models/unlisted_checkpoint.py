@@ -63,5 +63,5 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
     with reading_parts(spec, config):
         skeleton = build_skeleton(adapter.class_of(config), config, spec)
         probe = adapter(skeleton, processor, spec)
-        facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, adapter.proved_sites)
+        facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, probe.unproved)
     return replace(spec, facts=facts)

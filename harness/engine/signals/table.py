@@ -21,6 +21,9 @@ BEFORE_DECODER = frozenset(
     }
 )
 
+#: Made in denoising steps alone.
+DENOISING = frozenset({"decider_attention", "masked_attention", "first_kept", "layer_normed"})
+
 PRODUCERS = Registry("signal")
 PRODUCERS.add("cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention")
 PRODUCERS.add("cls_logits", "espalier.harness.engine.signals.tower_attention:ClassLogits")
