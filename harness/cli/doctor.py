@@ -24,7 +24,7 @@ from espalier.harness.errors import plain
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command
-from espalier.harness.tools.doctor.findings import Check, Finding, NotHere, examine
+from espalier.harness.tools.doctor.machine_report import Check, Finding, NotHere, examine
 
 
 def checks(store: Path) -> Iterator[tuple[str, Check]]:

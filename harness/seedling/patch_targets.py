@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, SceneLayout
-from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, SHAPES, WIDTH, SceneLayout
 from espalier.harness.seedling.vocabulary import BIN
 
 PATCH = 8

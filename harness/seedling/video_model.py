@@ -17,7 +17,7 @@ from espalier.harness.seedling.seedling_model import (
     weights_dir,
 )
 from espalier.harness.seedling.seedling_model import portable_key as portable
-from espalier.harness.seedling.video.clip_vocabulary import TOKEN_ID, VIDEO, WORDS
+from espalier.harness.seedling.video.events import TOKEN_ID, VIDEO, WORDS
 from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
 
 if TYPE_CHECKING:

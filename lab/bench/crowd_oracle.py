@@ -19,11 +19,11 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.seedling.crowd.crowd_benchmark import (
     crowd_metrics,
+    crowd_targets,
     sample_objects,
     sample_scene,
     samples,
 )
-from espalier.harness.seedling.crowd.crowd_scenes import crowd_targets
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.stats import mean_interval
 from espalier.harness.tools.calibration.calibration_images import question

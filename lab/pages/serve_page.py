@@ -10,7 +10,7 @@ import pandas as pd
 
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
-from espalier.harness.tools.serving.serve_report import methods, sentence
+from espalier.harness.tools.serving.serve_bench import methods, sentence
 from espalier.methods.base import TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.setting import method_class, names, reason_of

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from espalier.harness.seedling.patch_targets import GRID
-from espalier.harness.seedling.scenes import COLOUR_NAMES
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES
 from espalier.harness.seedling.seedling_model import normalise
 from espalier.harness.seedling.seedling_tower import patch_features
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clips import DrawnClip, clip
-from espalier.harness.seedling.video.story import STRIDE
+from espalier.harness.seedling.video.clips import STRIDE, DrawnClip, clip
 from espalier.harness.seedling.video_model import FRAME_TOKENS
 from lab.training.dialogue_packs import PREFIX
 

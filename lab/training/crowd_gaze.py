@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from espalier.harness.seedling.crowd.crowd_scenes import GRID
+from espalier.harness.seedling.crowd.crowd_benchmark import GRID
 from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import SceneObject

@@ -12,15 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.crowd.crowd_model import CROWD_TOKENS
-from espalier.harness.seedling.crowd.crowd_questions import ask, encode, question_stream
-from espalier.harness.seedling.crowd.crowd_scenes import (
+from espalier.harness.seedling.crowd.crowd_benchmark import (
     GRID,
     LONGEST_NUMBER,
+    ask,
     crowd_objects,
     crowd_targets,
     draw_crowd,
+    encode,
+    question_stream,
 )
+from espalier.harness.seedling.crowd.crowd_model import CROWD_TOKENS
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import SceneObject
 from espalier.harness.seedling.seedling_model import normalise

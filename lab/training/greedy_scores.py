@@ -12,13 +12,13 @@ import torch
 
 from espalier.harness.seedling.counter_random import draws
 from espalier.harness.seedling.patch_targets import patch_targets
-from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
-from espalier.harness.seedling.scene_scores import (
+from espalier.harness.seedling.scene_benchmarks import (
     box_score,
     caption_score,
     exact_match,
     reading_score,
 )
+from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
 from espalier.harness.seedling.scenes import SceneLayout, SceneObject, Scenes
 from espalier.harness.seedling.seedling_model import VISUAL_TOKENS, normalise
 from espalier.harness.seedling.seedling_tower import patch_features

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.video.clip_scores import caption_score, conclusion, digits_score
-from espalier.harness.seedling.video.clip_vocabulary import WORDS, encode
+from espalier.harness.seedling.video.clip_benchmarks import caption_score, conclusion, digits_score
+from espalier.harness.seedling.video.events import WORDS, encode
 from espalier.harness.seedling.video_model import (
     build_video_model,
     save_video_model,

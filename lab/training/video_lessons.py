@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
 from espalier.harness.seedling.video.clips import clip
+from espalier.harness.seedling.video.events import MOST_FRAMES
 from espalier.harness.seedling.video_model import FRAME_TOKENS
 from lab.training.attention_loss import Looks, evidence, looking_back, of_times
 from lab.training.clip_features import (

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES
 from espalier.harness.seedling.video_model import FRAME_TOKENS
 from espalier.harness.seedling.vocabulary import VOCABULARY
 from lab.training.dialogue_packs import PREFIX

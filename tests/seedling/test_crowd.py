@@ -17,27 +17,23 @@ import torch
 
 from espalier.harness.seedling.crowd.crowd_benchmark import (
     CYCLE,
+    FAMILIES,
+    LONGEST_NUMBER,
+    SIDE,
+    TEMPLATES,
+    WORDS,
+    ask,
     crowd_metrics,
+    crowd_objects,
+    crowd_scene,
+    crowd_targets,
+    encode,
+    question_stream,
+    relation_question,
     sample_objects,
     samples,
 )
 from espalier.harness.seedling.crowd.crowd_model import crowd_weights_dir
-from espalier.harness.seedling.crowd.crowd_questions import (
-    FAMILIES,
-    TEMPLATES,
-    WORDS,
-    ask,
-    encode,
-    question_stream,
-    relation_question,
-)
-from espalier.harness.seedling.crowd.crowd_scenes import (
-    LONGEST_NUMBER,
-    SIDE,
-    crowd_objects,
-    crowd_scene,
-    crowd_targets,
-)
 from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
@@ -71,8 +67,8 @@ from lab.training.tower_stage import tower_of
 MIX = dict.fromkeys(FAMILIES, 4)
 SCENES = [crowd_objects("val", 0, index) for index in range(300)]
 QUESTIONS = """
-from espalier.harness.seedling.crowd.crowd_questions import FAMILIES, ask, question_stream
-from espalier.harness.seedling.crowd.crowd_scenes import crowd_objects
+from espalier.harness.seedling.crowd.crowd_benchmark import FAMILIES, ask, question_stream
+from espalier.harness.seedling.crowd.crowd_benchmark import crowd_objects
 for index in range(20):
     stream = question_stream("val", 0, index)
     print(ask(crowd_objects("val", 0, index), stream, dict.fromkeys(FAMILIES, 4)))

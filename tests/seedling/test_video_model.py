@@ -13,9 +13,9 @@ import torch
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
+from espalier.harness.seedling.scenes import SHAPES
 from espalier.harness.seedling.seedling_model import weights_dir
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES, WORDS, encode
 from espalier.harness.seedling.video_model import (
     FRAME_TOKENS,
     VIDEO_LAYERS,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.seedling.video.clip_vocabulary import WORDS
+from espalier.harness.seedling.video.events import WORDS
 from espalier.harness.seedling.video_model import (
     FRAME_TOKENS,
     VIDEO_LAYERS,

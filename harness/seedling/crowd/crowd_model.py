@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.harness.seedling.crowd.crowd_questions import TOKEN_ID
-from espalier.harness.seedling.crowd.crowd_scenes import GRID, SIDE
+from espalier.harness.seedling.crowd.crowd_benchmark import GRID, SIDE, TOKEN_ID
 from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.seedling_model import (
     build_processor,

@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw
 
 from espalier.harness.seedling.counter_random import SPLITS
 from espalier.harness.seedling.scenes import WIDTH
-from espalier.harness.seedling.video.clip_vocabulary import time_word
 from espalier.harness.seedling.video.clips import DrawnClip, clip
 from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
+from espalier.harness.seedling.video.events import time_word
 
 COLUMNS = 8
 HEAD, GAP = 14, 4
