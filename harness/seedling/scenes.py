@@ -156,6 +156,11 @@ class Digits:
 
 WIDTH = 96
 CELL = 32
+PATCH = 8
+"""Side of a patch of the model's tower in pixels."""
+GRID = WIDTH // PATCH
+MIN_OVERLAP = 12
+"""Minimum pixels of an object in a patch that shows it."""
 MAX_OBJECTS = 6
 MAX_CLUTTER = 12
 COLOURS = {

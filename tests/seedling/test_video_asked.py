@@ -12,12 +12,12 @@ from espalier.harness.seedling.scenes import COLOUR_NAMES
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.seedling.video.dialogues import FAMILIES, named_once
 from espalier.harness.seedling.video.events import TOKEN_ID, WORDS, clause
-from espalier.harness.seedling.video_model import build_video_model
 from lab.training.clip_features import labelled, show
 from lab.training.dialogue_packs import IGNORE
 from lab.training.naming_losses import Namers
 from lab.training.video_drills import talks_about
 from lab.training.video_labels import PARTS, asked_for, clauses
+from lab.training.video_model import build_video_model
 from lab.training.video_packs import Read, pack_talks
 
 LATER = 3

@@ -13,14 +13,16 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from espalier.harness.seedling.counter_random import DrawStream, draws
-from espalier.harness.seedling.patch_targets import GRID, MIN_OVERLAP, PATCH
 from espalier.harness.seedling.scenes import (
     BOX,
     CELL,
     COLOUR_NAMES,
     COLOURS,
     FRAME,
+    GRID,
     MAX_CLUTTER,
+    MIN_OVERLAP,
+    PATCH,
     SHAPES,
     SIZES,
     WIDTH,

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from espalier.harness.seedling.counter_random import DrawStream, draws
-from espalier.harness.seedling.patch_targets import MIN_OVERLAP, PATCH, PatchTargets
 from espalier.harness.seedling.scene_benchmarks import exact_match, question_record, words
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import (
@@ -18,6 +17,7 @@ from espalier.harness.seedling.scenes import (
     COLOURS,
     DISTORTIONS,
     FRAME,
+    PATCH,
     SHAPES,
     WIDTH,
     Digits,
@@ -174,37 +174,6 @@ def _background(stream: DrawStream) -> np.ndarray:
         height, width = 1 + stream.below(6), 1 + stream.below(6)
         image[y : y + height, x : x + width] = 70 + stream.below(90)
     return image
-
-
-def crowd_targets(scenes: Sequence[Sequence[SceneObject]]) -> PatchTargets:
-    """Return the labels of the ``N = 576`` patches of B scenes, those of the object that covers most of each."""
-    shape = (len(scenes), GRID, GRID)
-    label, overlap = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    colour, owner = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-    box = np.full((*shape, 4), -1, np.int64)
-    edge = np.arange(GRID) * PATCH
-    kinds = (*(str(digit) for digit in range(10)), *SHAPES)
-    for row, objects in enumerate(scenes):
-        for slot, item in enumerate(objects):
-            x0, y0, x1, y1 = item.box
-            height, width = (
-                np.clip(np.minimum(edge + PATCH, high) - np.maximum(edge, low), 0, PATCH)
-                for low, high in ((y0, y1), (x0, x1))
-            )
-            area = height[:, None] * width[None]
-            wins = (area > overlap[row]) & (area >= MIN_OVERLAP)
-            overlap[row][wins], owner[row][wins] = area[wins], slot
-            label[row][wins] = 1 + kinds.index(item.name)
-            colour[row][wins] = COLOUR_NAMES.index(item.colour)
-            box[row][wins] = item.box
-    flat = (len(scenes), GRID * GRID)
-    return PatchTargets(
-        label.reshape(flat),
-        colour.reshape(flat),
-        box.reshape(*flat, 4),
-        owner.reshape(flat),
-        overlap.reshape(flat),
-    )
 
 
 SIDES = ("leftmost", "rightmost", "highest", "lowest")
