@@ -1,8 +1,8 @@
 """Times of requests to vLLM under load, with and without methods.
 
-    espalier bench serve backend.python=/envs/vllm/bin/python model=llava15_7b method=divprune ratio=0.75
-    espalier bench serve -m backend.python=/envs/vllm/bin/python method=random,divprune ratio=0.75 --narrow
-    espalier bench serve -m backend.python=/envs/vllm/bin/python model=qwen2_5_vl_7b method=evs ratio=0.5 --frames 8 \
+    python -m lab.bench.serve_bench backend.python=/envs/vllm/bin/python model=llava15_7b method=divprune ratio=0.75
+    python -m lab.bench.serve_bench -m backend.python=/envs/vllm/bin/python method=random,divprune ratio=0.75 --narrow
+    python -m lab.bench.serve_bench -m backend.python=/envs/vllm/bin/python model=qwen2_5_vl_7b method=evs ratio=0.5 --frames 8 \
       backend.pruning=espalier,vllm
 
 Each engine life has one method; lives of the unpruned model and of every method take turns, and the order changes each
@@ -294,7 +294,9 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
         name = f"{spec.method.title}{' of vLLM' if spec.backend.built_in else ''}"
         sides.append(Side(name, spec, setting_of(spec, method)))
     if any(side.spec.model != sides[0].spec.model for side in sides):
-        raise UserError("espalier bench serve loads one model; valid: one command for each model")
+        raise UserError(
+            "python -m lab.bench.serve_bench loads one model; valid: one command for each model"
+        )
     acting = [side for side in sides if side.setting.method != "none"]
     if not acting:
         raise UserError("method='none' is always measured; valid: method=<a method that is served>")
@@ -312,7 +314,7 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
 
 def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = PlainParser(
-        prog="espalier bench serve",
+        prog="python -m lab.bench.serve_bench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
