@@ -2,8 +2,8 @@
 
     python -m lab.bench.serve_bench backend.python=/envs/vllm/bin/python model=llava15_7b method=divprune ratio=0.75
     python -m lab.bench.serve_bench -m backend.python=/envs/vllm/bin/python method=random,divprune ratio=0.75 --narrow
-    python -m lab.bench.serve_bench -m backend.python=/envs/vllm/bin/python model=qwen2_5_vl_7b method=evs ratio=0.5 --frames 8 \
-      backend.pruning=espalier,vllm
+    python -m lab.bench.serve_bench -m backend.python=/envs/vllm/bin/python model=qwen2_5_vl_7b method=evs ratio=0.5 \
+      --frames 8 backend.pruning=espalier,vllm
 
 Each engine life has one method; lives of the unpruned model and of every method take turns, and the order changes each
 time. In a life, at most `--in-flight` requests are in flight (closed loop), one number after another, `--requests` in
