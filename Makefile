@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make sizes | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -11,7 +11,7 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
-.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -56,6 +56,9 @@ layers: $(STAMP)  ## an import only goes down: the order of the packages is in p
 words: $(STAMP)  ## vague names: counts may only fall (lab/house/ceilings.json)
 	$(PY) -m lab.house.names --check
 
+sizes: $(STAMP)  ## statements, files, and the files a FastV run enters: figures may only fall (lab/house/ceilings.json)
+	$(PY) -m lab.house.sizes --check
+
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
 # Every model is built without weights, a quarter of a minute. It reads the config file that `docs` writes first.
@@ -68,6 +71,7 @@ docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.rows_page --write docs/rows.md
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
 	$(PY) -m lab.pages.serve_page --write docs/serve.md
+	$(PY) -m lab.pages.conflicts_page --write docs/conflicts.md
 	$(PY) -m lab.pages.models_page --write docs/models.md
 	$(PY) -m lab.pages.anchors_page --write docs/first_gpu_run.md
 	$(MAKE) docs/placement.md

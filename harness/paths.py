@@ -13,6 +13,9 @@ from espalier.harness.errors import UserError, brief
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 
+#: Folders of code in it; their modules are imported below `espalier`.
+FOLDERS = frozenset({"harness", "methods", "serve", "tasks"})
+
 #: The store where none is given: `results` in the working directory. In conf/config.yaml it is `store`.
 DEFAULT_STORE = Path("results")
 

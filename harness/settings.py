@@ -35,9 +35,21 @@ OMITTED: Mapping[str, Any] = {"omitted": True}
 #: `field(metadata=COST)`: changes costs or records of a run, and no answer.
 COST: Mapping[str, Any] = {"cost": True}
 
-#: `field(metadata=OPEN)`: published tables leave it open unless a cell sets it: precision, kernels, devices, and what
-#: follows from the model or the benchmark.
+#: `field(metadata=OPEN)`: published tables leave it open unless a cell sets it: precision, kernels, devices, what
+#: follows from the model or the benchmark, and what tables have options of their own for.
 OPEN: Mapping[str, Any] = {"open": True}
+
+#: `field(metadata=STATED)`: every row has it, at its default, too, as it has fields without a default; a row without
+#: it is of an earlier version. A row without any other setting has its default.
+STATED: Mapping[str, Any] = {"stated": True}
+
+#: `field(metadata=BY_METHOD)`: as `STATED`, and null where the setting does not change the numbers of the row's method
+#: (harness/kinds/identity.py).
+BY_METHOD: Mapping[str, Any] = {**STATED, "by_method": True}
+
+#: `field(metadata=ANY_ENGINE)`: other engines have the setting too, or it does not concern them; they refuse values off
+#: the default of any other engine setting.
+ANY_ENGINE: Mapping[str, Any] = {"any_engine": True}
 
 #: Bytes of the units of a size.
 UNITS = {"GiB": 2**30, "MiB": 2**20, "GB": 10**9, "MB": 10**6}
@@ -151,14 +163,13 @@ def default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def marked(section: type, *marks: Mapping[str, Any]) -> set[str]:
+def marked(section: type, *marks: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the fields of a section that have one of the marks."""
-    return {
+    return tuple(
         field.name
         for field in fields(section)
-        for mark in marks
-        if mark.keys() <= field.metadata.keys()
-    }
+        if any(mark.keys() <= field.metadata.keys() for mark in marks)
+    )
 
 
 def _fields(section: Any) -> list[Field[Any]]:
@@ -416,6 +427,7 @@ SomeNames = Annotated[tuple[Text, ...], Must("a non-empty list of names", bool)]
 Natural = Annotated[int, at_least(0)]
 Count = Annotated[int, at_least(1)]
 Positive = Annotated[float, Must("a number above 0", lambda value: 0 < value < math.inf)]
+FromZero = Annotated[float, Must("a number of at least 0", lambda value: 0 <= value < math.inf)]
 #: Bytes, or a number with its unit: `70GiB`.
 Size = Annotated[int, By(_read_size)]
 Memory = Annotated[int, By(_read_memory)]

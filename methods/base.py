@@ -18,7 +18,7 @@ They are defined in methods/views.py and methods/plans.py, the bases in methods/
 methods/decoders.py; decoders by the kind of their window are in methods/windows.py, cache compressors in
 methods/compressor.py, denoising reducers in methods/denoiser.py, two methods on one prompt in methods/composed.py,
 reducers with counts below the budget in methods/capped.py.
-methods/signals.py lists what a method may read. A method's file imports from this module.
+docs/methods.md lists what a method may read. A method's file imports from this module.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _signals(names: Iterable[str]) -> str:
     keys = ", ".join(repr(key) for key in names) or "none"
     return (
         f"view.signals[...] holds what `needs` asks for, here {keys} "
-        "(return (Need(name),) there; names in methods/signals.py)"
+        "(return (Need(name),) there; names in docs/methods.md)"
     )
 
 

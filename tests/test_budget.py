@@ -10,10 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from espalier.harness.cost.budget import NOMINAL_TEXT, Budget, BudgetError, BudgetMismatch
+from espalier.harness.cost.budget import (
+    NOMINAL_TEXT,
+    RULES,
+    Budget,
+    BudgetError,
+    BudgetMismatch,
+    equivalent_tokens,
+    frame_of,
+)
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.cost.flops import text_flops
-from espalier.harness.cost.schedule import RULES, equivalent_tokens, frame_of
 from espalier.harness.errors import UserError
 from espalier.methods.base import Plan, Site, TokenReducer, View
 

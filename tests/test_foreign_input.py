@@ -17,16 +17,16 @@ import pytest
 import run
 from espalier.harness.api.questions import opened_picture
 from espalier.harness.cli.convert import main as convert
+from espalier.harness.config.catalogue import own_choices
 from espalier.harness.config.checkpoint_names import model_choice
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.group_table import listing
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.own_choices import own_choices
 from espalier.harness.errors import FOREIGN, UserError, steers
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.paths import ROOT, located
 from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.code_files import parse
+from espalier.harness.runs.run_key import code_files
 from espalier.harness.runs.wandb_marks import MirrorMark
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.hub_cache import file_of_hub, other_format
@@ -133,7 +133,7 @@ BORDERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "job": ("job-001.json", lambda path: JobFile(path).entries()),
     "job's end": ("job-001.end.json", lambda path: JobFile(path.with_name("job-001.json")).ended()),
     "method": ("mine.py", lambda path: build_method("Mine", {}, f"{path}:Mine")),
-    "code": ("code.py", lambda path: parse(path.read_bytes()) if path.is_file() else None),
+    "code": ("code.py", lambda path: code_files([path]) if path.is_file() else None),
     "chat format": ("conversation.py", lambda path: read_chat_format(path, "internlm2-chat")),
     "pieces": ("tokenizer.model", read_pieces),
     "picture": ("a.png", lambda path: opened_picture(str(path), "black")),

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from PIL import Image
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Assignment, Need, Plan, Site, TokenReducer, View
-from espalier.methods.signals import SIGNALS
+from tests import commands
 
 DEPTH = 5
 VOCABULARY = 288
@@ -61,9 +60,7 @@ def tiny_spec(adapter: str, **changes: Any) -> ModelSpec:
 
 def model_of(*overrides: str) -> ModelSpec:
     """The model's part of the run that a command line describes."""
-    command = read_command(overrides)
-    assert command is not None
-    return build_spec(command.cells[0]).model
+    return commands.spec_of(*overrides).model
 
 
 def clip_architecture(**model: Any) -> dict[str, Any]:
@@ -106,9 +103,9 @@ class Family:
 def random_model(spec: ModelSpec) -> Any:
     """The model of a spec with random weights."""
     adapter = ADAPTERS.load(spec.adapter)
-    tokenizer = byte_tokenizer(adapter.special)
+    tokenizer = byte_tokenizer(adapter.data.special)
     config = adapter.configuration(spec, tokenizer)
-    return build_random(adapter.model_class, config, tokenizer, spec)
+    return build_random(adapter.data.model_class, config, tokenizer, spec)
 
 
 def sharpen(model: Any) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from espalier.harness.api.visible_tokens import VisibleChat
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import sample_flops
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops
-from espalier.harness.decoding.diffusion.denoising_summary import run_flops
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops, run_flops
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
 from espalier.harness.engine.record import SampleRecord
@@ -22,7 +21,7 @@ from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
-    from espalier.harness.engine.prefill_scores import PrefillScores
+    from espalier.harness.engine.session_setup import PrefillScores
 
 
 @dataclass(frozen=True)

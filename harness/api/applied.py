@@ -17,16 +17,14 @@ from espalier.harness.api.loaded_models import ACTING, Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
-from espalier.harness.engine.engine_guards import check_generation
-from espalier.harness.engine.prefill_scores import PrefillScores
 from espalier.harness.engine.record import SampleRecord
+from espalier.harness.engine.session_setup import PrefillScores
 from espalier.harness.errors import UserError, brief, tell_once
-from espalier.harness.kinds.checks.generation_check import check_settings
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.settings import Count, read_value
-from espalier.harness.specs.generation import cut, settings
+from espalier.harness.specs.generation import check_generation, check_settings, cut, settings
 from espalier.methods.base import MethodError
 
 #: Default of `max_new_tokens`.

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.api.applied import Applied, user_errors
-from espalier.harness.api.argument_errors import held_by_instance, read_path, unknown_argument
+from espalier.harness.api.argument_errors import (
+    check_instance,
+    held_by_instance,
+    read_path,
+    unknown_argument,
+)
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import build_draft, read_budget, variant_of
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import stacked
+from espalier.harness.kinds.lookup import stacked
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.settings import (
     CacheRatio,
@@ -28,6 +33,7 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import build_method, method_class
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import (
     POSITIONS,
     TRANSPORTS,
@@ -42,6 +48,9 @@ from espalier.methods.base import Decoder, Method
 from espalier.methods.compressor import CacheCompressor
 
 __all__ = ["Applied", "apply"]
+
+#: What `method` takes, in error lines.
+METHODS_TAKEN = "a name of conf/method, <file>.py:<class>, or an instance of a TokenReducer, Decoder or CacheCompressor"
 
 #: Share by which a method is checked before it is known whether it removes tokens.
 RATIO = 0.75
@@ -109,12 +118,16 @@ def apply(
                 f"model is a {type(model).__name__}; valid: the result of espalier.load or espalier.wrap"
             )
         built_method, method_spec = _build(method, params, variant)
-        _refuse_unused(built_method, method_spec.name, transport, compare)
-        if compressor is None and cache_ratio is not None:
-            raise UserError(
-                f"cache_ratio={cache_ratio!r} is the share that a compressor evicts; valid: with compressor=..., and "
-                "`ratio` for a method that evicts by itself"
-            )
+        arguments = {
+            "method": method_spec,
+            "transport": transport,
+            "compare": compare,
+            "draft": draft.spec.name if isinstance(draft, Model) else draft,
+            "cache_ratio": cache_ratio,
+            "evicts": compressor is not None,
+            "budget": {"ratio": ratio, "count": keep},
+        }
+        refuse("arguments", arguments, built_method)
         if compressor is not None:
             evictor, evictor_spec = _build(compressor, {})
             cache_share = read_value(
@@ -131,12 +144,8 @@ def apply(
             )
         if getattr(keep, "ndim", None) == 0:
             keep = keep.item()  # type: ignore[union-attr]  # a number of numpy or torch
-        if ratio is not None and keep is not None:
-            raise UserError(
-                f"ratio={ratio!r} and keep={keep!r} both set the budget; valid: one of them"
-            )
         removed = RATIO if ratio is None else ratio
-        draft_model, draft_spec = _resolve_draft(model, built_method, method_spec.name, draft)
+        draft_model, draft_spec = _resolve_draft(model, built_method, draft)
         read_value("transport", transport, Text | None)
         engine = EngineSpec(
             batch_size="auto",
@@ -188,15 +197,7 @@ def _build(
         name, variants = section["name"], section.get("variants") or {}
         method_spec = MethodSpec(name, variant_of("method", section), merged, variants, code=code)
         return build_method(method_spec.name, merged, code), method_spec
-    if inspect.isclass(method) and issubclass(method, Method):
-        raise UserError(
-            f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
-        )
-    if not isinstance(method, Method):
-        raise UserError(
-            f"method={method!r}; valid: a name of conf/method, <file>.py:<class>, or an instance of a "
-            "TokenReducer or Decoder of espalier.methods.base"
-        )
+    check_instance(method, METHODS_TAKEN)
     if variant is not None:
         raise UserError(f"variant={variant!r} is for a name of conf/method; valid: without variant")
     for name, value in params.items():
@@ -204,25 +205,11 @@ def _build(
     return method, MethodSpec(type(method).__name__)
 
 
-def _refuse_unused(method: Method, name: str, transport: str | None, compare: bool) -> None:
-    """Raise UserError for an argument of speculative decoding beside a method that does not use it."""
-    if transport is not None and not method.takes_draft:
-        raise UserError(
-            f"transport={transport!r}: method={name!r} takes no draft model; valid: without transport"
-        )
-    if compare and not method.drafts:
-        raise UserError(
-            f"compare=True: method={name!r} is no speculative decoder; valid: without compare"
-        )
-
-
 def _resolve_draft(
-    model: Model, method: Method, name: str, draft: str | PathLike[str] | Model | None
+    model: Model, method: Method, draft: str | PathLike[str] | Model | None
 ) -> tuple[Model | None, ModelSpec | None]:
     """Return the draft, if the caller loaded it, and the draft's spec."""
     if not method.takes_draft:
-        if draft is not None:
-            raise UserError(f"draft: method={name!r} takes no draft model; valid: without draft")
         return None, None
     if model.spec.facts.denoises:
         return None, None  # a later check refuses such methods on diffusion models

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from inspect import isclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from espalier.harness.config.kept_tokens import KEEP
 from espalier.harness.errors import Refused, UserError, near_key
 from espalier.harness.settings import read_value
 from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
+from espalier.harness.specs.run_spec import MODEL_KEYS
 from espalier.methods.base import Method, MethodError
 
 #: Config keys that end in the name of an argument; `model=`, file names such as model.safetensors and quoted keys stay.
 _KEY = re.compile(
     r"(?<![\w./'-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
-    r"|model\.(?=(?:path|hub|revision|dtype|attention|weights|scale|device|device_map|max_memory|offload|parallel|check_weights"
-    r"|generation|processor|video|transparency|media|facts|architecture|template|prompts?|join|template_sha256|conversation|drafts|boxes|name|adapter)\b))"
+    rf"|model\.(?=(?:{'|'.join(MODEL_KEYS)})\b))"
 )
 
 #: Config values and their Python spelling.
@@ -43,6 +44,21 @@ def read_path(key: str, value: object) -> Path:
     check_address(key, value, ON_THIS_MACHINE)
     path: Path = read_value(key, fspath(value) if isinstance(value, PathLike) else value, Path)
     return path
+
+
+def check_instance(method: object, valid: str) -> None:
+    """Raise UserError unless a method is an instance.
+
+    Args:
+        method: in place of a name.
+        valid: values, for the error line.
+    """
+    if isclass(method) and issubclass(method, Method):
+        raise UserError(
+            f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
+        )
+    if not isinstance(method, Method):
+        raise UserError(f"method is a {type(method).__name__}; valid: {valid}")
 
 
 @contextmanager

@@ -15,17 +15,21 @@ from omegaconf import OmegaConf
 
 from espalier.harness.api.argument_errors import python_errors, read_path
 from espalier.harness.config.checkpoint_names import PREFIX, REVISION, model_choice
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.models.build_adapter import random_processor
-from espalier.harness.models.chat_templates import template_of_processor
+from espalier.harness.kinds.checkpoint_check import check_model
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import (
+    UNREAD,
+    load_adapter,
+    random_processor,
+    read_checkpoint,
+)
+from espalier.harness.models.conversations import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
-from espalier.harness.models.measured_facts import read_facts, reading_parts
-from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
+from espalier.harness.models.measured_facts import reading_parts, unlisted_facts
 from espalier.harness.paths import CONF, located
 from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
@@ -166,7 +170,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
             raise UserError(
                 f"processor is a {type(hf_processor).__name__}; valid: that of the model, by AutoProcessor"
             )
-        template = template_of_processor(hf_processor, adapter.self_described)
+        template = template_of_processor(hf_processor, adapter.data.self_described)
         section = {
             "name": str(hf_model.config.model_type),
             "adapter": family,
@@ -183,7 +187,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         adapter.check_settings(spec)
         processor = adapter.adopt_processor(deepcopy(hf_processor), spec)
         with reading_parts(spec, hf_model.config), borrow(hf_model, processor, spec) as probe:
-            facts = read_facts(probe, adapter.lacking, adapter.patch_tokens, probe.unproved)
+            facts = unlisted_facts(probe)
         spec = replace(spec, facts=facts)
         with borrow(hf_model, processor, spec) as loaded:
             loaded.verify()

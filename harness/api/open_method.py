@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
 from espalier.harness.decoding.speculative.shared_vocabulary import check_tokenizers
 from espalier.harness.decoding.speculative.speculation import Speculation
-from espalier.harness.engine.artifacts.priors import Prior, prior_for, prior_layers
+from espalier.harness.engine.artifacts import Prior, prior_for, prior_layers
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.checks import speculative_check as speculative
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.generation import TOKENS, check_answers
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, Method
@@ -49,14 +49,14 @@ class CheckedMethod:
     def check_generation(self, generation: Mapping[str, Any]) -> None:
         """Raise UserError for generation settings that this kind of method or model does not support."""
         model = self.spec.model
+        changed = replace(self.spec, model=replace(model, generation=generation))
         if not model.facts.denoises:
-            refuse_denoising_settings(generation, model.name)
+            check_answers(generation, TOKENS, f"model={model.name!r}")
             if (generation.get("num_beams") or 1) == 1:
                 return
         if not self.admitted:
-            speculative.check_one_beam(self.spec.method.name, generation)
+            refuse("answers of a decoder", changed)
             return
-        changed = replace(self.spec, model=replace(model, generation=generation))
         kind_of(self.method, changed).resolve(changed, self.method, Digests())
 
     def removed(self, record: SampleRecord) -> float:

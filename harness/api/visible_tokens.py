@@ -71,7 +71,7 @@ def visible_chat(adapter: Adapter, chat: Chat, grid: np.ndarray) -> VisibleChat:
         chat: a chat with opened pictures and clips.
         grid: (N, 4) picture or frame, view, row and column of each token (`Layout.grid`).
     """
-    if adapter.unplaced or not len(grid):
+    if adapter.data.unplaced or not len(grid):
         return VisibleChat(tokens=np.zeros((len(grid), 3), dtype=np.int64))
     media = adapter.load_media(chat)
     order = [*_order(adapter, chat)]
@@ -106,7 +106,7 @@ def visible_chat(adapter: Adapter, chat: Chat, grid: np.ndarray) -> VisibleChat:
 def _order(adapter: Adapter, chat: Chat) -> Iterable[str]:
     """Return `image` and `video` in the order of the prompt's placeholders; a template may put videos first."""
     text = adapter.prompt_text(chat, adapter.load_media(chat))
-    kinds = dict(zip(adapter.placeholders, ("image", "video"), strict=False))
+    kinds = dict(zip(adapter.data.placeholders, ("image", "video"), strict=False))
     return (kinds[word] for word in re.findall("|".join(map(re.escape, kinds)), text))
 
 

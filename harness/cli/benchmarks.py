@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from espalier.harness.config.benchmark_section import is_own_data
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.group_table import listing
-from espalier.harness.config.own_data_section import is_own_data
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.specs.commands import command

@@ -37,9 +37,7 @@ from rich.progress import Progress
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.calibration_files import is_shipped
-from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme
-from espalier.harness.engine.artifacts.priors import prior_layers, save_prior
+from espalier.harness.engine.artifacts import is_shipped, prior_layers, save_prior, save_scheme
 from espalier.harness.errors import StoreLost, UserError, print_lines
 from espalier.harness.paths import located
 from espalier.harness.runs.network import go_offline
@@ -169,7 +167,7 @@ def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:
 def run(request: CalibrationRequest) -> list[str]:
     """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
     # transformers takes seconds to import; invalid requests are refused without it.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     check_folder("store", request.spec.store)
     images = request.images()  # an unusable folder is refused before the model is loaded

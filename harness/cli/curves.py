@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from espalier.harness.cost.schedule import RULES
+from espalier.harness.cost.budget import RULES
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.comparison import read_panels

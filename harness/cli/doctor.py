@@ -36,6 +36,7 @@ def checks(store: Path) -> Iterator[tuple[str, Check]]:
     yield "packages", machine.packages
     yield "processor", machine.processor
     yield "GPUs", machine.gpus
+    yield "precision", machine.precision
     yield "store", partial(machine.store, store)
     yield "embedded weights", machine.embedded
     yield "checkpoints", machine.checkpoints

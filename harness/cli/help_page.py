@@ -39,7 +39,6 @@ Options
   --dry              lists the runs, which of them are stored, and the cost of the others
   --cfg job          prints all keys with their values, of the command as it stands; conf/ explains
                      them in comments. GROUP=?, such as engine=?, lists the files of a group
-  --hydra-help       Hydra's own options
   eval "$(python run.py -sc install=bash)"   completes keys and values at the tab key, in bash
 
 A mistake is one line with the key, the value and what is valid. Other commands: python -m espalier

@@ -134,7 +134,7 @@ def _code_of(no_overlays: bool) -> CodeOf | None:
     if no_overlays:
         return None
     # It imports torch.
-    from espalier.harness.runs.stored_code import stored_code
+    from espalier.harness.runs.stored_pictures import stored_code
 
     return stored_code
 

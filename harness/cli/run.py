@@ -100,10 +100,10 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         waiting.say(f"composing cell {cell} of {cells}")
 
     command = read_command(arguments, typed=True, progress=progress)
-    if command is None:
+    if command is None or command.text is not None:
         waiting.clear()
         if is_main_process():
-            hydra_help(arguments)
+            look(arguments, command)
         return 0
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.early_checks import check_cells
@@ -165,7 +165,7 @@ def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: Sta
     if model is not None and "method" in groups:
         waiting.say("loading torch", clock=True)
         # Imports all methods.
-        from espalier.harness.runs.runnable_methods import refused_methods
+        from espalier.harness.runs.admission import refused_methods
 
         refused = refused_methods(model, folders)
     waiting.clear()
@@ -290,25 +290,25 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
     return max(lost, runner.outcome.code)
 
 
-def hydra_help(argv: Sequence[str]) -> None:
-    """Print the help, or let Hydra print the config or the like if the command line requests it; no cell is run.
+def look(arguments: Sequence[str], command: Command | None) -> None:
+    """Print the config or the help that a command line requests, or the words that Hydra completes.
 
     Raises:
-        UserError: Hydra refuses what `read_command` has let through.
+        UserError: Hydra refuses the line.
     """
-    if not {"-h", "--help"}.isdisjoint(argv):
+    text = HELP if command is None else command.text
+    if command is not None or not {"-h", "--help"}.isdisjoint(arguments):
         with streams.output():
-            print(HELP, end="")
+            print(text, end="")
         return
     # Only this way of running needs it: help and mistakes are printed without it.
     import hydra
 
     # Only this way of running needs it: help and mistakes are printed without it.
-    from espalier.harness.config.compose import without_cells
     from espalier.harness.config.overrides import HYDRAS, one_line
     from espalier.harness.paths import CONF
 
-    with _command_line([str(ROOT / "run.py"), *without_cells(argv)]):
+    with _command_line([str(ROOT / "run.py"), *arguments]):
         try:
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(
                 lambda _: None

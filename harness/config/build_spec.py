@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.cell_settings import (
     CompressorSection,
     MethodSection,
     read_amount,
     read_settings,
 )
+from espalier.harness.config.composer import Cell, compose_section
 from espalier.harness.config.group_lists import merged
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import check_texts, with_question
-from espalier.harness.config.single_section import compose_section
-from espalier.harness.cost.budget import Budget
+from espalier.harness.config.model_section import check_texts, model_spec, with_question
+from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import RULES
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import (
     choice,
@@ -29,7 +26,6 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (
     ANSWER,
     FRAME,
@@ -41,6 +37,7 @@ from espalier.harness.specs.run_spec import (
     ModelSpec,
     RunOptions,
     RunSpec,
+    in_words_of_the_draft,
 )
 from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method
@@ -122,13 +119,13 @@ def read_budget(rule: str, ratio: Any, keep: Any, drafts: bool, facts: ModelFact
 
 def _one_batch(benchmark: BenchmarkSpec, batch_size: int | Auto) -> BenchmarkSpec:
     """Return the benchmark; if the harness composes its prompts and no limit is set, limited to one batch."""
-    if benchmark.prompt_tokens is None or benchmark.limit is not None:
+    if benchmark.prompt_tokens is None:
         return benchmark
     if batch_size == "auto":
         raise UserError(
             f"engine.batch_size='auto': benchmark={benchmark.name} times a batch of the size asked for; valid: a number"
         )
-    return replace(benchmark, limit=batch_size)
+    return replace(benchmark, limit=benchmark.limit or batch_size)
 
 
 def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.composer import Cell
 from espalier.harness.config.kept_tokens import MOST, is_count, ratio_of
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (
@@ -24,10 +24,9 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
-from espalier.harness.specs.run_spec import LOGS, EngineSpec, RunOptions
+from espalier.harness.specs.run_spec import LOGS, BackendSpec, EngineSpec, RunOptions
 from espalier.harness.store.files.lease import Terms
 
 #: Keys of a cell that set where it runs and change nothing of its run.
@@ -60,7 +59,7 @@ class CompressorSection(MethodSection):
 
 @dataclass(frozen=True)
 class _BudgetSection:
-    # One of the rules of harness/cost/schedule.py, which imports torch.
+    # One of the rules of harness/cost/budget.py, which imports torch.
     rule: Text
 
 

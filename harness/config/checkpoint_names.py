@@ -108,7 +108,7 @@ def checkpoint_section(choice: str) -> dict[str, Any]:
     import torch
 
     from espalier.harness.config.model_section import model_spec
-    from espalier.harness.models.unlisted_checkpoint import UNREAD, read_checkpoint
+    from espalier.harness.models.build_adapter import UNREAD, read_checkpoint
 
     source = unquote(choice.removeprefix(PREFIX))
     place = (

@@ -1,271 +1,293 @@
-"""Cells out of sections: a sweep composes each choice of a config group once, not once for every cell.
+"""The composer of cells: from files and overrides to the config of a run, as plain data with every reference resolved.
 
-Hydra takes a tenth of a second for a cell, and a sweep has hundreds that differ in a few choices and values. Hydra's
-defaults list shows what a choice contributes: if another choice of a group changes that list below its own key alone,
-its section can replace the other one. Cells for which this does not hold, or that Hydra refuses, are composed by Hydra
-in full: the result and every error line are always Hydra's.
+Runs, dry runs, jobs, `espalier.evaluate`, drafts and cells of published tables compose here. Files are merged as Hydra
+merges them: a choice from a group stands at the group's key, later files replace values of earlier ones, and overrides
+come last. A sweep reads each file once and merges each section once, not once for every cell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-import yaml
-from hydra.core.default_element import ResultDefault
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config.cell_config import Cell, Piece, resolved, resolved_pieces
-from espalier.harness.config.grids import KEY as GRIDS
-from espalier.harness.config.hydra_internals import (
-    Loader,
-    Repository,
-    apply_overrides,
-    defaults_list,
-    merge_files,
-    repository_of,
-)
+from espalier.harness.config import checkpoint_names, resolvers
+from espalier.harness.config.catalogue import Catalogue
+from espalier.harness.config.group_lists import Choice, ConfFile, Default, Layer, merged
 from espalier.harness.config.kept_tokens import KEEP, settled
+from espalier.harness.config.overrides import parse
 from espalier.harness.errors import UserError
+from espalier.harness.settings import unknown_key
+
+#: By the keys of conf/config.yaml. Cells of one command share equal parts, which must not be changed.
+Cell = Mapping[str, Any]
+
+#: The file that every config starts from.
+ROOT = "config"
 
 #: Keys of a composed config that describe the sweep and not a cell.
-OF_THE_SWEEP = ("hydra", GRIDS)
+OF_THE_SWEEP = ("hydra", "grids")
 
-#: Composes a command line in full.
-FullComposition = Callable[[Sequence[str]], DictConfig]
+#: The settings of Hydra that presets may have.
+HYDRA = ConfFile({"hydra": {"mode": None, "sweeper": {"params": None}}})
 
 
-class _ParsedOverride(NamedTuple):
-    """An override of a command line.
+class Piece:
+    """The part of a config below one key.
 
-    Attributes:
-        override: as Hydra parses it.
-        section: the key of the section that it chooses, if that is all it does.
-        chooses: whether it chooses from a config group.
+    Args:
+        written: the value from the files and the command line, with references unresolved.
     """
 
-    override: Override
-    section: str | None
-    chooses: bool
+    def __init__(self, written: Any) -> None:
+        self.written = written
+
+    @cached_property
+    def refers(self) -> bool:
+        """Whether it can only be resolved with the other keys: it has a reference or a missing value."""
+        return refers(self.written)
+
+    @cached_property
+    def node(self) -> Node:
+        """The value as a node of OmegaConf, which one config at a time can hold."""
+        node = OmegaConf.create({"it": self.written})._get_node("it")
+        assert isinstance(node, Node)
+        return node
 
 
-@dataclass
+def refers(value: Any) -> bool:
+    """Return whether plain data has a reference or a missing value."""
+    if isinstance(value, dict):
+        return any(map(refers, value.values()))
+    if isinstance(value, list):
+        return any(map(refers, value))
+    return isinstance(value, str) and ("${" in value or value == "???")
+
+
+def resolved(pieces: Mapping[str, Piece], keys: Iterable[str] | None = None) -> dict[str, Any]:
+    """Return the config of these pieces as plain data, of `keys` or all; those without references stay as they are.
+
+    Raises:
+        UserError: a reference leads nowhere, or a value is missing.
+    """
+    keys = pieces if keys is None else keys
+    if not any(pieces[key].refers for key in keys):
+        return {key: pieces[key].written for key in keys}
+    try:
+        # Nodes move into this config from the last one: copying them costs ten times as much.
+        config = OmegaConf.create({}, flags={"no_deepcopy_set_nodes": True})
+        for key, piece in pieces.items():
+            config[key] = piece.node
+        return {
+            key: _plain(config, key) if pieces[key].refers else pieces[key].written for key in keys
+        }
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
+
+
+def _plain(config: DictConfig, key: str) -> Any:
+    value = config[key]
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    return value
+
+
 class Composer:
     """Composes the cells of one command.
 
     Args:
-        loader: reads the files of conf/.
-        in_full: composes a cell in full, or raises what is wrong with it; without Hydra's own section.
+        catalogue: the names that overrides choose from.
     """
 
-    loader: Loader
-    in_full: FullComposition
-    _parsed: dict[str, _ParsedOverride] = field(default_factory=dict)
-    _patterns: dict[tuple[Any, ...], _CellPattern] = field(default_factory=dict)
+    def __init__(self, catalogue: Catalogue) -> None:
+        resolvers.register()
+        self.catalogue = catalogue
+        self._parsed: dict[str, Override] = {}
+        self._pieces: dict[tuple[Any, ...], Piece | None] = {}
 
-    def cell(self, overrides: Sequence[str]) -> Cell:
-        """Return the resolved config of a cell. Cost: 1 ms, and 20 ms for each choice that no cell had before.
+    def cell(self, overrides: Iterable[str]) -> Cell:
+        """Return the resolved config of a cell. Cost: 1 ms, and some milliseconds for each file read.
 
         Raises:
             UserError: what is wrong with the overrides.
         """
-        try:
-            pieces = self.pieces(overrides)
-            if pieces is not None:
-                return resolved_pieces(pieces)
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UserError):
-            # Composing the cell in full raises the error with its reason.
-            pass
-        return resolved(self.in_full(overrides))
+        return resolved(settled_pieces(self.pieces(overrides)))
 
-    def pieces(self, overrides: Sequence[str]) -> dict[str, Piece] | None:
-        """Return the unresolved piece of each key of a cell; None where the cell is not made of single sections."""
-        frame: list[str] = []
-        choices: dict[str, str] = {}
-        values: list[Override] = []
+    def pieces(self, overrides: Iterable[str]) -> dict[str, Piece]:
+        """Return the unresolved piece of each key of a config, those of the sweep among them.
+
+        Raises:
+            UserError: a choice or a value cannot be set.
+        """
+        chosen: dict[Choice, str] = {}
+        appended, values = [], []
         for text in overrides:
-            override, section, chooses = self._parse(text)
-            if override.is_sweep_override() or override.key_or_group.startswith(
-                ("[", "hydra.searchpath")
-            ):
-                return None
-            if section is not None:
-                choices[section] = text
-            elif chooses or override.is_hydra_override():
-                frame.append(text)
-            else:
+            if text not in self._parsed:
+                (self._parsed[text],) = parse([text], self.catalogue)
+            override = self._parsed[text]
+            group, value = override.key_or_group, override.value()
+            if isinstance(value, dict) or not self.catalogue.is_group(group):
                 values.append(override)
-        pieces = self._pattern(tuple(frame), choices).pieces(choices, values)
-        return None if pieces is None else pieces | _budget(pieces)
-
-    def _parse(self, text: str) -> _ParsedOverride:
-        if text not in self._parsed:
-            override = OverridesParser.create().parse_overrides([text])[0]
-            group = self._repository.group_exists(override.key_or_group)
-            value = None if override.is_sweep_override() else override.value()
-            chooses = group and not override.is_sweep_override() and not isinstance(value, dict)
-            replaces = not (override.is_add() or override.is_force_add() or override.is_delete())
-            key = override.package or override.key_or_group
-            single = chooses and replaces and isinstance(value, str) and key.isidentifier()
-            self._parsed[text] = _ParsedOverride(override, key if single else None, chooses)
-        return self._parsed[text]
-
-    def _pattern(self, frame: tuple[str, ...], choices: Mapping[str, str]) -> _CellPattern:
-        groups = (frame, *choices)
-        if groups not in self._patterns:
-            self._patterns[groups] = _CellPattern(
-                self.loader, self._repository, frame, dict(choices), self.in_full
-            )
-        return self._patterns[groups]
-
-    @cached_property
-    def _repository(self) -> Repository:
-        return repository_of(self.loader)
-
-
-@dataclass
-class _CellPattern:
-    """Cells that choose from the same groups: the first is composed in full, others differ in sections.
-
-    Args:
-        loader: merges files as Hydra does.
-        repository: the files, each read once.
-        frame: overrides that do not choose one section, such as `+experiment=<name>`.
-        first_choices: the first cell's choices by their keys.
-        in_full: composes in full.
-    """
-
-    loader: Loader
-    repository: Repository
-    frame: tuple[str, ...]
-    first_choices: Mapping[str, str]
-    in_full: FullComposition
-    _sections: dict[tuple[str, str], Piece | None] = field(default_factory=dict)
-    _changed_pieces: dict[tuple[Any, ...], Piece | None] = field(default_factory=dict)
-
-    def pieces(
-        self, choices: Mapping[str, str], values: Sequence[Override]
-    ) -> dict[str, Piece] | None:
-        """Return the pieces of a cell; None where one of its choices changes more than its section."""
-        pieces = dict(self._first_pieces)
-        for key, choice in choices.items():
-            if choice != self.first_choices[key]:
-                section = self._section(key, choice)
-                if section is None:
-                    return None
-                pieces[key] = section
-        by_key: dict[str, list[Override]] = {}
-        for override in values:
-            by_key.setdefault(_top_key(override), []).append(override)
-        if not all(_independent(pieces.get(key), changes) for key, changes in by_key.items()):
-            return _with_values(pieces, values)
-        for key, changes in by_key.items():
-            change = (key, choices.get(key), *(override.input_line for override in changes))
-            if change not in self._changed_pieces:
-                section_alone = {key: pieces[key]} if key in pieces else {}
-                self._changed_pieces[change] = _with_values(section_alone, changes).get(key)
-            piece = self._changed_pieces[change]
-            if piece is None:
-                del pieces[key]
+                continue
+            choice, name = Choice(group, override.package or group.replace("/", ".")), str(value)
+            if override.is_delete() or override.is_force_add():
+                key = override.get_key_element().lstrip("+~")
+                raise UserError(
+                    f"{text}: a choice is neither deleted nor added; valid: {key}=<name>"
+                )
+            if override.is_add():
+                appended.append(Default(choice, (name,), changes=False, can_change=True))
             else:
+                chosen[choice] = name
+        return self._merged(chosen, appended, values)
+
+    def section(
+        self, group: str, name: str, key: str | None = None, values: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Return the section that `<group>=<name>` composes, as plain data of its own.
+
+        Args:
+            group: a group of names.
+            name: one of them.
+            key: what an error line calls the name; None: the group.
+            values: further overrides.
+
+        Raises:
+            UserError: no folder has such a name, or two have it.
+
+        Cost: 20 ms.
+        """
+        if group == checkpoint_names.GROUP:
+            name = checkpoint_names.model_choice(name, key or group)
+        self.catalogue.check(key or group, group, name)
+        overrides = parse(values, self.catalogue)
+        pieces = self._merged({Choice(group, group): name}, (), overrides)
+        section = copy.deepcopy(resolved(pieces, [group])[group])
+        assert isinstance(section, dict)
+        return section
+
+    def _merged(
+        self, chosen: dict[Choice, str], appended: Sequence[Default], values: Iterable[Override]
+    ) -> dict[str, Piece]:
+        """Return the pieces of the files that choices name, with values set."""
+        met: set[Choice] = set()
+        layers = self.catalogue.layers(Choice("", ""), ROOT, chosen, met, appended)
+        for choice in chosen.keys() - met:
+            if not choice.group.startswith("hydra/"):
+                key = choice.group
+                if choice.package != choice.group.replace("/", "."):
+                    key += f"@{choice.package}"
+                line = f"{key}={chosen[choice]}"
+                raise UserError(f"{line}: conf/{ROOT}.yaml has no choice of {key}; valid: +{line}")
+        by_key: dict[str, list[Layer]] = {}
+        for package, file in (("", HYDRA), *layers):
+            for key in [package.partition(".")[0]] if package else file.content:
+                by_key.setdefault(key, []).append((package, file))
+        changes: dict[str, list[Override]] = {}
+        for override in values:
+            key = override.key_or_group.partition(".")[0]
+            if key not in by_key and not (override.is_add() or override.is_force_add()):
+                valid = by_key.keys() - {"hydra"}
+                raise unknown_key(override.key_or_group, valid)
+            changes.setdefault(key, []).append(override)
+        pieces = {}
+        for key in dict.fromkeys((*by_key, *changes)):
+            parts, overrides = by_key.get(key, ()), changes.get(key, ())
+            known = (key, *parts, *(override.input_line for override in overrides))
+            if known not in self._pieces:
+                self._pieces[known] = _piece(key, parts, overrides)
+            piece = self._pieces[known]
+            if piece is not None:
                 pieces[key] = piece
         return pieces
 
-    @cached_property
-    def _first_pieces(self) -> dict[str, Piece]:
-        return _pieces(self.in_full([*self.frame, *self.first_choices.values()]))
 
-    @cached_property
-    def _first_files(self) -> list[ResultDefault]:
-        return self._files(self.first_choices)
-
-    def _files(self, choices: Mapping[str, str]) -> list[ResultDefault]:
-        overrides = OverridesParser.create().parse_overrides([*self.frame, *choices.values()])
-        return defaults_list(self.repository, overrides)
-
-    def _section(self, key: str, choice: str) -> Piece | None:
-        """Return the piece of a key under another choice than the first cell's; None where that changes more."""
-        if (key, choice) not in self._sections:
-            self._sections[key, choice] = self._compose_section(key, choice)
-        return self._sections[key, choice]
-
-    def _compose_section(self, key: str, choice: str) -> Piece | None:
-        files = self._files({**self.first_choices, key: choice})
-        unchanged = _files_outside(files, key) == _files_outside(self._first_files, key)
-        if not unchanged or any(map(self._depends_on_choices, files)):
-            return None
-        section_files = [file for file in files if file.package == "" or _is_below(file, key)]
-        return _pieces(merge_files(self.loader, section_files, self.repository)).get(key)
-
-    def _depends_on_choices(self, file: ResultDefault) -> bool:
-        """Return whether a file names another one by a choice of the cell: `- ${model}_words` among its defaults."""
-        assert file.config_path is not None
-        loaded = self.repository.load_config(file.config_path)
-        if loaded is None or file.config_path.startswith("hydra/"):
-            return False
-        return any("${" in repr(default) for default in loaded.defaults_list or [])
+def compose_section(
+    group: str,
+    name: str,
+    key: str | None = None,
+    values: Sequence[str] = (),
+    folders: Sequence[Path] = (),
+) -> dict[str, Any]:
+    """Return `Composer.section` of a composer of its own; `folders` are further folders of configs."""
+    return Composer(Catalogue(folders)).section(group, name, key, values)
 
 
-def _budget(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
-    """Return the ratio and the number of tokens of a cell as one of them replaces the other."""
-    keep = pieces[KEEP].written if KEEP in pieces else None
-    if keep is None:
-        return {}
-    values = settled(keep, {key: piece.written for key, piece in pieces.items()})
-    return {key: Piece(value) for key, value in values.items()}
-
-
-def _files_outside(files: Iterable[ResultDefault], key: str) -> list[ResultDefault]:
-    return [file for file in files if not _is_below(file, key)]
-
-
-def _is_below(file: ResultDefault, key: str) -> bool:
-    return f"{file.package}.".startswith(f"{key}.")
-
-
-def _pieces(config: DictConfig) -> dict[str, Piece]:
-    plain = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(plain, dict)
-    return {str(key): Piece(value) for key, value in plain.items() if key not in OF_THE_SWEEP}
-
-
-def _with_values(pieces: Mapping[str, Piece], values: Sequence[Override]) -> dict[str, Piece]:
-    """Return the pieces of a config after a command line sets, adds and deletes values.
+def settled_pieces(pieces: Mapping[str, Piece]) -> dict[str, Piece]:
+    """Return the pieces of a cell, without those of the sweep, as ratio or number of tokens replace each other.
 
     Raises:
-        HydraException: it cannot.
+        UserError: another setting refers to the ratio, and a number of tokens leaves it open.
     """
-    config = OmegaConf.create({key: piece.written for key, piece in pieces.items()})
-    # As in Hydra: a key that does not exist is set with `+` alone.
-    OmegaConf.set_struct(config, True)
-    apply_overrides(values, config)
-    return _pieces(config)
+    cell = {key: piece for key, piece in pieces.items() if key not in OF_THE_SWEEP}
+    keep = pieces[KEEP].written if KEEP in pieces else None
+    if keep is not None:  # a missing value is reported with those of other keys
+        values = settled(keep, {key: piece.written for key, piece in cell.items()})
+        cell |= {key: Piece(value) for key, value in values.items()}
+    return cell
 
 
-def _independent(piece: Piece | None, changes: Sequence[Override]) -> bool:
-    """Return whether the result of these changes in a key's piece depends on no other key."""
-    refers = any("${" in str(override.input_line) for override in changes)
-    if not refers and not (piece is not None and piece.refers):
-        return True
-    return len(changes) == 1 and (piece is None or _replaces_value(changes[0], piece.written))
+def _piece(key: str, layers: Iterable[Layer], overrides: Iterable[Override]) -> Piece | None:
+    """Return what files and overrides make of a key; None: they delete it."""
+    config: dict[str, Any] = {}
+    for package, file in layers:
+        content = file.content if package else {key: file.content[key]}
+        for name in reversed(package.split(".") if package else ()):
+            content = {name: content}
+        config = merged(config, content)
+    for override in overrides:
+        config = _changed(config, override)
+    return Piece(config[key]) if key in config else None
 
 
-def _replaces_value(override: Override, written: Any) -> bool:
-    """Return whether an override replaces one value by another one, in tables that exist."""
-    adds = override.is_add() or override.is_force_add() or override.is_delete()
-    for name in override.key_or_group.split(".")[1:-1]:
-        if not isinstance(written, dict) or name not in written:
-            return False
-        written = written[name]
-    simple = "[" not in override.key_or_group and not isinstance(override.value(), dict | list)
-    return simple and not adds
+def _changed(config: Mapping[str, Any], override: Override) -> dict[str, Any]:
+    """Return a config in which an override sets, adds or deletes a value; unchanged tables are shared.
+
+    Raises:
+        UserError: the key does not exist, or exists where it is to be added.
+    """
+    key, value, line = override.key_or_group, override.value(), str(override.input_line)
+    if override.package is not None:
+        raise UserError(f"{line}: {key} is no group of names; valid: {key}=<value>")
+    adds, prefix = override.is_add() or override.is_force_add(), ""
+    changed = table = dict(config)
+    *path, name = key.split(".")
+    for part in path:
+        if part not in table and not adds:
+            raise unknown_key(key, (f"{prefix}{valid}" for valid in table))
+        child = table.get(part)
+        if (child is not None and not isinstance(child, dict)) or (child is None and not adds):
+            place = f"{prefix}{part}"
+            raise UserError(f"{key} is not a config key: {place} is a value; valid: {place}")
+        table[part] = dict(child or {})
+        table, prefix = table[part], f"{prefix}{part}."
+    present = table.get(name)
+    if name not in table and not adds:
+        raise unknown_key(key, (f"{prefix}{valid}" for valid in table))
+    if override.is_delete():
+        if value not in (None, present):
+            raise UserError(f"{line}: {key} is {present!r}; valid: ~{key}")
+        del table[name]
+    elif override.is_add() and present is not None and not isinstance(value, dict | list):
+        raise UserError(f"{line}: {key} exists; valid: {line[1:]}")
+    else:
+        _check_names(key, present, value, adds)
+        tables = isinstance(present, dict) and isinstance(value, dict)
+        table[name] = merged(present, value) if tables else value
+    return changed
 
 
-def _top_key(override: Override) -> str:
-    return override.key_or_group.partition(".")[0].partition("[")[0]
+def _check_names(key: str, present: Any, value: Any, adds: bool) -> None:
+    """Raise UserError if a table sets names that the present one lacks."""
+    if adds or not isinstance(present, dict) or not isinstance(value, dict):
+        return
+    for name in value:
+        if name not in present:
+            raise unknown_key(f"{key}.{name}", (f"{key}.{valid}" for valid in present))
+        _check_names(f"{key}.{name}", present[name], value[name], adds)

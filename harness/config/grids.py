@@ -9,17 +9,22 @@ their stand-ins, keys of published models are dropped, and grids that become equ
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.config.kept_tokens import REPLACES
-from espalier.harness.config.stand_ins import stand_ins
+from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError
+from espalier.harness.paths import CONF
 from espalier.harness.settings import table
 
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
 KEY = "grids"
+#: The benchmarks that an embedded model runs in place of published ones.
+STAND_INS = CONF / "stand_ins.yaml"
 
 #: Keys by which the command line selects cells.
 PICKED = ("method", *REPLACES, "benchmark")
@@ -27,26 +32,63 @@ PICKED = ("method", *REPLACES, "benchmark")
 Grid = dict[str, Any]
 
 
-def grids_of(config: DictConfig, overrides: Sequence[Override]) -> list[list[str]] | None:
+@dataclass(frozen=True)
+class StandIns:
+    """The content of the file.
+
+    Attributes:
+        models: names of the models that take stand-ins.
+        keys: keys of grids that only published models have.
+        benchmarks: the stand-in of each published benchmark, by its name.
+    """
+
+    models: tuple[str, ...]
+    keys: tuple[str, ...]
+    benchmarks: Mapping[str, str]
+
+    def apply(self, cell: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """Return a cell of a grid as it runs on `model`; published models take it as it is.
+
+        Raises:
+            UserError: nothing stands for its benchmark.
+        """
+        if model not in self.models:
+            return {**cell, "model": model}
+        benchmark = cell["benchmark"]
+        if benchmark not in self.benchmarks:
+            raise UserError(
+                f"benchmark={benchmark!r}: nothing stands for it on model={model}; valid: a line in {STAND_INS.name}"
+            )
+        entries = {key: value for key, value in cell.items() if key not in self.keys}
+        return {**entries, "model": model, "benchmark": self.benchmarks[benchmark]}
+
+
+@cache
+def stand_ins() -> StandIns:
+    """Return the content of the file."""
+    content = read_yaml(STAND_INS)
+    return StandIns(tuple(content["models"]), tuple(content["keys"]), content["benchmarks"])
+
+
+def grids_of(preset: Any, overrides: Sequence[Override]) -> list[list[str]] | None:
     """Return the overrides of each grid of a preset, those of the command line among them; None where it has none.
 
     Args:
-        config: the preset, composed with the overrides that are no sweeps.
+        preset: `grids` of a config, unresolved: a reference has another value in each cell.
         overrides: the command line's.
 
     Raises:
         UserError: `grids` is not a list of tables, or the benchmarks have no stand-in.
     """
-    preset = config.get(KEY)
     if preset is None:
         return None
-    # Unresolved: a reference has another value in each cell.
-    raw = OmegaConf.to_container(preset, resolve=False) if OmegaConf.is_config(preset) else preset
-    if not isinstance(raw, list) or not raw:
-        raise UserError(f"{KEY}={raw!r} is no list of tables; valid: - {{method: ..., ratio: ...}}")
+    if not isinstance(preset, list) or not preset:
+        raise UserError(
+            f"{KEY}={preset!r} is no list of tables; valid: - {{method: ..., ratio: ...}}"
+        )
     by_key = {_name(override): override for override in overrides}
     model = str(by_key["model"].value()) if "model" in by_key else None
-    tables = (table(f"{KEY}.{number}", entries) for number, entries in enumerate(raw))
+    tables = (table(f"{KEY}.{number}", entries) for number, entries in enumerate(preset))
     grids = [grid for grid in (_on_model(entries, model) for entries in tables) if grid is not None]
     if not grids:
         raise UserError(

@@ -1,20 +1,25 @@
-"""The choices of the groups of conf/, read as plain YAML, without Hydra and torch."""
+"""The files of conf/ and of folders like it, read as plain YAML without Hydra and torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.config.lmms_task_files import read_conf
 from espalier.harness.errors import UserError
-from espalier.harness.paths import CONF
+from espalier.harness.paths import CONF, IN_PACKAGE
+from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import title_of
 
 _ASKED = re.compile(r"\+?(\w+)=\?")
+
+#: Keys of a group's files that hold paths, and those that hold a name or the place of a class.
+PATHS = {"benchmark": ("include_path", "sources", "path"), "model": ("path",)}
+CLASSES = {"method": ("code",), "model": ("adapter",)}
 
 Section = dict[str, Any]
 
@@ -37,17 +42,58 @@ def names_folders(arguments: Iterable[str]) -> bool:
     return any(text.startswith(("--config-dir", "hydra.searchpath")) for text in arguments)
 
 
-@dataclass(frozen=True)
+class Choice(NamedTuple):
+    """A group of files, and the dotted key at which the content of the chosen file stands."""
+
+    group: str
+    package: str
+
+
+class Default(NamedTuple):
+    """An entry of a defaults list: `_self_`, a file to start from, a choice, or the override of one.
+
+    Attributes:
+        choice: the group and the key of the file's content.
+        names: files of the group; none for an empty choice.
+        changes: whether it changes a choice that another file makes.
+        can_change: whether others may change it.
+    """
+
+    choice: Choice
+    names: tuple[str, ...]
+    changes: bool
+    can_change: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ConfFile:
+    """A file of configs, or a config without a file.
+
+    Attributes:
+        content: its values, `${}` unresolved.
+        defaults: as it lists them.
+        is_global: whether the values stand at the top of the config, in place of the key of the group.
+    """
+
+    content: Mapping[str, Any]
+    defaults: tuple[Any, ...] = ("_self_",)
+    is_global: bool = False
+
+
+#: A file, and the dotted key at which its content stands; files are merged in order.
+Layer = tuple[str, ConfFile]
+
+
+@dataclass
 class ConfFolders:
-    """Folders of configs, in the order in which a name is looked for.
+    """Folders of configs, in the order in which a name is looked for; each file is read once.
 
     Attributes:
         folders: the folders.
-        read: reads a file. YAML 1.1 has no number 1.0e4, Hydra has.
     """
 
     folders: tuple[Path, ...] = (CONF,)
-    read: Callable[[Path], Section] = read_yaml
+    _files: dict[tuple[str, str], ConfFile] = field(default_factory=dict)
 
     def owners(self, group: str, name: str) -> list[Path]:
         """Return the folders that have a file of a name."""
@@ -69,38 +115,120 @@ class ConfFolders:
 
     def read_choice(self, group: str, name: str) -> Section:
         """Return the section of a file, merged over its defaults; `${}` stays unresolved."""
-        return self._read(self._file(f"{group}/{name}"))
+        section: Section = {}
+        for package, file in self.layers(Choice(group, group), name, {}, set()):
+            if package == group:
+                section = merged(section, file.content)
+        return section
 
     def comment(self, group: str, name: str) -> str:
         """Return the first sentence of the comment at the head of a file."""
-        lines = self._file(f"{group}/{name}").read_text(encoding="utf-8").splitlines()
+        path = next(iter(self.owners(group, name))) / group / f"{name}.yaml"
+        lines = path.read_text(encoding="utf-8").splitlines()
         words = (line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
         text = " ".join(line for line in words if not line.startswith("@package"))
         return re.split(r"(?<=[.?])\s", text, maxsplit=1)[0].rstrip(".")
 
-    def _read(self, path: Path) -> Section:
-        entries = self.read(path)
-        section: Section = {}
-        for default in entries.pop("defaults", ["_self_"]):
-            if isinstance(default, Mapping):
-                # `override /benchmark: ...` is a choice from another group.
-                continue
-            below = entries if default == "_self_" else self._read(self._default(default, path))
-            section = merged(section, below)
-        return section
+    def layers(
+        self,
+        choice: Choice,
+        name: str,
+        chosen: MutableMapping[Choice, str],
+        met: set[Choice],
+        appended: Sequence[Default] = (),
+    ) -> list[Layer]:
+        """Return the files that a file is merged from, in their order, itself among them.
 
-    def _default(self, default: str, path: Path) -> Path:
-        """Return the file that an entry of a defaults list names: in the folder of `path`, or from the top of conf/."""
-        name = default.partition("@")[0]
-        if name.startswith("/"):
-            return self._file(name[1:])
-        group = next(path.parent.relative_to(at) for at in self.folders if path.is_relative_to(at))
-        return self._file(f"{group}/{name}")
+        Later defaults are followed first, so that a model's file can change the choice of a benchmark.
 
-    def _file(self, name: str) -> Path:
-        """Return the first file of a name, that of the first folder where there is none."""
-        files = [folder / f"{name}.yaml" for folder in self.folders]
-        return next((file for file in files if file.is_file()), files[0])
+        Args:
+            choice: where the file's content stands.
+            name: the file.
+            chosen: files in place of those that defaults name; overrides of defaults lists are added to it.
+            met: gets each choice that a defaults list makes.
+            appended: further defaults.
+
+        Raises:
+            UserError: a file cannot be read, or two defaults make one choice.
+        """
+        file = self.file(choice.group, name)
+        package = "" if file.is_global else choice.package
+        defaults = [_default(entry, choice.group, package) for entry in file.defaults]
+        for default in defaults:
+            if default is not None and default.changes:
+                chosen.setdefault(default.choice, *default.names)
+        parts: list[list[Layer]] = []
+        for default in reversed([*defaults, *appended]):
+            if default is None:
+                parts.append([(package, file)])
+            elif not default.changes:
+                names: Iterable[str] = default.names
+                if default.can_change:
+                    if default.choice in met:
+                        key = default.choice.package
+                        raise UserError(f"{key} is chosen twice; valid: {key}=<name>, without +")
+                    met.add(default.choice)
+                    names = [chosen[default.choice]] if default.choice in chosen else names
+                parts += [self.layers(default.choice, name, chosen, met) for name in names]
+        return [layer for part in reversed(parts) for layer in part]
+
+    def file(self, group: str, name: str) -> ConfFile:
+        """Return the first file of a name.
+
+        Raises:
+            UserError: there is none, or it cannot be read.
+        """
+        if (group, name) not in self._files:
+            self._files[group, name] = self._read(group, name)
+        return self._files[group, name]
+
+    def _read(self, group: str, name: str) -> ConfFile:
+        owners = self.owners(group, name)
+        if not owners:
+            raise UserError(
+                f"{group}={name!r} is in no folder of configs; valid: {', '.join(self.choices(group))}"
+            )
+        content, is_global = read_conf(owners[0] / group / f"{name}.yaml")
+        defaults = content.pop("defaults", [])
+        if "_self_" not in defaults:
+            defaults = [*defaults, "_self_"]
+        if owners[0] != self.folders[0]:
+            for key in (*PATHS.get(group, ()), *CLASSES.get(group, ())):
+                is_path = key in PATHS.get(group, ())
+                if content.get(key) is not None:
+                    content[key] = _anchored(content[key], owners[0], is_path)
+        return ConfFile(content, tuple(defaults), is_global)
+
+
+def _default(entry: Any, group: str, package: str) -> Default | None:
+    """Return an entry of the defaults list of a file of `group` with its content at `package`; None for `_self_`."""
+    if entry == "_self_":
+        return None
+    words, names = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, None)
+    *marks, words = str(words).split()
+    where, _, at = words.partition("@")
+    path = where[1:] if where.startswith("/") else f"{group}/{where}".strip("/")
+    relative = where.lstrip("/")
+    if not isinstance(entry, Mapping):
+        (path, _, names), relative = path.rpartition("/"), relative.rpartition("/")[0]
+    if at.startswith("_global_"):
+        package = at.removeprefix("_global_").lstrip(".")
+    elif at != "_here_":
+        package = f"{package}.{at or relative.replace('/', '.')}".strip(".")
+    listed = tuple(names if isinstance(names, list) else [] if names is None else [names])
+    return Default(Choice(path, package), listed, "override" in marks, isinstance(entry, Mapping))
+
+
+def _anchored(value: Any, folder: Path, is_path: bool) -> Any:
+    """Return a value of a file with relative paths absolute; values of another type are refused later."""
+    if isinstance(value, list):
+        return [_anchored(item, folder, is_path) for item in value]
+    reference = CodeReference.parse(value)
+    if reference is not None:
+        return str(reference.anchored(folder))
+    if not is_path or not isinstance(value, str) or value.startswith(("~", "${", IN_PACKAGE)):
+        return value
+    return str((folder / value).resolve())
 
 
 _REPOSITORY = ConfFolders()

@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.config.name_source import descriptions
-from espalier.harness.config.own_choices import OwnChoices, own_choices
+from espalier.harness.config.catalogue import OwnChoices, descriptions, own_choices
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import plain
 
 #: The parts of `method=?`, by kind; the last one lists CONTROLS.

@@ -1,4 +1,4 @@
-"""lmms-eval's task files, read as text: without importing the package, which takes seconds, and without data."""
+"""Files of settings as plain YAML, and lmms-eval's tasks: the package, which takes seconds, is not imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ _DECLARES = re.compile(
     re.MULTILINE,
 )
 
+#: A header that puts the content of a file of conf/ at the top of the config.
+_GLOBAL = re.compile(rb"#\s*@package\s+_global_\s*$")
+
 Settings = dict[str, Any]
+
+#: Prefix of a benchmark that is a task of lmms-eval.
+TASK = "task:"
 
 #: Files of lmms-eval's tasks that replace its own: their aggregations hide the scores of samples.
 REPLACED = f"{IN_PACKAGE}espalier/tasks/replaced"
@@ -38,6 +44,34 @@ class _FastLoader(yaml.CSafeLoader):
 
 for _loader in (_Loader, _FastLoader):
     _loader.add_multi_constructor("!", lambda loader, suffix, node: str(node.value))
+
+
+class _ConfLoader(_FastLoader):
+    """Reads files of conf/ as OmegaConf does: 1e4 is a number, a date is text, and no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return a table.
+
+        Raises:
+            ConstructorError: a key stands twice.
+        """
+        names = [key.value for key, _ in node.value]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"found duplicate key {twice}", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+_NUMBER = r"[-+]?(\d+(_\d+)*(\.[\d_]*)?([eE][-+]?\d+)|\d+(_\d+)*\.[\d_]*|\.\d+(_\d+)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
+_ConfLoader.yaml_implicit_resolvers = {
+    sign: [entry for entry in entries if not entry[0].endswith(("timestamp", "float"))]
+    for sign, entries in _FastLoader.yaml_implicit_resolvers.items()
+}
+_ConfLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(rf"^(?:{_NUMBER})$"), [*"-+0123456789."]
+)
 
 #: Brackets, and characters of a line, up to which a text is not deeply nested.
 SHALLOW = 2000
@@ -121,6 +155,43 @@ def leaves(name: str) -> tuple[Leaf, ...]:
     return tasks
 
 
+def task_section(name: str) -> dict[str, Any]:
+    """Return the section that a file of conf/benchmark would have for a task, group or tag of lmms-eval.
+
+    Its metrics are the task's in their order; the first is the headline. A group has the mean over its tasks of every
+    metric that all of them have, then the metrics of each task.
+
+    Raises:
+        UserError: there is no such task, or it cannot be run.
+    """
+    tasks = leaves(name)
+    first = tasks[0]
+    common = [metric for metric in first.metrics if all(metric in leaf.metrics for leaf in tasks)]
+    metrics = list(first.metrics)
+    if len(tasks) > 1:
+        task_metrics = [f"{leaf.name}/{metric}" for leaf in tasks for metric in leaf.metrics]
+        metrics = [*common, *task_metrics]
+    return {
+        "defaults": ["/base/benchmark@_here_", "_self_"],
+        "name": TASK + name,
+        "task": name,
+        "include_path": REPLACED if is_replaced(name) else None,
+        "sources": [REPLACED] if is_replaced(name) else [],
+        "metrics": metrics,
+        "headline": metrics[0],
+        "derived": {metric: {"mean": [f"*/{metric}"]} for metric in common}
+        if len(tasks) > 1
+        else {},
+        "higher_is_better": first.higher_is_better(metrics[0].rpartition("/")[2]),
+        "dataset": {
+            "path": _shared(leaf.settings.get("dataset_path") for leaf in tasks),
+            "config": _shared(leaf.settings.get("dataset_name") for leaf in tasks),
+            "revision": _shared(_revision(leaf) for leaf in tasks),
+            "split": _shared(_split(leaf) for leaf in tasks),
+        },
+    }
+
+
 def is_replaced(name: str) -> bool:
     """Return whether a file of REPLACED stands for the task of this name."""
     return name in replacements().names
@@ -170,7 +241,9 @@ def read_task(path: Path) -> Settings:
     return merged | settings
 
 
-def read_yaml(path: Path, text: str | None = None) -> Settings:
+def read_yaml(
+    path: Path, text: str | None = None, loader: type[_FastLoader] = _FastLoader
+) -> Settings:
     """Return the table that a file of settings holds, or `text` of it.
 
     Raises:
@@ -180,7 +253,7 @@ def read_yaml(path: Path, text: str | None = None) -> Settings:
     try:
         # Some files begin with a byte order mark.
         text = path.read_text("utf-8-sig") if text is None else text
-        table = yaml.load(text, _loader_of(text)) or {}
+        table = yaml.load(text, loader if _is_shallow(text) else _Loader) or {}
     except UnicodeDecodeError as error:
         raise not_text(error, path) from error
     except yaml.YAMLError as error:
@@ -194,10 +267,20 @@ def read_yaml(path: Path, text: str | None = None) -> Settings:
     return table
 
 
-def _loader_of(text: str) -> type[yaml.SafeLoader | yaml.CSafeLoader]:
+def read_conf(path: Path) -> tuple[Settings, bool]:
+    """Return the table of a file of conf/, and whether its header puts it at the top of the config.
+
+    Raises:
+        UserError: as `read_yaml`.
+    """
+    table = read_yaml(path, loader=_ConfLoader)
+    with path.open("rb") as file:
+        return table, any(_GLOBAL.match(line) for line in file)
+
+
+def _is_shallow(text: str) -> bool:
     brackets = text.count("[") + text.count("{")
-    longest = max(map(len, text.splitlines()), default=0)
-    return _FastLoader if max(brackets, longest) < SHALLOW else _Loader
+    return max(brackets, max(map(len, text.splitlines()), default=0)) < SHALLOW
 
 
 def not_text(error: UnicodeDecodeError, path: Path) -> UserError:
@@ -256,3 +339,17 @@ def _submits(entry: Mapping[str, Any]) -> bool:
 
 def _listed(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
+
+
+def _split(leaf: Leaf) -> Any:
+    return leaf.settings.get("test_split") or leaf.settings.get("validation_split")
+
+
+def _revision(leaf: Leaf) -> Any:
+    return (leaf.settings.get("dataset_kwargs") or {}).get("revision")
+
+
+def _shared(values: Any) -> str | None:
+    """Return the value that all tasks of a group share, as text; None: they differ."""
+    distinct = {None if value is None else str(value) for value in values}
+    return distinct.pop() if len(distinct) == 1 else None

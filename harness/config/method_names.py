@@ -1,24 +1,33 @@
-"""Names of methods on a command line: a file of conf/method, one of its variants, or a former name of a setting.
+"""Names and kinds of methods on a command line: a file of conf/method, one of its variants, or a former name.
 
 `fastv_paper` is `method=fastv method.variant=paper`; conf/method_names.yaml has the other former names. Read as plain
-YAML: no Hydra, no torch is loaded.
+YAML, and kinds from the sources of `methods/`: no Hydra, no torch, no method is imported.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
-
-from omegaconf import Container, Node
 
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.paths import CONF
+from espalier.harness.paths import CONF, ROOT
 
 GROUP = "method"
 FORMER_NAMES = CONF / "method_names.yaml"
+
+
+#: The kind that each base class of methods makes (harness/kinds/lookup.py).
+KINDS = {
+    "TokenReducer": "reducer",
+    "CacheCompressor": "compressor",
+    "Decoder": "decoder",
+    "DenoisingReducer": "denoiser",
+}
 
 
 @dataclass(frozen=True)
@@ -75,16 +84,6 @@ def method_section(name: str) -> dict[str, Any]:
     return section
 
 
-def of_variant(*, _parent_: Container, _node_: Node) -> Any:
-    """Return the value of a hyper-parameter in the variant of its section: `${variant:}` in conf/method.
-
-    Null if the section has no such variant, which `build_spec` refuses.
-    """
-    section: Any = _parent_._get_parent()
-    values = section["variants"].get(section["variant"]) or {}
-    return values.get(_node_._key())
-
-
 def _variant_names() -> Iterator[str]:
     for method in choices(GROUP):
         readings = variants(method)
@@ -100,3 +99,43 @@ def former_names() -> Mapping[str, MethodName]:
 
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+
+
+def methods_of(kind: str) -> list[str]:
+    """Return the methods of a kind, each with the config of its name."""
+    return [name for name in choices(GROUP) if method_kind(name) == kind]
+
+
+def method_kind(name: str) -> str | None:
+    """Return the kind of a method by the bases of its class; None: methods/ has no such file. Cost: milliseconds."""
+    path = ROOT / "methods" / f"{name}.py"
+    return _kind(path) if path.is_file() else None
+
+
+@cache
+def _kind(path: Path, name: str | None = None) -> str | None:
+    """Return the kind of a class of a file, None: of the first class that has one."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    modules = {
+        alias.name: node.module
+        for node in body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+    }
+    bases = (
+        base.id
+        for node in classes.values()
+        if name in (None, node.name)
+        for base in node.bases
+        if isinstance(base, ast.Name)
+    )
+    for base in bases:
+        if base in KINDS:
+            return KINDS[base]
+        module = modules.get(base, "").removeprefix("espalier.")
+        file = ROOT.joinpath(*module.split(".")).with_suffix(".py") if module else path
+        kind = _kind(file, base) if base in classes or module.startswith("methods.") else None
+        if kind is not None:
+            return kind
+    return None

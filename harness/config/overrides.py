@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
 from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from espalier.harness.config import name_source, resolvers, task_source
-from espalier.harness.config.hydra_internals import Loader, split_sweep
+from espalier.harness.config.catalogue import Catalogue
 from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.config.method_names import former_name
-from espalier.harness.errors import UserError, tell_once, unknown_name
+from espalier.harness.errors import UserError, tell_once
+from espalier.harness.paths import CONF
 from espalier.harness.specs.plugins.code_reference import CodeReference
-from espalier.harness.specs.plugins.installed import problems
 
 #: Errors that Hydra raises for a command line that it cannot use, also those of its parts.
 HYDRAS = (
@@ -34,6 +35,9 @@ SHORT = {"compressor": "method@compressor"}
 #: Hydra's settings that define the cells.
 SEARCH, SWEPT = "hydra.searchpath", "hydra.sweeper.params"
 HEEDED = ("hydra.mode", SEARCH, SWEPT)
+
+#: The tasks of lmms-eval on a search path; they are always searched.
+TASKS = "lmms-eval://tasks"
 
 #: Keys that hold a path, by their last part or in full.
 PATHS = ("path", "include_path", "store", "curves", "report", "judge.prompt")
@@ -61,18 +65,73 @@ def in_open_table(override: str) -> str:
     return f"++{override}" if opens else override
 
 
+def split_folders(
+    overrides: Sequence[str], config_dir: str | None
+) -> tuple[list[str], tuple[Path, ...]]:
+    """Return the overrides without those of the search path, and the folders that these and `--config-dir` name.
+
+    Raises:
+        UserError: a place holds no configs.
+    """
+    remaining, folders = [], []
+    if config_dir is not None:
+        folders += _folders("--config-dir", config_dir)
+    for text in overrides:
+        if text.partition("=")[0].lstrip("+") != SEARCH:
+            remaining.append(text)
+            continue
+        parser = OverridesParser.create()
+        try:
+            value = parser.parse_override(text).value()
+        except HYDRAS as error:
+            raise no_override(text, parser) from error
+        for place in value if isinstance(value, list) else [value]:
+            folders += _folders(text, place.text if isinstance(place, QuotedString) else place)
+    return remaining, tuple(dict.fromkeys(folders))
+
+
+def override_of(folders: Iterable[Path]) -> list[str]:
+    """Return the override of a command line that searches folders; none for no folders."""
+    places = [QuotedString(f"file://{path}", Quote.double).with_quotes() for path in folders]
+    return [f"{SEARCH}=[{','.join(places)}]"] if places else []
+
+
+def _folders(key: str, place: Any) -> list[Path]:
+    """Return the folder of a place; none for the tasks of lmms-eval, which are always searched."""
+    scheme, mark, name = str(place).rpartition("://")
+    if str(place) == TASKS:
+        return []
+    folder = None
+    if mark and scheme == "pkg":
+        try:
+            spec = find_spec(name.replace("/", "."))
+        except (ImportError, ValueError):
+            spec = None
+        if spec is not None and spec.submodule_search_locations:
+            folder = Path(next(iter(spec.submodule_search_locations)))
+    elif scheme in ("", "file"):
+        folder = Path(name).expanduser().resolve()
+    groups = [path.name for path in CONF.iterdir() if path.is_dir()]
+    if folder is None or not any((folder / group).is_dir() for group in groups):
+        raise UserError(
+            f"{key}: {place} holds no configs; valid: a folder with method/, model/, benchmark/, ..., as "
+            "--config-dir DIR or hydra.searchpath=[file://DIR, pkg://<package>]"
+        )
+    return [folder]
+
+
 def models_first(overrides: Sequence[str]) -> list[str]:
     """Return overrides with the model first, so that cells of one model are neighbours and it is loaded once."""
     return sorted(overrides, key=lambda text: not text.startswith("model="))
 
 
-def parse(overrides: Sequence[str], loader: Loader) -> list[Override]:
+def parse(overrides: Sequence[str], catalogue: Catalogue) -> list[Override]:
     """Return overrides as Hydra reads them.
 
     Raises:
         UserError: one is none.
     """
-    parser = OverridesParser.create(config_loader=loader)
+    parser = OverridesParser(create_functions(), catalogue)
     parsed = []
     for text in overrides:
         try:
@@ -161,11 +220,10 @@ def check_one_budget(overrides: Sequence[Override]) -> None:
         raise UserError(f"{' and '.join(map(str, lines))} both set the budget; valid: one of them")
 
 
-def check_choice(override: Override, loader: Loader) -> None:
-    """Raise if the override picks an unknown option of a config group."""
+def check_choice(override: Override, catalogue: Catalogue) -> None:
+    """Raise if the override picks an unknown name of a group, or one that two folders of configs have."""
     group = override.key_or_group
-    options = loader.get_group_options(group)
-    if not options:
+    if not catalogue.is_group(group):
         return
     for name in choices_of(override):
         if group == "method" and isinstance(name, list):
@@ -173,7 +231,7 @@ def check_choice(override: Override, loader: Loader) -> None:
                 f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
                 "entries>, each with its own ratio and compressor.ratio"
             )
-        check_name(override.package or group, group, name, options)
+        catalogue.check(override.package or group, group, name)
     if group == "method":
         _check_classes(override)
 
@@ -188,42 +246,6 @@ def _check_classes(override: Override) -> None:
             raise UserError(
                 f"{override.input_line}: {first} and {reference} have one name in results; valid: another class name"
             )
-
-
-def check_name(key: str, group: str, name: Any, options: Sequence[str]) -> None:
-    """Raise unless a name is one of a group's files, has a config without a file, or is the place of a user's class."""
-    if not isinstance(name, str) or (name not in options and not is_served(group, name)):
-        if key == "compressor":
-            options = ["none", *resolvers.methods("compressor").split(",")]
-        if group == "experiment":
-            options = [*options, *name_source.table_titles()]
-        raise _unknown_choice(key, str(name), options)
-    reference = CodeReference.parse(name) if group == "method" else None
-    if reference is not None:
-        reference.check(key)
-
-
-def _unknown_choice(key: str, name: str, options: Sequence[str]) -> UserError:
-    """Return the error for a name that no folder of configs has; it names the plug-ins that are passed over."""
-    # Only the line of a wrong name needs it.
-    from espalier.harness.specs.records.data_file import is_data
-
-    error = unknown_name(key, name, options)
-    file = f"{name.partition('.py')[0]}.py"
-    is_file = name.startswith(file) and os.path.isfile(os.path.expanduser(file))
-    if key in ("method", "compressor") and is_file:
-        error = UserError(f"{key}={name!r} names no class of the file; valid: {file}:<class>")
-    if key == "model" and os.path.exists(name):
-        places = f"model=./{name}, " if os.path.isdir(name) else ""
-        error = UserError(
-            f"model={name!r} is no name of conf/model; valid: {places}the folder of a checkpoint with a slash, a hub "
-            "id, or a name (model=?)"
-        )
-    if key == "benchmark" and is_data(name):
-        error = UserError(
-            f"benchmark={name!r} is a path; valid: benchmark=data benchmark.path={name}"
-        )
-    return UserError("; ".join([str(error), *problems()])) if problems() else error
 
 
 def tell_former_names(overrides: Sequence[Override]) -> None:
@@ -261,7 +283,8 @@ def check_values(override: Override) -> None:
 def check_hydras(override: Override) -> None:
     """Raise if the override sets what only Hydra's own launching of jobs would heed."""
     if override.key_or_group.startswith(f"{SWEPT}.") or (
-        override.key_or_group == SWEPT and (override.is_add() or override.is_sweep_override())
+        override.key_or_group == SWEPT
+        and (override.is_add() or override.is_sweep_override() or override.value() is not None)
     ):
         raise UserError(
             f"{override.input_line}: presets set what a sweep goes over so; valid: -m with the key itself, as "
@@ -280,28 +303,32 @@ def expand(overrides: list[Override]) -> list[list[str]]:
     Raises:
         UserError: what is swept over is no list, or an empty one.
     """
-    cells = 1
+    by_key: dict[str, list[str]] = {}
     for override in overrides:
+        line, key = override.input_line, override.get_key_element()
         if not override.is_sweep_override():
-            continue
-        if not override.is_discrete_sweep():
-            raise UserError(
-                f"{override.input_line} is not a list of values; valid: a,b,c or choice, range, glob"
-            )
-        try:
-            count = len([*override.sweep_string_iterator()])
-        except HYDRAS as error:
-            raise UserError(
-                f"{override.input_line} is no list of values: {one_line(error)}; valid: a,b,c or choice, range, glob"
-            ) from error
-        if not count:
-            raise UserError(f"{override.input_line} has no values; valid: at least one")
-        cells *= count
+            texts = [override.get_value_element_as_str()]
+        else:
+            if not override.is_discrete_sweep():
+                raise UserError(
+                    f"{line} is not a list of values; valid: a,b,c or choice, range, glob"
+                )
+            try:
+                texts = [*override.sweep_string_iterator()]
+            except HYDRAS as error:
+                raise UserError(
+                    f"{line} is no list of values: {one_line(error)}; valid: a,b,c or choice, range, glob"
+                ) from error
+            if not texts:
+                raise UserError(f"{line} has no values; valid: at least one")
+        # The last of two values counts, in the place of the first.
+        by_key[key] = [f"{key}={text}" for text in texts]
+        cells = math.prod(map(len, by_key.values()))
         if cells > MOST_CELLS:
             raise UserError(
-                f"{override.input_line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
+                f"{line}: the sweep has {cells} cells or more; valid: at most {MOST_CELLS}"
             )
-    return split_sweep(overrides)
+    return [list(cell) for cell in itertools.product(*by_key.values())]
 
 
 def one_line(error: Exception) -> str:
@@ -312,9 +339,3 @@ def one_line(error: Exception) -> str:
         if isinstance(error, HydraException | OmegaConfBaseException)
         else (f"{type(error).__name__}: {text.strip()}")
     )
-
-
-def is_served(group: str, name: str) -> bool:
-    """Return whether a choice has a config without a file; for a task of lmms-eval, composing it shows whether."""
-    is_task = group == "benchmark" and name.startswith(task_source.PREFIX)
-    return is_task or name_source.serves(group, name)

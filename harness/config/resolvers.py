@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.base import Container
+from omegaconf import Container, Node, OmegaConf
 
-from espalier.harness.config.group_lists import choices
-from espalier.harness.config.method_kinds import KINDS, method_kind
-from espalier.harness.config.method_names import former_name, of_variant, setting_names
+from espalier.harness.config.method_names import (
+    KINDS,
+    former_name,
+    methods_of,
+    setting_names,
+)
 from espalier.harness.errors import UserError, tell_once, unknown_name
 from espalier.harness.settings import check_keys
 from espalier.harness.specs.benchmark_spec import TASK_KINDS
@@ -46,8 +48,7 @@ def methods(kind: str, *excluded: str) -> str:
     """
     if kind not in KINDS.values():
         raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS.values())
-    names = (name for name in choices("method") if name not in excluded)
-    return ",".join(name for name in names if method_kind(name) == kind)
+    return ",".join(name for name in methods_of(kind) if name not in excluded)
 
 
 def configs(kind: str, *excluded: str) -> str:
@@ -104,3 +105,13 @@ def by_kind(default: Any, values: Mapping[str, Any], *, _root_: Container) -> An
             f"(benchmark={benchmark}); extra.params of the row says what ran, method.params.<key> sets it"
         )
     return value
+
+
+def of_variant(*, _parent_: Container, _node_: Node) -> Any:
+    """Return the value of a hyper-parameter in the variant of its section: `${variant:}` in conf/method.
+
+    Null if the section has no such variant, which `build_spec` refuses.
+    """
+    section: Any = _parent_._get_parent()
+    values = section["variants"].get(section["variant"]) or {}
+    return values.get(_node_._key())

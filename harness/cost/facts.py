@@ -1,13 +1,12 @@
-"""Architecture facts of a model, known from its config file alone, before anything is loaded."""
+"""Architecture facts of a model, known from its config file alone, and the work of a batch row before the decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from espalier.harness.cost.row_work import Work
 from espalier.harness.errors import UserError
 from espalier.harness.settings import (
     By,
@@ -20,6 +19,68 @@ from espalier.harness.settings import (
     read_section,
     table,
 )
+
+
+class Work(NamedTuple):
+    """Work of one batch row before the decoder; pairs are attended pairs of tokens in one layer.
+
+    Attributes:
+        tokens: tokens that the vision tower processes.
+        pairs: pairs in a layer with attention inside each image or frame.
+        window_pairs: pairs in a layer with attention inside windows (0: the tower has none).
+        units: inputs of the projector, each mapped to one visual token.
+        pooled: patches that the projector's attention pools into these tokens, padding included (0: it has none).
+        stem_tokens: tokens of the stack that runs before the tower (DeepSeek-OCR's SAM), 0 elsewhere.
+        stem_pairs: its pairs in a global layer.
+        stem_window_pairs: its pairs in a windowed layer.
+        stem_window_tokens: attention tokens in a windowed layer, with windows padded at the border.
+        stem_lines: pairs of a token and a row or column of tokens that it sees, in a global layer (relative positions).
+        stem_window_lines: the same in a windowed layer.
+        extra_tokens: tokens of tower layers that ran for a method alone (the projector does not read them), summed over
+            these layers.
+        extra_pairs: their pairs.
+        reprojected: units that went through the projector a second time, after merging.
+        spared_attention: tokens that a method inside the tower removed from attentions, summed over its layers.
+        spared_mlp: tokens that it removed from MLPs, likewise.
+        spared_pairs: attended pairs that it removed, likewise.
+    """
+
+    tokens: int = 0
+    pairs: int = 0
+    window_pairs: int = 0
+    units: int = 0
+    pooled: int = 0
+    stem_tokens: int = 0
+    stem_pairs: int = 0
+    stem_window_pairs: int = 0
+    stem_window_tokens: int = 0
+    stem_lines: int = 0
+    stem_window_lines: int = 0
+    extra_tokens: int = 0
+    extra_pairs: int = 0
+    reprojected: int = 0
+    spared_attention: int = 0
+    spared_mlp: int = 0
+    spared_pairs: int = 0
+
+    def plus(self, addend: Work) -> Work:
+        """Return the sum, entry by entry."""
+        return Work(*(a + b for a, b in zip(self, addend, strict=True)))
+
+    def untouched(self) -> Work:
+        """Return the work of the same row without a method."""
+        return self._replace(
+            reprojected=0,
+            extra_tokens=0,
+            extra_pairs=0,
+            spared_attention=0,
+            spared_mlp=0,
+            spared_pairs=0,
+        )
+
+
+NO_WORK = Work()
+
 
 #: Replacements of the attention that a class token pays each patch: the token itself; the attention that a patch
 #: receives, mean over queries (towers without a class token); or SigLIP's attention-pooling query.
@@ -208,7 +269,7 @@ class ModelFacts:
             share of one visual token.
         class_attention: meaning of the signal `cls_attention` on this model, one of CLASS_ATTENTION.
         rotary_axes: position axes of the decoder: 1; 3 for time, height and width; 4 with another for the sequence.
-        signals: names out of espalier.methods.signals.SIGNALS that the adapter can produce.
+        signals: names out of espalier.harness.engine.signals.table.SIGNALS that the adapter can produce.
         patch_tokens: whether visual tokens are the tower's patches one to one, so that methods may act inside it.
         deepstack: tower layers that also feed the decoder: a separate projector maps the n-th one's output, which is
             added to the visual tokens after decoder layer n. Each projector has the widths of `projector`.

@@ -1,20 +1,21 @@
-"""Attention scores alongside the fused kernel: only the required query rows are computed, in at least fp32."""
+"""Attention scores and rollouts alongside the fused kernel: only the required query rows, in at least fp32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from espalier.harness.engine.head_shards import all_heads
-from espalier.harness.engine.text.step_attention import NAME, register_folded
-from espalier.harness.engine.visibility import CAUSAL, Visibility
+from espalier.harness.engine.kv_cache import NAME, register_folded
+from espalier.harness.engine.layout import CAUSAL, Visibility
+from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.errors import UserError
 
 #: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.
@@ -66,9 +67,7 @@ class AttentionTap:
         for name, original in self._originals.items():
             AttentionInterface.register(name, original)
         self._originals.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     def show(self, module: nn.Module, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show a module's watchers the queries and keys of a stored run."""
@@ -243,3 +242,55 @@ def mean_logits(query: Tensor, key: Tensor, scaling: float) -> Tensor:
     mean_query = query.to(accumulator).mean(2)
     keys = key.to(accumulator).repeat_interleave(query.shape[1] // key.shape[1], 1)
     return torch.einsum("bhd,bhsd->bs", mean_query, keys) * (scaling / query.shape[1])
+
+
+#: Queries (B, H, S, Dh), keys (B, H_kv, S, Dh) and scaling of one layer.
+LayerHeads = tuple[Tensor, Tensor, float]
+
+#: Maps the number of a layer and a slice of query slots to the keys they see, broadcastable to (B, 1, R, S); None for
+#: all.
+VisibleKeys = Callable[[int, slice], Tensor | None]
+
+
+def rollout(
+    layers: Sequence[LayerHeads], start: Tensor, visible: VisibleKeys, block: int = 256
+) -> Tensor:
+    """Return `start` (B, R, S) times the product of 0.5 A + 0.5 I over layers, last layer first, A the mean over heads.
+
+    Cost: O(H S^2 Dh + R S^2) a layer; memory O(H block S).
+    """
+    rows = start
+    for number, (query, key, scaling) in reversed(list(enumerate(layers))):
+        attended = torch.zeros_like(rows)
+        for first in range(0, query.shape[2], block):
+            block_slots = slice(first, first + block)
+            queries, visible_keys = query[:, :, block_slots], visible(number, block_slots)
+            weights = attention_rows(queries, key, scaling, visible_keys)
+            attended += rows[:, :, block_slots] @ weights.to(rows.dtype)
+        rows = 0.5 * rows + 0.5 * attended
+    return rows
+
+
+def all_heads(module: nn.Module, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the queries (B, H, M, D) and keys (B, H_kv, S, D) of an attention module with the heads of all processes.
+
+    Cost: nothing where the module has all of its heads; otherwise one exchange of both.
+    """
+    heads = getattr(getattr(module, "config", None), "num_attention_heads", query.shape[1])
+    if query.shape[1] >= heads:
+        return query, key
+    return _gathered(query), _gathered(key)
+
+
+def process_rows(rows: Tensor, shards: int) -> Tensor:
+    """Return the rows of this process from rows (R, ...) for all heads; a single row belongs to every process.
+
+    `shards` is the number of processes that share the heads.
+    """
+    return rows if shards == 1 or len(rows) == 1 else rows.chunk(shards)[dist.get_rank()]
+
+
+def _gathered(heads: Tensor) -> Tensor:
+    parts = [heads.new_empty(heads.shape) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, heads.contiguous())
+    return torch.cat(parts, dim=1)

@@ -1,20 +1,43 @@
-"""Decoding steps after a shortened prefill: positions, and a mask for each layer's cache length."""
+"""Steps after a shortened prefill, of single tokens and of canvases: positions, masks, and chosen cache entries.
+
+Answers on canvases: the class's own loop, and steps that read a cache from which visual tokens were dropped.
+
+A step attends to what the cache holds, in a sliding layer to the last positions of a window, and to the whole canvas.
+The library measures windows in cache entries; here they are measured in positions, so that dropping equals hiding, as
+in harness/engine/layer_inputs.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from espalier.harness.cost.facts import StackFacts
-from espalier.harness.engine.layer_types import LayerTypes, NewTokens
-from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.masks import decode_mask, reference_mask
-from espalier.harness.engine.positions import rotary_tables
-from espalier.harness.engine.sites.decode import DecodeStepMask
-from espalier.harness.engine.text.step_attention import NAME, RowMask
+from espalier.harness.engine.attention_probe import last_row
+from espalier.harness.engine.kv_cache import NAME, RowMask, entries_of
+from espalier.harness.engine.layer_inputs import (
+    LayerTypes,
+    NewTokens,
+    decode_mask,
+    reference_mask,
+    rotary_tables,
+)
+from espalier.harness.engine.layout import Layout, Stage, groups, take
+from espalier.harness.engine.model_parts import ModelParts, remove_hooks
+from espalier.harness.engine.prefill import Rows
+from espalier.harness.engine.record import SampleRecord
+from espalier.harness.specs.generation import CanvasSettings
+from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
+from espalier.methods.blame import Blame
+from espalier.methods.plans import check_attended
 
 
 class DecodeSteps:
@@ -52,7 +75,7 @@ class DecodeSteps:
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
-        self._positions: Tensor | None = None
+        self._positions: Tensor
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
         self._typed: dict[tuple[int, str, torch.device], dict[str, Any]] = {}
 
@@ -74,9 +97,10 @@ class DecodeSteps:
         return eager or any(stage.padded for stage in self._stages)
 
     @property
-    def staggered(self) -> bool:
-        """Whether a new token has different positions in later layers than in the first."""
-        return self._embedding is not None and self._stages[-1].first > 0
+    def needed_by_all(self) -> bool:
+        """Whether steps are wrong without it, even for a caller that counts the positions."""
+        # A new token may have different positions in later layers than in the first.
+        return self.masked or (self._embedding is not None and self._stages[-1].first > 0)
 
     def stage(self, layer: int) -> Stage:
         """Return the stage in force at a decoder layer."""
@@ -142,7 +166,6 @@ class DecodeSteps:
     def _typed_arguments(self, layer: int, hidden: Tensor, cache: Any) -> dict[str, Any]:
         """Return mask and tables of a layer in a stack of several types."""
         assert self._types is not None
-        assert self._positions is not None
         stage = self.stage(layer).move(hidden.device)
         key = (id(stage), self._types.name(layer), hidden.device)
         if key not in self._typed:
@@ -155,7 +178,6 @@ class DecodeSteps:
 
     def _closed_positions(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow the tokens of a stage."""
-        assert self._positions is not None  # `arguments` has read them
         dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
         shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
         return self._positions - shift
@@ -216,3 +238,294 @@ class DecodeSteps:
 def _extend_valid(valid: Tensor, keys: int) -> Tensor:
     """Return (B, keys): slots that may be seen, including the tokens after the prompt."""
     return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)
+
+
+#: Signals that a method may read at a decoding step.
+STEP_NEEDS = frozenset({Need("last_attention")})
+
+
+class DecodeStepMask:
+    """Calls a method at every decoding step, and turns its answers into hidden slots.
+
+    Nothing leaves the cache, since a later step may need any entry again: masks hide the entries left out at a step.
+
+    Args:
+        method: the reducer.
+        site: its decode site.
+        layout: of the batch.
+        stage: tokens alive in the layer below the site.
+    """
+
+    def __init__(self, method: TokenReducer, site: Site, layout: Layout, stage: Stage) -> None:
+        self._method = method
+        self._site = site
+        self._stage = stage
+        self._keys = tuple(need.key for need in method.needs(site))
+        self._shape = layout.visual.shape
+        self._groups: list[tuple[Rows, int, Tensor]] = []
+        row_groups = groups(stage.counts)
+        for n_tokens, members in row_groups:
+            if n_tokens:
+                rows: Rows = slice(None) if len(row_groups) == 1 else members
+                grid = layout.on(stage.origin.device).grid[rows]
+                self._groups.append(
+                    (rows, n_tokens, take(grid, stage.origin[rows][:, :n_tokens], -2))
+                )
+        self._last_answers: list[Attended | None] = [None] * len(self._groups)
+        self._slots: dict[int, Tensor] = {}
+        self._attended: Tensor | None = None
+        self._counts: list[Tensor] = []
+
+    def hides(self, layer: int) -> bool:
+        """Return whether a decoder layer has to leave out entries at this step."""
+        return layer >= self._site.layer and self._attended is not None
+
+    def choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Get the method's choice, from the new token's attention in the layer below its site.
+
+        Args:
+            query: (B, H, 1, Dh) of the new token, rotary positions applied.
+            key: (B, H_kv, S, Dh) of all tokens in that layer's cache, the new one included.
+            scaling: factor of the logits.
+
+        Cost: O(H S Dh) and the method's cost.
+        """
+        stage = self._stage.move(query.device)
+        new_valid = stage.valid.new_ones(key.shape[0], key.shape[2] - stage.valid.shape[1])
+        attention = last_row(query, key, scaling, torch.cat([stage.valid, new_valid], 1))
+        attention = take(attention, stage.slots, -1)
+        attended = torch.ones(self._shape, dtype=torch.bool, device=attention.device)
+        counts = torch.zeros(self._shape[0], dtype=torch.long, device=attention.device)
+        for number, (rows, n_tokens, grid) in enumerate(self._groups):
+            token_attention = attention[rows][:, :n_tokens]
+            no_tokens = token_attention.new_zeros(*token_attention.shape, 0)
+            view = View(
+                self._site,
+                no_tokens,
+                grid.to(token_attention.device),
+                dict.fromkeys(self._keys, token_attention),
+            )
+            with Blame(self._method, "attend", self._site):
+                answer = self._method.attend(view, self._last_answers[number])
+                check_attended(answer, view)
+            self._last_answers[number] = answer
+            if answer.entries is None:
+                counts[rows] = n_tokens
+                continue
+            counts[rows] = answer.entries.sum(dim=1)
+            attended[rows] = attended[rows].scatter(
+                1, stage.origin[rows][:, :n_tokens], answer.entries
+            )
+        attends_all = all(last is not None and last.entries is None for last in self._last_answers)
+        self._attended = None if attends_all else attended
+        self._counts.append(counts)
+
+    def valid(self, stage: Stage) -> Tensor:
+        """Return (B, M): the slots of a stage that this step attends to. Cost: O(B M), no synchronisation."""
+        assert self._attended is not None  # called only if `hides`
+        n_slots, device = stage.valid.shape[1], stage.valid.device
+        if id(stage) not in self._slots:
+            place = torch.arange(stage.slots.shape[1], device=device)
+            real = place < torch.tensor(stage.counts, device=device).unsqueeze(1)
+            # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
+            self._slots[id(stage)] = torch.where(real, stage.slots, n_slots)
+        attended = take(self._attended.to(device), stage.origin, -1)
+        slots = self._slots[id(stage)].to(device)
+        return torch.nn.functional.pad(stage.valid, (0, 1)).scatter(1, slots, attended)[:, :n_slots]
+
+    def means(self, new_tokens: list[int]) -> list[float | None]:
+        """Return the mean entries attended to over each row's steps; None for an answer of a single token.
+
+        Args:
+            new_tokens: tokens of each row; the first is the prefill's, and steps after the last do not count.
+        """
+        if not self._counts:
+            return [None] * len(new_tokens)
+        counts = torch.stack([step_counts.cpu() for step_counts in self._counts]).double()
+        return [
+            float(counts[: length - 1, row].mean()) if length > 1 else None
+            for row, length in enumerate(new_tokens)
+        ]
+
+
+def decode_site(method: TokenReducer, depth: int) -> Site | None:
+    """Return a method's decode site in a decoder of `depth` layers.
+
+    Raises:
+        MethodError: it needs signals that a decoding step does not have.
+    """
+    site = method.decode_site(depth)
+    for need in () if site is None else method.needs(site):
+        if need not in STEP_NEEDS:
+            raise MethodError(
+                f"signal {need.key!r} is not available while tokens are generated; valid: last_attention"
+            )
+    return site
+
+
+class FiniteScores(LogitsProcessor):
+    """Makes logits finite: sampling from NaN aborts the process on a GPU, before the engine can name the sample."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return the logits (B, G, V) of a canvas, changed in place."""
+        return scores.nan_to_num_()
+
+
+class CanvasHooks:
+    """Hooks on a model with a canvas: correct the masks after dropping, count steps and attended pairs.
+
+    Args:
+        adapter: a model with a canvas.
+        steps: returns the decoding steps that follow the prompt; called only after the prompt has run.
+    """
+
+    @classmethod
+    def of(cls, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> CanvasHooks | None:
+        """Return the hooks of a model, or None if it has no canvas."""
+        return None if adapter.canvas is None else cls(adapter, steps)
+
+    def __init__(self, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> None:
+        assert adapter.canvas_facts is not None  # every model with a canvas has its sizes
+        self._adapter = adapter
+        self._canvas = adapter.canvas
+        self._steps = steps
+        #: By the number of tokens before a canvas: for each step, booleans (B,) of the rows that it still changes.
+        self._unfinished: dict[int, list[Tensor]] = {}
+        self._length = adapter.canvas_facts.length
+        self._limit = 0
+        self._is_first_step = False
+        self._masks: dict[tuple[Any, ...], Tensor | None] = {}
+        #: For each canvas and layer, (B,) the cache entries and canvas places that each place of a row sees.
+        self._visible: list[list[Tensor]] = []
+        #: For each canvas but the last and each layer, (B,) the pairs that attend as the canvas enters the cache.
+        self._read_pairs: list[list[Tensor]] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Hook both stacks and the class's step inside the block; afterwards the model is as before."""
+        model, handles = self._adapter.model, self._hook_stacks()
+        model.__dict__["_denoising_step"] = partial(self._step, model._denoising_step)
+        try:
+            yield
+        finally:
+            del model.__dict__["_denoising_step"]
+            remove_hooks(handles)
+
+    def _hook_stacks(self) -> list[RemovableHandle]:
+        layers = [
+            layer.register_forward_pre_hook(partial(self._before_layer, number), with_kwargs=True)
+            for number, layer in enumerate(self._canvas.layers)
+        ]
+        readers = [
+            layer.register_forward_hook(self._after_reading, with_kwargs=True)
+            for layer in self._adapter.decoder.layers
+        ]
+        before_step = self._canvas.register_forward_pre_hook(self._before_step, with_kwargs=True)
+        return [before_step, *layers, *readers]
+
+    def _step(self, original: Callable[..., Any], **arguments: Any) -> Any:
+        start = arguments["input_ids"].shape[1]
+        self._unfinished.setdefault(start, []).append(~arguments["finished_denoising"])
+        return original(**arguments)
+
+    def _before_step(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        self._is_first_step = kwargs["self_conditioning_logits"] is None
+        if self._is_first_step:
+            self._masks.clear()
+            self._visible.append([])
+
+    def _before_layer(
+        self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        steps, hidden, cache = self._steps(), args[0], kwargs["past_key_values"]
+        corrected = None
+        if steps.masked:
+            key = (*steps.mask_key(number), hidden.device)
+            if key not in self._masks:
+                self._masks[key] = steps.canvas_mask(number, hidden, kwargs["position_ids"], cache)
+            corrected = args, {**kwargs, "attention_mask": self._masks[key]}
+        if self._is_first_step:
+            mask = kwargs["attention_mask"] if corrected is None else corrected[1]["attention_mask"]
+            self._visible[-1].append(_visible_count(mask, cache.layers[number], hidden))
+        return corrected
+
+    def _after_reading(
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        if not self._visible:
+            return  # the layers read the prompt, before any canvas
+        if len(self._read_pairs) < len(self._visible):
+            self._read_pairs.append([])
+        self._read_pairs[-1].append(_attending(kwargs["attention_mask"][:, 0]).sum((1, 2)))
+
+    def answers(
+        self, inputs: Mapping[str, Any], generation: Mapping[str, Any], cache: Any
+    ) -> Tensor:
+        """Generate the answers of a batch by the class's loop; return the new tokens (B, T).
+
+        Raises:
+            UserError: a setting that answers on canvases do not have.
+        """
+        settings = CanvasSettings.of(generation, self._length)
+        self._limit = settings.steps
+        output = self._adapter.model.generate(
+            **inputs,
+            past_key_values=cache,
+            generation_config=self._adapter.canvas_config(settings),
+            logits_processor=LogitsProcessorList([FiniteScores()]),
+        )
+        ids: Tensor = output.sequences[:, inputs["input_ids"].shape[1] :]
+        return ids
+
+    def completed(self, records: Sequence[SampleRecord]) -> tuple[SampleRecord, ...]:
+        """Return the records with steps and attended pairs of each canvas, up to the one that ends the answer."""
+        counts = [torch.stack(canvas).sum(0).tolist() for canvas in self._unfinished.values()]
+        visible, pairs = _on_host(self._visible), _on_host(self._read_pairs)
+        windows, completed = self._windows(), []
+        for row, record in enumerate(records):
+            canvases = range(-(-record.new_tokens // self._length))
+            prompt = record.visual + record.text
+            entries = [[self._entries(prompt, n, window) for window in windows] for n in canvases]
+            entry = {
+                "limit": self._limit,
+                "steps": [counts[n][row] for n in canvases],
+                "visible": [[layer[row] for layer in visible[n]] for n in canvases],
+                "pairs": [[layer[row] for layer in pairs[n]] for n in canvases[:-1]],
+                "full_visible": [[count + self._length for count in canvas] for canvas in entries],
+                "full_pairs": [
+                    [self._pairs(*layer) for layer in zip(canvas, windows, strict=True)]
+                    for canvas in entries[:-1]
+                ],
+            }
+            completed.append(replace(record, canvases=entry))
+        return tuple(completed)
+
+    def _windows(self) -> Sequence[int | None]:
+        types = self._adapter.layer_types
+        return types.windows if types is not None else [None] * len(self._canvas.layers)
+
+    def _entries(self, prompt: int, number: int, window: int | None) -> int:
+        """Return the cache entries of a layer before canvas `number`, if nothing of the prompt is dropped."""
+        count = prompt + number * self._length
+        return count if window is None else min(count, window - 1)
+
+    def _pairs(self, entries: int, window: int | None) -> int:
+        """Return the pairs that attend in a layer as a canvas is read after `entries` cache entries."""
+        places = range(entries + 1, entries + 1 + self._length)
+        return sum(places) if window is None else sum(min(place, window) for place in places)
+
+
+def _on_host(counts: Sequence[Sequence[Tensor]]) -> list[list[list[int]]]:
+    return [[layer.tolist() for layer in canvas] for canvas in counts]
+
+
+def _attending(mask: Tensor) -> Tensor:
+    """Return booleans of the mask's shape: pairs that attend, from a boolean mask or one added to the logits."""
+    return mask if mask.dtype == torch.bool else mask == 0
+
+
+def _visible_count(mask: Tensor | None, layer: Any, hidden: Tensor) -> Tensor:
+    """Return (B,): cache entries and canvas places that each place of `hidden` (B, G, D) sees in a layer."""
+    if mask is None:
+        return torch.full(hidden.shape[:1], entries_of(layer) + hidden.shape[1])
+    return _attending(mask[:, 0, 0]).sum(-1)

@@ -5,9 +5,9 @@ A method may merge entries of the cached prompt in a step, in the layers after t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,26 +17,26 @@ from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.answer_state import AnswerState
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
-from espalier.harness.engine.forward_pass import Pass
-from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.partial_layers import LayerChanges
-from espalier.harness.engine.positions import closed_positions, rotate, unrotate
-from espalier.harness.engine.prefix_cache import (
+from espalier.harness.engine.cached_steps import (
     CachedPrompt,
+    LayerChanges,
     PlacedEntries,
     StepEntries,
+    StoredSequence,
     cache_prompt,
     run_answer,
+    run_window,
 )
+from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.kv_cache import IndexedCache, MergedLayer
+from espalier.harness.engine.layer_inputs import closed_positions, rotate, unrotate
+from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signals.deciders import DECIDERS, FIRST_KEPT, STEP
-from espalier.harness.engine.stored_sequence import StoredSequence, run_window
-from espalier.harness.engine.text.kv_cache import IndexedCache, MergedLayer
+from espalier.harness.engine.signals.producer import DECIDERS, FIRST_KEPT, STEP
 from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
 from espalier.methods.denoiser import as_denoiser
@@ -78,11 +78,6 @@ class EntryMerger:
         self.kept: list[Tensor] = []
         self._choices: dict[tuple[int, torch.device], PlacedEntries] = {}
 
-    @property
-    def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
-        """The attention module of the deciders' layer, and its watcher."""
-        return self._setup.adapter.decoder.layers[self.first_merged - 1].self_attn, self._choose
-
     def stages(self) -> tuple[Stage, Stage]:
         """Return the stages up to the deciders' layer and after it; the second without slots."""
         prompt_stage, width = self._prompt_stage, max(self._lengths)
@@ -121,7 +116,7 @@ class EntryMerger:
             step_records.append(step)
         return tuple(step_records)
 
-    def _choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
+    def choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Choose in every row by the attention of its deciders."""
         with self._clock.phase("select"):
             stage = self._prompt_stage.move(query.device)
@@ -377,7 +372,8 @@ class DenoisingSession(Session):
         else:
             n_layers = merger.first_merged
             merged = merger.stages(), merger.cache()
-            with AttentionTap([merger.watched_attention]):
+            deciding = self.adapter.decoder.layers[n_layers - 1].self_attn
+            with AttentionTap([(deciding, merger.choose)]):
                 states = run_answer(self.setup, cached_prompt, *merged, embeddings)
         cache.cut(answer.ids.shape[1], n_layers)
         if self._is_shifted:
@@ -395,3 +391,34 @@ class DenoisingSession(Session):
         rows = zip(layout.counts, layout.text, strict=True)
         keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
         return EntryMerger(self.setup, cached_prompt, answer, keep)
+
+
+@dataclass(frozen=True)
+class AnswerState:
+    """An answer between two steps.
+
+    Attributes:
+        ids: (B, G) token at each position, masks where none has been unveiled.
+        deciders: (B, G) booleans, the positions unveiled in the previous step.
+        step: number of the next step.
+        places: (B, M) positions that need logits; None: all.
+        most_deciders: deciders of the row with the most of them; None: not known without reading the device.
+        first_kept: indices (n,) of the visual tokens that the first step kept, of each row; empty in that step.
+    """
+
+    ids: Tensor
+    deciders: Tensor
+    step: int
+    places: Tensor | None = None
+    most_deciders: int | None = None
+    first_kept: Sequence[Tensor] = ()
+
+    def choose(self, states: Tensor) -> Tensor:
+        """Return the states (B, M, D) that predict the positions that need logits, out of those of all (B, G, D).
+
+        More than G states: of the token before the answer, then of its positions.
+        """
+        if self.places is None:
+            return states[:, : self.ids.shape[1]]
+        places = self.places.to(states.device)  # the last layer's, and the ids' the first's
+        return states[rows_of(places), places]

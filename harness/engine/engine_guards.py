@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Iterable
+from typing import Any, get_args
 
+from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import Refused, UserError
 from espalier.methods.views import MethodError, Where
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.facts import ModelFacts, StackFacts
-
-#: generate() arguments that break per-layer cache lengths, and why.
-REFUSED: Mapping[str, str] = {
-    "cache_implementation": "static, offloaded and quantised caches hold one length for all layers",
-    "prefill_chunk_size": "a chunked prefill never has all visual tokens at once",
-    "assistant_model": "assisted decoding rewinds a cache whose layers differ in length",
-    "prompt_lookup_num_tokens": "assisted decoding rewinds a cache whose layers differ in length",
-    "past_key_values": "a cache from an earlier turn reports the length of layer 0 only",
-    "inputs_embeds": "visual positions are read from input_ids",
-    "compile_config": "compiled graphs have fixed lengths",
-}
-
-#: generate() arguments with one value that the engine can honour, and why.
-FIXED: Mapping[str, tuple[float, str]] = {
-    "num_return_sequences": (1, "a sample has one answer"),
-    "num_beam_groups": (1, "beam groups are code outside the library"),
-    "diversity_penalty": (0, "beam groups are code outside the library"),
-    "guidance_scale": (1, "guidance runs a second prompt between the steps"),
-}
-
-
-def check_generation(arguments: Mapping[str, Any]) -> None:
-    """Refuse generate() arguments that the engine cannot honour.
-
-    Raises:
-        UserError: names the argument and the reason.
-    """
-    for name, reason in REFUSED.items():
-        if arguments.get(name) is not None:
-            raise UserError(f"generation.{name}={arguments[name]!r} is not supported: {reason}")
-    for name, (only, reason) in FIXED.items():
-        if arguments.get(name) not in (None, only):
-            raise UserError(
-                f"generation.{name}={arguments[name]!r} is not supported: {reason}; valid: {only}"
-            )
-    if arguments.get("use_cache") is False:
-        raise UserError(
-            "generation.use_cache=False is not supported: tokens are chosen once, at prefill; valid: True"
-        )
 
 
 def check_text_config(config: Any, where: str) -> None:
@@ -105,14 +64,6 @@ def check_proved(facts: ModelFacts, who: str, places: Iterable[str]) -> None:
                 f"{who} acts at {where}, and the model's class, which has no file here, was not proved there: "
                 f"{facts.unproved[where]}; valid: a method that acts at {', '.join(proved)}"
             )
-
-
-def no_emulation(name: str) -> str:
-    """Return the line that refuses emulation on a model with linear attention."""
-    return (
-        "engine.backend='emulate' hides tokens by masks, and tokens hidden from linear attention still fade the "
-        f"states of model={name!r}; valid: drop"
-    )
 
 
 def require_one_beam(beams: int) -> None:

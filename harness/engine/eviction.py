@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from espalier.harness.engine.head_shards import process_rows
-from espalier.harness.engine.layer_types import held_entries
+from espalier.harness.engine.attention_probe import process_rows
+from espalier.harness.engine.kv_cache import IndexedLayer, entries_of
+from espalier.harness.engine.layer_inputs import held_entries
 from espalier.harness.engine.layout import Layout, Stage, left_padded
-from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.reduce import merge_into
-from espalier.harness.engine.text.kv_cache import IndexedLayer, entries_of
+from espalier.harness.engine.prefill import Prefill, merge_into
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
@@ -101,13 +100,9 @@ class ScoredEviction:
         self._generators: list[torch.Generator] = []
         #: (2,) for each layer and row, whether the method wrote into its view.
         self._written: list[Tensor] = []
-        self._held_visual: list[tuple[int, ...]] = []
+        #: Visual entries that each layer holds, for each row of the batch; empty before `shorten`.
+        self.held_visual: list[tuple[int, ...]] = []
         self._held_special: list[tuple[int, ...]] = []
-
-    @property
-    def held_visual(self) -> Sequence[Sequence[int]]:
-        """Visual entries that each layer holds, for each row of the batch; empty before `shorten`."""
-        return self._held_visual
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
@@ -223,10 +218,8 @@ class ScoredEviction:
             UserError: a cache of a class that cannot be shortened.
         """
         self._check_written()
-        budgets, stages = (
-            dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True)),
-            [],
-        )
+        budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
+        stages = []
         for layer in range(self._depth):
             if layer in budgets:
                 stages.append(self._evict(layer, cache.layers[layer], budgets[layer]))
@@ -238,7 +231,7 @@ class ScoredEviction:
     def _keep(self, layer: int, cache_layer: Any) -> Stage:
         """Return the stage of a layer that does not hold the whole prompt, and stays as it is."""
         stage = self._prefill.stage_of(layer)
-        self._held_visual.append(held_entries(stage, entries_of(cache_layer)))
+        self.held_visual.append(held_entries(stage, entries_of(cache_layer)))
         self._held_special.append(self._prefill.layout.repeat(self._prefill.beams).special)
         return replace(stage, first=layer)
 
@@ -349,7 +342,7 @@ class ScoredEviction:
         ]
         del keys, values
         _replace(cache_layer, *shortened)
-        self._held_visual.append(tuple(visuals))
+        self.held_visual.append(tuple(visuals))
         self._held_special.append(tuple(specials))
         empty = index.new_zeros(n_rows, 0)
         layer_valid = valid.view(n_rows, heads, -1)[:, 0]

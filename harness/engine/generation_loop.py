@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from espalier.harness.engine.text.fixed_steps import TextForward
-from espalier.harness.engine.text.kv_cache import answer_cache
-from espalier.harness.engine.text.step_attention import attention_configs, fold_heads
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.forward_pass import Pass
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.specs.run_spec import DecodeLoop
+from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.kv_cache import answer_cache, attention_configs, fold_heads
+from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.text_stack import TextForward
+from espalier.harness.specs.run_spec import DecodeLoop
+from espalier.harness.specs.think_tags import spoken
 
 #: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
 END_CHECK_INTERVAL = 8
@@ -87,7 +85,6 @@ class AnswerLoop:
         )
         logits = model(**inputs, return_dict=True).logits[:, -1]
         answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
-        del inputs
         following = self._prefill.following
         with (
             model._optimize_model_for_decode(),
@@ -263,3 +260,42 @@ def _stop_criteria(config: GenerationConfig, generation: Mapping[str, Any]) -> d
     strings = StopStringCriteria(stop_strings=config.stop_strings, tokenizer=tokenizer)
     criteria = StoppingCriteriaList([*(generation.get("stopping_criteria") or ()), strings])
     return {"stop_strings": None, "stopping_criteria": criteria}
+
+
+#: Text that ends a reasoning.
+CLOSING = "\n</think>\n\n"
+
+
+class ReasoningLimit(LogitsProcessor):
+    """Leaves only the tokens of CLOSING to rows that still reason when these fill up the budget.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        budget: tokens of reasoning, CLOSING included.
+        lead: the tag by which the prompt opens the reasoning; "" if the answer opens it.
+
+    The first call, with the prompt alone, sets where answers start.
+
+    Cost: a decoding of each answer for each forced token.
+    """
+
+    def __init__(self, tokenizer: Any, budget: int, lead: str) -> None:
+        self._tokenizer = tokenizer
+        self._closing = tokenizer.encode(CLOSING, add_special_tokens=False)
+        self._forced_from = budget - len(self._closing)
+        self._lead = lead
+        self._start: int | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores (B, V), minus infinity for all but the forced token of a row."""
+        if self._start is None:
+            self._start = input_ids.shape[1]
+        place = input_ids.shape[1] - self._start - self._forced_from
+        if not 0 <= place < len(self._closing):
+            return scores
+        free = input_ids[:, self._start : self._start + self._forced_from]
+        texts = (self._lead + text for text in self._tokenizer.batch_decode(free))
+        reasons = [bool(text) and not spoken(text) for text in texts]
+        forced = torch.full_like(scores, float("-inf"))
+        forced[:, self._closing[place]] = 0.0
+        return torch.where(torch.tensor(reasons, device=scores.device)[:, None], forced, scores)

@@ -1,16 +1,150 @@
-"""Positions of a batch's visual tokens, and which of them are alive at a decoder layer."""
+"""Layout of a batch: its images and videos, where tokens lie, which are alive at a layer, and what a query sees."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visibility import VisualBlocks
+from espalier.harness.cost.facts import NO_WORK, Work
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import Separators
+
+
+class Visibility(ABC):
+    """The keys that each query sees, by their slots."""
+
+    @abstractmethod
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return (..., R, n_keys): whether the query in each slot of `queries` (R,) or (B, R) sees each key."""
+
+    @abstractmethod
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Return how many valid queries see each key of (B, S), at least 1; broadcastable to (B, S)."""
+
+
+@dataclass(frozen=True)
+class Causal(Visibility):
+    """A query sees the keys up to its own."""
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return whether each key is at or before its query."""
+        return _slots(n_keys, queries) <= queries.unsqueeze(-1)
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count for key j the valid queries at j or later."""
+        return valid.flip(1).cumsum(1).flip(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Bidirectional(Visibility):
+    """Every query sees every key."""
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return True everywhere."""
+        return torch.ones(*queries.shape, n_keys, dtype=torch.bool, device=queries.device)
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count all valid queries, (B, 1)."""
+        return valid.sum(1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Visibility):
+    """Every query sees the whole prefix; after the prefix, a query sees the keys up to its own.
+
+    Attributes:
+        ends: (B,) first slot of each row after its prefix, padding on the left counted.
+    """
+
+    ends: Tensor
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return (B, R, n_keys): whether each key is in the row's prefix, or at or before its query."""
+        slots = _slots(n_keys, queries)
+        inside = slots < self.ends.to(queries.device)[:, None, None]
+        return inside | (slots <= queries.unsqueeze(-1))
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count all valid queries for keys of the prefix, and for others the valid queries at the key or later."""
+        inside = _slots(valid.shape[1], valid) < self.ends.to(valid.device).unsqueeze(1)
+        return torch.where(inside, Bidirectional().seen_by(valid), Causal().seen_by(valid))
+
+    def gathered(self, index: Tensor, valid: Tensor) -> Prefix:
+        """Return the prefix of a shortened batch with the slots `index` (B, M), those real that are `valid`."""
+        after_prefix = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
+        return Prefix(index.shape[1] - after_prefix.sum(1))
+
+
+@dataclass(frozen=True, eq=False)
+class VisualBlocks(Visibility):
+    """A query sees the keys up to its own and all of its block; with a window, no key that lies further back.
+
+    Attributes:
+        blocks: (B, S) number of each slot's block, -1 outside blocks.
+        positions: (B, S) of each slot.
+        window: positions that a query sees back, its own included; None: all.
+        span: bound of the positions, known on the host.
+        cut: whether a window hides tokens of the query's block too.
+    """
+
+    blocks: Tensor
+    positions: Tensor
+    window: int | None = None
+    span: int = 0
+    cut: bool = True
+
+    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
+        """Return (B, R, n_keys): whether each key is close enough, and up to its query or in the same block."""
+        blocks, positions = self.blocks.to(queries.device), self.positions.to(queries.device)
+        slots = queries.clamp(min=0).expand(blocks.shape[0], -1)
+        own_block = blocks.gather(1, slots).unsqueeze(2)
+        visible = _slots(n_keys, queries) <= slots.unsqueeze(2)
+        together = (own_block == blocks.unsqueeze(1)) & (own_block >= 0)
+        if self.window is None:
+            return visible | together
+        farthest = positions.gather(1, slots).unsqueeze(2) - self.window
+        near = positions.unsqueeze(1) > farthest
+        return (visible | together) & near if self.cut else visible & near | together
+
+    def gathered(self, index: Tensor) -> VisualBlocks:
+        """Return the blocks of a shortened batch with the slots `index` (B, M)."""
+        kept = self.blocks.gather(1, index), self.positions.gather(1, index)
+        return VisualBlocks(*kept, self.window, self.span, self.cut)
+
+    def on(self, device: torch.device) -> VisualBlocks:
+        """Return the blocks on a device."""
+        moved = self.blocks.to(device), self.positions.to(device)
+        return VisualBlocks(*moved, self.window, self.span, self.cut)
+
+    def seen_by(self, valid: Tensor) -> Tensor:
+        """Count the valid queries, 256 at a time. Cost: O(B S^2)."""
+        n_slots = valid.shape[1]
+        counts = torch.zeros(valid.shape, dtype=torch.long, device=valid.device)
+        for block in _slots(n_slots, valid).split(256):
+            counts += (self.sees(block, n_slots) & valid[:, block].unsqueeze(2)).sum(1)
+        return counts.clamp(min=1)
+
+
+#: Default visibility of a text stack.
+CAUSAL = Causal()
+
+
+def visibility_of(config: Any) -> Visibility:
+    """Return the visibility of a text stack, read from its configuration as the library reads it (`is_causal`)."""
+    return CAUSAL if getattr(config, "is_causal", True) else Bidirectional()
+
+
+def _slots(count: int, like: Tensor) -> Tensor:
+    return torch.arange(count, device=like.device)
+
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -119,7 +253,7 @@ class Stage:
         rotary: rotary tables of the slots, set when a layer first receives them.
         mask: attention mask of the prefill, once built.
         blocks: visual tokens that see one another, and positions; None, and the next two empty: the stack has layers of
-            one type (harness/engine/layer_types.py).
+            one type (harness/engine/layer_inputs.py).
         masks: by type of layer, once built.
         tables: rotary tables by type of layer, once built.
     """
@@ -204,3 +338,214 @@ def groups(keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
     for row, key in enumerate(keys):
         members.setdefault(key, []).append(row)
     return list(members.items())
+
+
+@dataclass(frozen=True, eq=False)
+class VisualItem:
+    """The placeholders of one image or video in the prompt, in sequence order.
+
+    Attributes:
+        grid: (n, 4) image or frame (from 0), view, row and column of each placeholder.
+        source: (n, S) projector units that each one is a mixture of, numbered over all calls of the projector.
+        share: (n, S) weight of each; None for one unit each.
+        prunable: (n,) False for newline and separator tokens; None if all are prunable.
+        tile: (n,) crop of the image that each one lies in, 0 for the global view; None: the view.
+        work: cost before the decoder.
+    """
+
+    grid: Tensor
+    source: Tensor
+    share: Tensor | None = None
+    prunable: Tensor | None = None
+    tile: Tensor | None = None
+    work: Work = NO_WORK
+
+    def __len__(self) -> int:
+        """Return the number of placeholders."""
+        return self.grid.shape[0]
+
+
+def rectangle(images: int, height: int, width: int, view: int = 0) -> Tensor:
+    """Return (images * height * width, 4) coordinates of full grids in raster order, image by image."""
+    axes = (torch.arange(images), torch.tensor([view]), torch.arange(height), torch.arange(width))
+    return torch.cartesian_prod(*axes)
+
+
+def framed_rectangle(height: int, width: int, newlines: bool = True) -> tuple[Tensor, Tensor]:
+    """Return row and column (n, 2) of a grid between a begin and an end, with a newline after each row or without.
+
+    Begin and end take the places of the first cell and of the last. Also returns (n,): False for all but cells.
+    """
+    cells = torch.cartesian_prod(torch.arange(height), torch.arange(width + int(newlines)))
+    places = torch.cat([cells[:1], cells, cells[-1:]])
+    prunable = places[:, 1] < width
+    prunable[0] = prunable[-1] = False
+    return places, prunable
+
+
+def read_layout(
+    ids: Tensor,
+    valid: Tensor,
+    items: Mapping[int, Sequence[VisualItem]],
+    separators: Separators = "keep",
+) -> Layout:
+    """Find every image's and video's placeholders in a batch of prompts.
+
+    Args:
+        ids: (B, L) prompts.
+        valid: (B, L) False for padding.
+        items: for each placeholder id, the batch's images or videos in the order of their placeholders.
+        separators: whether newline and separator tokens stay, or count as ordinary visual tokens.
+
+    Raises:
+        UserError: a row with placeholders that do not add up to complete images or videos.
+
+    Cost: one transfer of `ids` to the host, tables on the host, one transfer back.
+    """
+    host_ids, host_valid = ids.cpu().numpy(), valid.cpu().numpy()
+    units = max(
+        (item.source.shape[1] for items_of_token in items.values() for item in items_of_token),
+        default=1,
+    )
+    queues = {token: deque(items_of_token) for token, items_of_token in items.items()}
+    rows = [
+        _row(n, host_ids[n], host_valid[n], queues, units, separators)
+        for n in range(host_ids.shape[0])
+    ]
+    unplaced = sum(map(len, queues.values()))
+    if unplaced:
+        raise UserError(
+            f"model: {unplaced} images or videos of the batch have no placeholder in their prompts; valid: the image "
+            "token of the checkpoint's config.json, and a template that writes it for each of them"
+        )
+
+    def stack(name: str, filler: int = 0) -> Tensor:
+        columns = [getattr(row, name) for row in rows]
+        width = max(len(column) for column in columns)
+        padded = np.full((len(rows), width, *columns[0].shape[1:]), filler, dtype=columns[0].dtype)
+        for column, target in zip(columns, padded, strict=True):
+            target[: len(column)] = column
+        return torch.from_numpy(padded).to(ids.device)
+
+    return Layout(
+        valid=valid,
+        visual=stack("visual"),
+        counts=tuple(len(row.visual) for row in rows),
+        text=tuple(row.length - len(row.visual) for row in rows),
+        special=tuple(row.length - len(row.visual) - len(row.words) for row in rows),
+        words=stack("words", -1),
+        grid=stack("grid"),
+        picture=stack("picture"),
+        tile=stack("tile"),
+        source=stack("source"),
+        share=stack("share") if units > 1 else None,
+        blended=tuple(row.blended for row in rows),
+        work=tuple(row.work for row in rows),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _LayoutRow:
+    """One row of a layout, before padding; in numpy arrays, which are several times faster for many small steps."""
+
+    length: int
+    words: np.ndarray
+    visual: np.ndarray
+    grid: np.ndarray
+    picture: np.ndarray
+    tile: np.ndarray
+    source: np.ndarray
+    share: np.ndarray
+    blended: bool
+    work: Work
+
+
+def _row(
+    number: int,
+    ids: np.ndarray,
+    valid: np.ndarray,
+    queues: Mapping[int, deque[VisualItem]],
+    units: int,
+    separators: Separators,
+) -> _LayoutRow:
+    """Take the row's images and videos from the queues and find their positions."""
+    placed: list[tuple[np.ndarray, VisualItem]] = []
+    words = valid
+    for token, queue in queues.items():
+        placeholder = ids == token
+        words = words & ~placeholder
+        places = (placeholder & valid).nonzero()[0]
+        start = 0
+        while queue and start + len(queue[0]) <= len(places) and start < len(places):
+            item = queue.popleft()
+            placed.append((places[start : start + len(item)], item))
+            start += len(item)
+        if start != len(places):
+            raise UserError(
+                f"chat {number} of the batch has {len(places)} placeholders where its images or videos fill {start}"
+            )
+    # Images come before videos in the queues; in the prompt they may alternate.
+    placed.sort(key=lambda entry: int(entry[0][0]))
+    row_items = [item for _, item in placed]
+    grids, image = [np.zeros((0, 4), dtype=np.int64)], 0
+    work = Work()
+    for item in row_items:
+        grid = item.grid.numpy()
+        grids.append(grid + np.array([image, 0, 0, 0]))
+        image += int(grid[-1, 0]) + 1
+        work = work.plus(item.work)
+    prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, row_items)])
+    if separators == "candidates":
+        prunable[:] = True
+
+    def join(parts: list[np.ndarray], like: np.ndarray) -> np.ndarray:
+        joined: np.ndarray = np.concatenate([like, *parts])[prunable]
+        return joined
+
+    no_slots = np.zeros(0, dtype=np.int64)
+    tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in row_items]
+    return _LayoutRow(
+        length=int(valid.sum()),
+        words=words.nonzero()[0],
+        visual=join([places for places, _ in placed], no_slots),
+        grid=np.concatenate(grids)[prunable],
+        picture=join([np.full(len(item), n) for n, item in enumerate(row_items)], no_slots),
+        tile=join([tile.numpy() for tile in tiles], no_slots),
+        source=join(
+            [_pad_units(item.source.numpy(), units) for item in row_items],
+            np.zeros((0, units), dtype=np.int64),
+        ),
+        share=join(
+            [_unit_weights(item, units) for item in row_items],
+            np.zeros((0, units), dtype=np.float32),
+        ),
+        blended=any(item.share is not None for item in row_items),
+        work=work,
+    )
+
+
+def _prunable(item: VisualItem) -> np.ndarray:
+    if item.prunable is None:
+        return np.ones(len(item), dtype=bool)
+    prunable: np.ndarray = item.prunable.numpy()
+    return prunable
+
+
+def _pad_units(table: np.ndarray, units: int) -> np.ndarray:
+    if table.shape[1] == units:
+        return table
+    return np.pad(table, ((0, 0), (0, units - table.shape[1])))
+
+
+def _unit_weights(item: VisualItem, units: int) -> np.ndarray:
+    """Return the weights of an item's units; one unit each has weight 1."""
+    if item.share is None:
+        return _pad_units(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
+    return _pad_units(item.share.float().numpy(), units)
+
+
+def mean_of_blocks(values: Tensor, units: int) -> Tensor:
+    """Return (views * units^2, ...): of square views (views, patches, ...), the mean of the patches of each unit."""
+    fold = math.isqrt(values.shape[1]) // units
+    blocks = values.view(len(values), units, fold, units, fold, *values.shape[2:])
+    return blocks.mean((2, 4)).flatten(0, 2)

@@ -1,43 +1,34 @@
-"""State of a batch while its prompt runs: the tokens alive, and the method's decisions so far."""
+"""A batch while its prompt runs: the tokens alive, and the method's plans combined into decisions that shorten it.
+
+DeepStack: add features to visual tokens after the first decoder layers, for the tokens that remain.
+
+Some models pass features of earlier tower layers to the decoder: after layer l, the l-th of them are added to the
+hidden states of the visual tokens (arXiv 2406.04334). The model finds these tokens by a mask over the whole prompt,
+which no longer fits once some are dropped. The engine therefore takes the features out of the decoder's arguments and
+adds them itself, to the tokens alive after that layer, at their current slots. A token merged by a method gets features
+merged by the same plan, as if they had been part of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.free_memory import fits_in_free_memory
-from espalier.harness.engine.deepstack import extract_features
-from espalier.harness.engine.item_scope import item_counts, plan_by_item
-from espalier.harness.engine.layout import Stage, groups, take
-from espalier.harness.engine.positions import closed_positions
-from espalier.harness.engine.reduce import (
-    MergedTokens,
-    combine,
-    hide,
-    merged_values,
-    shrink,
-)
-from espalier.methods.base import View
+from espalier.harness.cost.memory import fits_in_free_memory
+from espalier.harness.engine.layer_inputs import closed_positions
+from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.methods.base import Assignment, Mixture, Plan, View
 from espalier.methods.blame import Blame
 from espalier.methods.chance import row_generators
 from espalier.methods.select.cosines import judged_by
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.deepstack import DeepStack
-    from espalier.harness.engine.layout import Layout
-    from espalier.harness.engine.reduce import (
-        Decision,
-        LayerHalves,
-        Rows,
-        TokensOf,
-    )
-    from espalier.harness.engine.session_setup import SessionSetup
-    from espalier.methods.base import Plan
 
 
 class Prefill:
@@ -66,7 +57,7 @@ class Prefill:
         self.clock = Clock(*setup.adapter.devices, enabled=setup.timed)
         #: Tokens of the parts of each row that the method chooses in: its items, or all of it.
         self.parts = tuple(
-            item_counts(picture, count) if setup.by_item and count else (count,)
+            tuple(torch.bincount(picture[:count]).tolist()) if setup.by_item and count else (count,)
             for picture, count in zip(layout.picture, layout.counts, strict=True)
         )
         keep = partial(setup.budget.keep, setup.method, setup.adapter.facts)
@@ -269,3 +260,369 @@ class Prefill:
             return [None] * self.layout.rows
         site_spares = torch.stack([site.cpu() for site in self.spare])
         return list(site_spares.clamp(min=0).sum(0).tolist())
+
+
+#: Rows of a batch.
+Rows = list[int] | slice
+
+#: Maps rows and their token count to their (b, n, D) visual tokens at the site.
+TokensOf = Callable[[Rows, int], Tensor]
+
+
+@dataclass(frozen=True)
+class LayerHalves:
+    """A layer run in halves: the visual tokens that entered it, and the output of its attention for them."""
+
+    entering: TokensOf
+    put_out: TokensOf
+
+
+@dataclass(frozen=True)
+class MergedTokens:
+    """New values of kept tokens: `values` (b, k, D) belong to the tokens `kept` (b, k) of `rows`, computed by `merge`.
+
+    `features` is True for values that are features, still to be projected.
+    """
+
+    rows: Rows
+    kept: Tensor
+    values: Tensor
+    merge: Assignment | Mixture
+    features: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The plans of all rows at one site, combined.
+
+    Attributes:
+        kept: (B, K) index into the stage's alive visual tokens, ascending, padded on the right with 0.
+        counts: kept tokens of each row.
+        merged: new values of kept tokens, one entry for each group of rows with merging.
+        spare: (B,) kept tokens that only fill up the count, -1 where the method does not report it.
+    """
+
+    kept: Tensor
+    counts: tuple[int, ...]
+    merged: tuple[MergedTokens, ...]
+    spare: Tensor | None = None
+
+    def keeps_all(self, stage: Stage) -> bool:
+        """Return whether every alive token stays, so that nothing has to be gathered."""
+        return self.counts == stage.counts
+
+
+def merged_values(
+    plan: Plan, merge: Assignment | Mixture, tokens: Tensor, rows: Rows, halves: LayerHalves | None
+) -> Tensor:
+    """Return the (b, k, D) values of a plan's kept tokens after `merge` of `tokens` (b, n, D).
+
+    With halves and `plan.entering`, the states that entered the layer are merged instead, and the attention's output
+    for the kept tokens is added.
+    """
+    if halves is None or not plan.entering:
+        return merge.apply(tokens, plan.kept.shape[1])
+    values = merge.apply(halves.entering(rows, tokens.shape[1]), plan.kept.shape[1])
+    return values + take(halves.put_out(rows, tokens.shape[1]), plan.kept, -2)
+
+
+def combine(
+    plans: Sequence[tuple[Rows, Plan]], stage: Stage, merged: tuple[MergedTokens, ...]
+) -> Decision:
+    """Return the decision made of the plans of some rows each; rows without a plan keep no token."""
+    every_row = range(len(stage.counts))
+    counts = [0] * len(every_row)
+    spare: Tensor | None = None
+    for rows, plan in plans:
+        for row in every_row[rows] if isinstance(rows, slice) else rows:
+            counts[row] = plan.kept.shape[1]
+        if plan.spare is not None:
+            spare = stage.slots.new_full((len(counts),), -1) if spare is None else spare
+            spare[rows] = plan.spare.to(spare)
+    if len(plans) == 1 and isinstance(plans[0][0], slice):
+        kept = plans[0][1].kept
+    else:
+        kept = stage.slots.new_zeros(len(counts), max(counts))
+        for rows, plan in plans:
+            kept[rows, : plan.kept.shape[1]] = plan.kept
+    return Decision(kept, tuple(counts), merged, spare)
+
+
+def write_merged(hidden: Tensor, slots: Tensor, decision: Decision) -> Tensor:
+    """Return `hidden` (B, M, D) with merged values written at the slots of the kept tokens."""
+    if not decision.merged:
+        return hidden
+    hidden = hidden.clone()
+    for merged in decision.merged:
+        index = take(slots[merged.rows], merged.kept, -1)
+        rows = torch.arange(hidden.shape[0], device=hidden.device)[merged.rows]
+        hidden[rows[:, None], index] = merged.values.to(hidden.dtype)
+    return hidden
+
+
+def survivors(stage: Stage, decision: Decision) -> Tensor:
+    """Return (B, M): the slots that stay, i.e. every valid slot except the visual tokens not kept."""
+    n_slots = stage.valid.shape[1]
+    # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
+    alive = torch.nn.functional.pad(stage.valid, (0, 1))
+    slots = _fill_padding(stage.slots, stage.counts, n_slots)
+    alive.scatter_(1, slots, torch.zeros_like(slots, dtype=torch.bool))
+    kept = _fill_padding(take(stage.slots, decision.kept, -1), decision.counts, n_slots)
+    alive.scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
+    return alive[:, :n_slots]
+
+
+def _fill_padding(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
+    """Replace the right padding of (B, N) slots by `filler`."""
+    if all(count == slots.shape[1] for count in counts):
+        return slots
+    real = torch.arange(slots.shape[1], device=slots.device) < torch.tensor(
+        counts, device=slots.device
+    ).unsqueeze(1)
+    return torch.where(real, slots, filler)
+
+
+def shrink(
+    stage: Stage, decision: Decision, text: Sequence[int], first: int
+) -> tuple[Stage, Tensor]:
+    """Drop tokens physically: return the next stage and the (B, M') slots to gather, left-padded.
+
+    Args:
+        stage: before the site.
+        decision: plans of the site.
+        text: tokens of each row that are neither padding nor prunable.
+        first: decoder layer from which the next stage holds.
+    """
+    alive = survivors(stage, decision)
+    lengths = [t + n for t, n in zip(text, decision.counts, strict=True)]
+    index, valid, padded = left_padded(alive, lengths)
+    offset = torch.tensor([index.shape[1] - n - 1 for n in lengths], device=alive.device)
+    new_slot = alive.long().cumsum(1) + offset.unsqueeze(1)
+    slots = take(new_slot, take(stage.slots, decision.kept, -1), -1).clamp(min=0)
+    origin = take(stage.origin, decision.kept, -1)
+    new_words = take(new_slot, stage.words.clamp(min=0), -1)
+    words = torch.where(stage.words < 0, stage.words, new_words)
+    blocks = None if stage.blocks is None else stage.blocks.gathered(index)
+    following = Stage(first, valid, padded, slots, decision.counts, origin, words, blocks=blocks)
+    return following, index
+
+
+def hide(stage: Stage, decision: Decision, first: int) -> Stage:
+    """Emulate dropping: slots stay in place, and dropped ones are hidden from later layers."""
+    alive = survivors(stage, decision)
+    slots = take(stage.slots, decision.kept, -1)
+    origin = take(stage.origin, decision.kept, -1)
+    words, blocks = stage.words, stage.blocks
+    return Stage(first, alive, True, slots, decision.counts, origin, words, blocks=blocks)
+
+
+def merge_into(store: Tensor, candidates: Tensor, onto: Tensor, shift: int = 0) -> None:
+    """Average entries of a layer into others, in place.
+
+    Args:
+        store: (H_kv, L, D) keys or values of one sample.
+        candidates: (N,) slots.
+        onto: (H, N), H = 1 or H_kv: the candidate that each one is averaged into, itself if it stays, -1 if dropped.
+        shift: for an evicted candidate, the entry `shift` slots before it is averaged instead (at least slot 0).
+    """
+    dtype = torch.promote_types(store.dtype, torch.float32)
+    averaged = store[:, candidates].to(dtype)
+    onto = onto.expand(averaged.shape[0], -1)
+    if shift:
+        positions = torch.arange(len(candidates), device=onto.device)
+        before = store[:, (candidates - shift).clamp(min=0)].to(dtype)
+        averaged = torch.where((onto == positions).unsqueeze(-1), averaged, before)
+    target, weights = onto.clamp(min=0).unsqueeze(-1), (onto >= 0).unsqueeze(-1).to(dtype)
+    added = target.expand_as(averaged)
+    total = torch.zeros_like(averaged).scatter_add_(1, added, averaged * weights)
+    count = torch.zeros_like(averaged[..., :1]).scatter_add_(1, target, weights)
+    means = torch.where(count > 0, total / count.clamp(min=1), averaged)
+    store[:, candidates] = means.to(store.dtype)
+
+
+#: Arguments of a decoder with DeepStack: a list of (V, D) features, and the (B, L) mask of the V tokens they are for.
+FEATURES, MASK = "deepstack_visual_embeds", "visual_pos_masks"
+
+
+class DeepStack:
+    """The features of one batch: for each of the first decoder layers, one row for each original visual token.
+
+    Args:
+        layout: of the batch, its rows repeated for beams.
+        features: for each layer (V, D) features of all visual tokens, row by row, each row in sequence order.
+
+    Raises:
+        ValueError: there are features for tokens that methods do not see.
+    """
+
+    def __init__(self, layout: Layout, features: Sequence[Tensor]) -> None:
+        n_features, n_visual = len(features[0]), sum(layout.counts)
+        if n_features != n_visual:
+            raise ValueError(f"DeepStack features for {n_features} tokens, methods see {n_visual}")
+        self._tables = [_table(layout, layer_features) for layer_features in features]
+
+    def hook(
+        self, layers: Iterable[nn.Module], stage: Callable[[], Stage | None]
+    ) -> list[RemovableHandle]:
+        """Add the features after the first layers; the caller removes the handles.
+
+        Args:
+            layers: of the decoder.
+            stage: returns the current stage, None outside the prefill.
+        """
+
+        def adder(number: int) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
+            def add(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+                active = stage()
+                return None if active is None else self.add_features(number, output, active)
+
+            return add
+
+        pairs = zip(layers, range(len(self._tables)), strict=False)
+        return [layer.register_forward_hook(adder(number)) for layer, number in pairs]
+
+    def add_features(self, number: int, hidden: Tensor, stage: Stage) -> Tensor:
+        """Return the states (B, M, D) after layer `number` with the features of the alive tokens added."""
+        stage.move(hidden.device)
+        rows, places = _real_entries(stage.counts, hidden.device)
+        slots, origin = stage.slots[rows, places], stage.origin[rows, places]
+        table = self._tables[number].to(hidden.device, hidden.dtype)
+        hidden = hidden.clone()
+        hidden[rows, slots] = hidden[rows, slots] + table[rows, origin]
+        return hidden
+
+    def merge(self, decision: Decision, stage: Stage, first: int) -> None:
+        """Merge the features not yet added in the way that a decision merges the tokens.
+
+        Args:
+            decision: the plans of a site.
+            stage: before the site.
+            first: decoder layer with the input that the site shortens.
+        """
+        device = stage.origin.device
+        for merged in decision.merged:
+            all_rows = range(len(stage.counts))
+            members = merged.rows if isinstance(merged.rows, list) else list(all_rows[merged.rows])
+            rows = torch.tensor(members, device=device)
+            origin = stage.origin[rows][:, : stage.counts[members[0]]]
+            kept = take(origin, merged.kept, -1)
+            for number in range(first, len(self._tables)):
+                table = self._tables[number].to(device)
+                tokens = take(table[rows], origin, -2)
+                table[rows[:, None], kept] = merged.merge.apply(tokens, merged.kept.shape[1])
+                self._tables[number] = table
+
+
+def extract_features(
+    arguments: dict[str, Any], layout: Layout
+) -> tuple[DeepStack | None, dict[str, Any]]:
+    """Return the features among a decoder's arguments, None if there are none, and the arguments without them."""
+    if not arguments.get(FEATURES):
+        return None, arguments
+    stack = DeepStack(layout, arguments[FEATURES])
+    return stack, {**arguments, FEATURES: None, MASK: None}
+
+
+def _table(layout: Layout, features: Tensor) -> Tensor:
+    """Return (B, N, D) of (V, D) features."""
+    table = features.new_zeros(*layout.visual.shape, features.shape[-1])
+    table[_real_entries(layout.counts, features.device)] = features
+    return table
+
+
+def _real_entries(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return row and index of each entry that is not padding, row by row, without synchronising with the device."""
+    rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    places = torch.cat([torch.arange(count) for count in counts])
+    return rows.to(device), places.to(device)
+
+
+#: Returns the signals of a view's tokens, by their (1, n) places in the view of the whole prompt.
+SignalsOf = Callable[[Tensor], dict[str, Tensor]]
+
+
+def plan_by_item(
+    answer: Callable[[View, int], Plan],
+    view: View,
+    items: Sequence[int],
+    keep: Sequence[int],
+    signals_of: SignalsOf,
+    generator_of: Callable[[], torch.Generator],
+) -> Plan:
+    """Return the plan of one prompt, from a plan for each item.
+
+    Args:
+        answer: of the method: a view and a count.
+        view: of the whole prompt.
+        items: tokens of each item, which follow each other.
+        keep: tokens of each that stay.
+        signals_of: of the tokens of an item.
+        generator_of: a new source of chance for each item, always in the same state.
+    """
+    plans, start = [], 0
+    for count, kept in zip(items, keep, strict=True):
+        places = slice(start, start + count)
+        grid = view.grid[:, places].clone()
+        grid[..., 0] -= grid[..., 0].min()
+        index = torch.arange(start, start + count, device=grid.device).unsqueeze(0)
+        part = replace(
+            view,
+            tokens=view.tokens[:, places],
+            grid=grid,
+            signals=signals_of(index),
+            generators=[generator_of()],
+        )
+        plans.append(answer(part, kept))
+        start += count
+    return joined(plans, items)
+
+
+def joined(plans: Sequence[Plan], items: Sequence[int]) -> Plan:
+    """Return one plan of consecutive items' plans.
+
+    Args:
+        plans: of each item.
+        items: tokens of each item.
+    """
+    starts = [sum(items[:number]) for number in range(len(items))]
+    kept = torch.cat([plan.kept + start for plan, start in zip(plans, starts, strict=True)], 1)
+    spares = [plan.spare for plan in plans if plan.spare is not None]
+    scores = [plan.scores for plan in plans if plan.scores is not None]
+    return Plan(
+        kept=kept,
+        merge=_merged(plans, items),
+        spare=torch.stack(spares).clamp(min=0).sum(0) if spares else None,
+        scores=torch.cat(scores, 1) if len(scores) == len(plans) else None,
+    )
+
+
+def _merged(plans: Sequence[Plan], items: Sequence[int]) -> Assignment | Mixture | None:
+    merges = [plan.merge for plan in plans]
+    if all(merge is None for merge in merges):
+        return None
+    widths = [plan.kept.shape[1] for plan in plans]
+    rows = plans[0].kept
+    if any(isinstance(merge, Mixture) for merge in merges):
+        parts = [_matrix(plan, count) for plan, count in zip(plans, items, strict=True)]
+        return Mixture(torch.block_diag(*parts).unsqueeze(0))
+    slots, weights = [], []
+    for number, (plan, count) in enumerate(zip(plans, items, strict=True)):
+        slot = rows.new_full((1, count), -1)
+        weight = torch.ones_like(slot, dtype=torch.float32)
+        if isinstance(plan.merge, Assignment):
+            slot, weight = plan.merge.slot, plan.merge.weight
+        else:
+            slot[0, plan.kept[0]] = torch.arange(widths[number], device=slot.device)
+        slots.append(torch.where(slot < 0, slot, slot + sum(widths[:number])))
+        weights.append(weight)
+    return Assignment(torch.cat(slots, 1), torch.cat(weights, 1))
+
+
+def _matrix(plan: Plan, count: int) -> Tensor:
+    """Return (K, N): the values of kept tokens as sums of an item's tokens."""
+    if isinstance(plan.merge, Mixture):
+        return plan.merge.matrix[0]
+    unit = torch.eye(count, device=plan.kept.device)
+    if plan.merge is None:
+        return unit[plan.kept[0]]
+    return plan.merge.apply(unit.unsqueeze(0), plan.kept.shape[1])[0]

@@ -1,28 +1,37 @@
-"""A stored prompt at the decoder's input: computed once, and reused by any number of methods that start there.
+"""A stored prompt at the decoder's input, and the first layers that methods share: computed once, reused by any number.
 
 Chats are encoded, images go through tower and projector, and the model runs up to the input of its text stack; the
 arguments of the stack are the prompt. A method that acts later gives the same answers and records from the prompt as
 from the inputs, to the bit, except for times. Everything that makes many passes over one prompt starts here: the steps
 of a denoising run, the points of a sweep, the two sides of a decoder that reads one video twice.
+
+The first decoder layers of one prompt, run once for all methods that leave them unchanged.
+
+Up to the layer before which a method first acts, its prefill is that of the unreduced model. A trunk stores the output
+of those layers: states, keys and values, and the queries that methods score with. A pass that starts from it uses these
+instead of running the layers, so that its answers, logits and records are bit-identical.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.layout import Layout
+from espalier.harness.engine.model_parts import remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.shared_prefill import StopForward, Trunk
-from espalier.harness.engine.sites.site_table import reads_features, tower_sites
-from espalier.harness.engine.vision_pass import VisionSide
+from espalier.harness.engine.site_table import reads_features, tower_sites
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Site, TokenReducer
 
@@ -185,3 +194,222 @@ def _repeat_rows(value: Any, layout: Layout, times: int) -> Tensor | None:
             [sample_values.repeat(times, 1) for sample_values in value.split(list(layout.counts))]
         )
     return None
+
+
+class VisionSide:
+    """Hooks on tower and projector for one run.
+
+    Args:
+        setup: method, model and settings.
+        clock: times the vision phase.
+        keeps_features: whether to store the projector's input.
+    """
+
+    def __init__(self, setup: SessionSetup, clock: Clock, keeps_features: bool) -> None:
+        self._setup = setup
+        self._clock = clock
+        self._keeps_features = keeps_features
+        self._features: list[Tensor] = []
+        self._idle = idle(setup.idle_blocks)
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> VisionSide:
+        """Install the hooks, and skip blocks with unused output."""
+        adapter = self._setup.adapter
+        self._idle.__enter__()
+        self._handles = [
+            adapter.tower.register_forward_pre_hook(lambda *_: self._clock.start("vision")),
+            adapter.projector.register_forward_pre_hook(self._before_projector, with_kwargs=True),
+            adapter.vision_end.register_forward_hook(lambda *_: self._clock.stop("vision")),
+            *self._setup.signals.hook_tower(self._clock),
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the remaining hooks."""
+        self.stop_watching()
+        self._idle.__exit__(kind, error, trace)
+
+    def stop_watching(self) -> None:
+        """Remove the hooks: later calls of the projector are the engine's."""
+        remove_hooks(self._handles)
+
+    def features(self) -> Tensor | None:
+        """Return (units, D) input of the projector; None if not requested, or without images."""
+        return torch.cat(self._features) if self._features else None
+
+    def _before_projector(
+        self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
+    ) -> None:
+        if self._keeps_features:
+            (states,) = (*args, *kwargs.values())[:1]
+            self._features.append(self._setup.adapter.features(states))
+
+
+def idle(blocks: Iterable[nn.Module]) -> AbstractContextManager[None]:
+    """Make blocks return their input, for one pass.
+
+    CLIP's last block computes a state that LLaVA's projector, which reads the last but one, never uses. The library
+    runs it anyway; skipping it leaves every state that is used bit-identical.
+    """
+    return replaced_forwards((block, lambda hidden, *_, **__: hidden) for block in blocks)
+
+
+def split_idle(
+    unread: Sequence[nn.Module], watched: Iterable[nn.Module]
+) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
+    """Return (blocks that run, blocks that may idle) among those that the projector does not read.
+
+    Args:
+        unread: in their order in the tower.
+        watched: modules with inputs or outputs that a method reads; the blocks before them have to run.
+    """
+    watched_modules = set(watched)
+    last_watched = max(
+        (number for number, block in enumerate(unread) if watched_modules & set(block.modules())),
+        default=-1,
+    )
+    return unread[: last_watched + 1], unread[last_watched + 1 :]
+
+
+class StopForward(BaseException):
+    """Ends a model's forward early. Not an error: nothing may catch it inside the model."""
+
+
+@dataclass(eq=False)
+class Trunk:
+    """Output of the first layers of a decoder for one batch; read-only.
+
+    It takes `4 B L D` numbers a layer (fewer where heads share keys and values) and lives as long as its prompt.
+
+    Attributes:
+        outputs: (B, L, D) states after each layer.
+        heads: queries (B, H, L, Dh), keys (B, H_kv, L, Dh) and scaling of each layer; empty under eager attention,
+            where queries cannot be read.
+        cached: keys and values (B, H_kv, L, Dh) of each layer.
+    """
+
+    outputs: list[Tensor] = field(default_factory=list)
+    heads: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
+    cached: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held. Keys in `heads` are those of the cache."""
+        queries = (query for query, _, _ in self.heads)
+        entries = (entry for pair in self.cached for entry in pair)
+        return sum(tensor.nbytes for tensor in (*self.outputs, *queries, *entries))
+
+
+def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
+    """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
+    return min((site.shortens or 0 for site in sites), default=depth)
+
+
+class TrunkRecorder:
+    """Hooks that fill a trunk while the unreduced model runs, and end the run after its last layer.
+
+    Args:
+        decoder: the text stack.
+        depth: number of layers, at least one.
+        room: limit of the trunk in bytes; once reached, no further layer is run.
+    """
+
+    def __init__(self, decoder: Any, depth: int, room: float) -> None:
+        self.trunk = Trunk()
+        # The final norm follows the last layer.
+        self._modules = [*decoder.layers, decoder.norm][: depth + 1]
+        self._depth, self._room = depth, room
+        readable = decoder.config._attn_implementation != "eager"
+        layers = self._modules[:depth] if readable else []
+        self._tap = AttentionTap([(layer.self_attn, self._record_heads) for layer in layers])
+        self._open = ExitStack()
+
+    def __enter__(self) -> TrunkRecorder:
+        """Install the hooks."""
+        with ExitStack() as opening:
+            opening.enter_context(self._tap)
+            for number, module in enumerate(self._modules):
+                before_handle = module.register_forward_pre_hook(
+                    partial(self._before_layer, number)
+                )
+                opening.callback(before_handle.remove)
+                if number < self._depth:
+                    after_handle = module.register_forward_hook(
+                        partial(self._after_layer, number), with_kwargs=True
+                    )
+                    opening.callback(after_handle.remove)
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Remove the hooks; the early end of the run is not an error."""
+        self._open.close()
+        return isinstance(error, StopForward)
+
+    def _before_layer(self, number: int, module: nn.Module, args: Any) -> None:
+        if number == self._depth or (number and self.trunk.bytes >= self._room):
+            raise StopForward
+
+    def _record_heads(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        self.trunk.heads.append((query, key, scaling))
+
+    def _after_layer(
+        self, number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        layer = kwargs["past_key_values"].layers[number]
+        self.trunk.outputs.append(output)
+        self.trunk.cached.append((layer.keys, layer.values))
+
+
+class TrunkReplay:
+    """Replaces the first layers' forward by a trunk's stored output, for one prefill.
+
+    Args:
+        trunk: of the prompt; None: nothing is replaced.
+        layers: of the decoder, those that the pass leaves unchanged; the trunk may have fewer.
+        tap: shows the queries and keys of these layers to their watchers.
+    """
+
+    def __init__(self, trunk: Trunk | None, layers: Sequence[nn.Module], tap: AttentionTap) -> None:
+        self._trunk = trunk or Trunk()
+        self._layers = list(layers)[: len(self._trunk.outputs)]
+        self._tap = tap
+        self._replaced = ExitStack()
+
+    def __enter__(self) -> TrunkReplay:
+        """Replace the layers' forward."""
+        pairs = ((layer, partial(self._forward, n)) for n, layer in enumerate(self._layers))
+        self._replaced.enter_context(replaced_forwards(pairs))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Restore the layers' forward."""
+        self._replaced.close()
+
+    def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        trunk, output = self._trunk, self._trunk.outputs[number]
+        if hidden.shape != output.shape:
+            raise UserError(
+                f"generation.num_beams: the prompt's stored layers have {len(output)} rows, got {len(hidden)}; "
+                "valid: the same number"
+            )
+        cache = kwargs["past_key_values"]
+        if cache is not None:
+            cache.update(*trunk.cached[number], number)
+        if trunk.heads:
+            layer: Any = self._layers[number]
+            self._tap.show(layer.self_attn, *trunk.heads[number])
+        if number == len(self._layers) - 1:
+            self.__exit__()  # decoding steps are the layers' own
+        return output

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from espalier.harness.cost.row_work import NO_WORK, Work
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from espalier.harness.cost.facts import NO_WORK, Work
 
 
 @dataclass(frozen=True)

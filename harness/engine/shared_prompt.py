@@ -10,11 +10,10 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.prompt import Prompt, refuse_tower_sites
+from espalier.harness.engine.prompt import Prompt, TrunkRecorder, refuse_tower_sites
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.shared_prefill import TrunkRecorder
-from espalier.harness.engine.signals.table import BEFORE_DECODER
-from espalier.harness.engine.sites.site_table import reads_features
+from espalier.harness.engine.signals.table import DECLARED
+from espalier.harness.engine.site_table import reads_features
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
 
@@ -45,7 +44,7 @@ class PromptReader(TokenReducer):
             refuse_tower_sites(method, sites)
             features |= reads_features(sites)
             needs = (need for site in sites for need in method.needs(site))
-            wanted |= dict.fromkeys(need for need in needs if need.signal in BEFORE_DECODER)
+            wanted |= dict.fromkeys(need for need in needs if DECLARED[need.signal].units)
         return cls(tuple(wanted), features)
 
     def sites(self, depth: int) -> tuple[Site, ...]:

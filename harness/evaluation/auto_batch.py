@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import torch
 from lmms_eval.api.instance import Instance
 
-from espalier.harness.cost.free_memory import DeviceMemory
-from espalier.harness.cost.peak_memory import peak_memory
+from espalier.harness.cost.memory import DeviceMemory, peak_memory
 from espalier.harness.evaluation.batch_answers import Answerer, sample_names
 from espalier.harness.specs.generation import Settings
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
-from espalier.harness.cost.decode_bound import copy_rate, step_bytes
-from espalier.harness.cost.peak_memory import peak_memory
-from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.cost.bounds import Gain, copy_rate, step_bytes
+from espalier.harness.cost.memory import peak_memory
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.evaluation.auto_batch import ran_out

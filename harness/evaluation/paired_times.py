@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from lmms_eval.api.instance import Instance
 
+from espalier.harness.cost.bounds import Gain, first_token_bound, prefill_bound
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill_bound
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.evaluation.batch_answers import key_of
 from espalier.harness.evaluation.chat_model import ChatModel

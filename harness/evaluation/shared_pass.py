@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lmms_eval.api.instance import Instance
 from lmms_eval.evaluator import simple_evaluate
 
-from espalier.harness.cost.free_memory import DeviceMemory
-from espalier.harness.engine.shared_prefill import unreduced_layers
+from espalier.harness.cost.memory import DeviceMemory
+from espalier.harness.engine.prompt import unreduced_layers
 from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
@@ -33,7 +33,7 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.evaluation.evaluate import Progress
     from espalier.harness.models.adapter import Adapter
 

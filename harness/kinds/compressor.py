@@ -1,37 +1,35 @@
-"""The kind of methods that evict entries of the KV cache after the prefill."""
+"""The kinds of methods that evict entries of the KV cache after the prefill, alone or after a reducer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.engine.engine_guards import check_proved
-from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import partial_layers
-from espalier.harness.kinds.identity import answering_settings, identity_of
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
     OpenMethod,
-    PairedSessions,
     ResolvedMethod,
+    answering_settings,
+    identity_of,
 )
-from espalier.harness.kinds.reducer import REDUCER, WHOLE
-from espalier.harness.kinds.rescore import Rescored
+from espalier.harness.kinds.reducer import REDUCER, WHOLE, sessions
 from espalier.harness.kinds.sample_counts import account_of, first_token
-from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
+from espalier.harness.kinds.signal_check import check_separators, without_separators
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.run_spec import AnswerRequest, MethodSpec, RunSpec, Settled
 from espalier.methods.base import TokenReducer
+from espalier.methods.composed import Composed
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
@@ -47,31 +45,7 @@ class Compressor:
             return without_separators(replace(spec, budget=WHOLE))
         check_separators(spec, method)
         check_proved(spec.model.facts, f"method={spec.method.name!r}", ["cache"])
-        text = spec.model.facts.text
-        if text.window_layers == text.layers:
-            raise Refused(
-                f"method={spec.method.name!r} evicts from layers that hold the whole prompt, and all {text.layers} of "
-                f"model={spec.model.name!r} hold a window; valid: model.scale.layers=null"
-            )
-        if spec.budget.rule not in ("kept", "kv_bytes"):
-            raise Refused(
-                f"budget={spec.budget.rule!r}: method={spec.method.name!r} evicts cache entries after a whole "
-                "prefill, and can only keep a share of them; valid: kept, kv_bytes"
-            )
-        if spec.budget.rule == "kv_bytes":
-            check_bytes(spec, method)
-        if spec.engine.backend != "drop":
-            raise Refused(
-                f"engine.backend={spec.engine.backend!r}: method={spec.method.name!r} evicts cache entries for real; "
-                "valid: drop"
-            )
-        if spec.budget.count is not None and method.scope != "visual":
-            raise Refused(
-                f"keep={spec.budget.count} counts visual entries, and method={spec.method.name!r} evicts text as well; "
-                "valid: ratio=<share of all entries>, method.params.scope=visual"
-            )
-        if method.repeats_heads:
-            check_repeating(spec)
+        refuse("a compressor", spec, method)
         return spec
 
     def resolve(
@@ -81,27 +55,19 @@ class Compressor:
         REDUCER.resolve(_without_reduction(spec), NoReduction(), digests)
         return ResolvedMethod(method)
 
-    @contextmanager
     def open(
         self,
         spec: AnswerRequest,
         adapter: Adapter,
         method: CacheCompressor,
         prior: Prior | None = None,
-    ) -> Iterator[OpenMethod]:
+    ) -> AbstractContextManager[OpenMethod]:
         """Open a session that evicts and one that does not."""
-        # transformers takes seconds to import, and checks and readers of rows do not need it.
-        from espalier.harness.engine.session import Session
-
         del prior
-        evicting = _evicting(spec, method)
-        engine = spec.engine
-        run = partial(Session, adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
-        with run(evicting=evicting, separators=engine.separators) as session, run() as plain:
-            generator = Rescored(adapter, session) if engine.rescore else session
-            yield OpenMethod(
-                generator, adapter, PairedSessions(session, plain), session.collect_scores
-            )
+        # No token leaves the prompt, so no policy for positions applies.
+        engine = replace(spec.engine, backend="drop", positions="original", scope="prompt")
+        plain = replace(_without_reduction(spec), engine=engine)
+        return sessions(plain, adapter, NoReduction(), evicting=_evicting(spec, method))
 
     def prompt_reducer(self, method: CacheCompressor) -> TokenReducer | None:
         """Return a reducer that drops nothing."""
@@ -134,41 +100,56 @@ class Compressor:
         return identity_of(spec, method, answering_settings(spec.engine, acts=False))
 
 
-def check_repeating(spec: Settled) -> None:
-    """Refuse other readers of the cache than the engine's loop, for caches of repeated heads.
+class Composition:
+    """Implements Kind for espalier.methods.composed.Composed. The budget of the run is that of the reducer."""
 
-    Raises:
-        Refused: the library's loop, or an attention that does not fold heads.
-    """
-    reason = f"method={spec.method.name!r} keeps a copy of keys and values for every query head"
-    if spec.engine.decode != "loop":
-        raise Refused(f"engine.decode={spec.engine.decode!r}: {reason}; valid: loop")
-    if spec.model.attention != "sdpa":
-        raise Refused(f"model.attention={spec.model.attention!r}: {reason}; valid: sdpa")
-
-
-def check_bytes(spec: Settled, method: CacheCompressor) -> None:
-    """Refuse `budget=kv_bytes` where a share of entries is not a share of the visual cache's bytes.
-
-    Raises:
-        Refused: the method counts text entries as well, or its cache has a copy for every query head of a group.
-    """
-    text = spec.model.facts.text
-    if text.window_layers or text.linear is not None:
-        raise Refused(
-            f"budget='kv_bytes': {partial_layers(spec.model)}, from which nothing is evicted; valid: kept"
+    def normalise(self, spec: Settled, method: Composed) -> Settled:
+        """Apply the checks of both; the ratio is that of the reducer."""
+        refuse("a reducer and a compressor", spec, method)
+        evicting = COMPRESSOR.normalise(_of_compressor(spec), method.compressor)
+        reducing = REDUCER.normalise(spec, method.reducer)
+        # A reducer that drops nothing has no candidates, but the compressor may have some.
+        return (
+            reducing
+            if evicting.engine.separators == "keep"
+            else replace(reducing, engine=spec.engine)
         )
-    if method.scope != "visual":
-        raise Refused(
-            f"budget='kv_bytes': method={spec.method.name!r} evicts text entries as well, and the budget is of visual "
-            "ones; valid: method.params.scope=visual, budget=kept"
-        )
-    if method.repeats_heads and text.heads != text.kv_heads:
-        times = text.heads // text.kv_heads
-        raise Refused(
-            f"budget='kv_bytes': method={spec.method.name!r} keeps a copy of keys and values for every query head, "
-            f"{times} times the bytes; valid: budget=kept with a share of 1/{times} of the entries"
-        )
+
+    def resolve(
+        self, spec: RunSpec, method: Composed, digests: Digests
+    ) -> ResolvedMethod[Composed]:
+        """Check the reducer and fill in its calibrations; a compressor reads no file."""
+        reducer = REDUCER.resolve(spec, method.reducer, digests)
+        return ResolvedMethod(replace(method, reducer=reducer.method), reducer.artifacts)
+
+    def open(
+        self, spec: AnswerRequest, adapter: Adapter, method: Composed, prior: Prior | None = None
+    ) -> AbstractContextManager[OpenMethod]:
+        """Open a session that reduces and then evicts, and one that does neither."""
+        return sessions(spec, adapter, method.reducer, prior, _evicting(spec, method))
+
+    def prompt_reducer(self, method: Composed) -> TokenReducer | None:
+        """Return its reducer."""
+        return method.reducer
+
+    def why_no_paired_timing(self, spec: AnswerRequest, method: Composed) -> str | None:
+        """Return a reason if neither of them saves anything."""
+        reducer = REDUCER.why_no_paired_timing(spec, method.reducer)
+        return reducer and COMPRESSOR.why_no_paired_timing(spec, method.compressor)
+
+    def account(
+        self, spec: AnswerRequest, method: Composed, records: Sequence[SampleRecord]
+    ) -> Account:
+        """Count the tokens that the reducer keeps, and the entries that the compressor keeps."""
+        evicting = _evicting(spec, method)
+        for record in records:
+            check_held(evicting, record)
+        account = REDUCER.account(spec, method.reducer, records)
+        return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
+
+    def identity(self, spec: AnswerRequest, method: Composed) -> Identity:
+        """Return the parameters of both, and the settings of the reducer."""
+        return identity_of(spec, method, REDUCER.identity(spec, method.reducer).engine)
 
 
 def check_held(evicting: CacheBudget, record: SampleRecord) -> None:
@@ -241,11 +222,15 @@ def _candidates(record: SampleRecord) -> dict[int, int]:
     return {layer: count for layer, count in entering if layer not in (record.sliding or ())}
 
 
-def _evicting(spec: AnswerRequest, method: CacheCompressor) -> CacheBudget:
-    # As in `open`.
+def _evicting(spec: AnswerRequest, method: CacheCompressor | Composed) -> CacheBudget:
+    """Return the budget of the cache; a compressor that acts nowhere after a reducer evicts nothing."""
+    # transformers takes seconds to import, and checks and readers of rows do not need it.
     from espalier.harness.engine.eviction import CacheBudget
 
-    return CacheBudget(method, spec.budget.ratio, spec.budget.count)
+    if isinstance(method, CacheCompressor):
+        return CacheBudget(method, spec.budget.ratio, spec.budget.count)
+    acts = method.compressor.sites(spec.model.facts.text.layers)
+    return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)
 
 
 def _without_reduction(spec: Any) -> Any:
@@ -253,4 +238,12 @@ def _without_reduction(spec: Any) -> Any:
     return replace(spec, budget=WHOLE)
 
 
+def _of_compressor(spec: Settled) -> Settled:
+    """Return the spec under the name of the compressor, for its error lines; a count of tokens is the reducer's."""
+    named, budget = spec.method.compressor, replace(spec.budget, count=None)
+    method = spec.method if named is None else MethodSpec(named.name)
+    return replace(spec, method=method, budget=budget)
+
+
 COMPRESSOR = Compressor()
+COMPOSITION = Composition()

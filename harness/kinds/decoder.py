@@ -5,21 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from espalier.harness.kinds.checks import speculative_check as speculative
-from espalier.harness.kinds.checks.signal_check import check_signals, refuse_partial
-from espalier.harness.kinds.identity import identity_of, separators_of
-from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
+from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative.shared_vocabulary import (
+    check_tokenizers,
+    read_vocabulary,
+    tokenizer_file,
+)
+from espalier.harness.engine.artifacts import require_prior
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.text_stack import graphs_error, obstacle
+from espalier.harness.errors import Refused
+from espalier.harness.kinds.checkpoint_check import check_model
+from espalier.harness.kinds.kind import (
+    Account,
+    Identity,
+    OpenMethod,
+    ResolvedMethod,
+    identity_of,
+    separators_of,
+)
 from espalier.harness.kinds.sample_counts import account_of
-from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
+from espalier.harness.kinds.signal_check import (
+    check_acts,
+    check_frames,
+    check_separators,
+    check_signals,
+    without_separators,
+)
+from espalier.harness.models.families import ADAPTERS
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.run_spec import (
+    AnswerRequest,
+    ModelSpec,
+    RunSpec,
+    Settled,
+    in_words_of_the_draft,
+)
 from espalier.methods.base import Decoder, PlanError, TokenReducer
 from espalier.methods.blame import Blame
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
@@ -30,18 +61,22 @@ class SpeculativeDecoder:
 
     def normalise(self, spec: Settled, method: Decoder) -> Settled:
         """Take batches of one sample, and the ratio that follows from what the draft sees."""
-        refuse_partial(spec.model, spec.method.name, "verifies several tokens at a step")
+        refuse(
+            "layers that hold a part of the prompt",
+            spec,
+            action="verifies several tokens at a step",
+        )
         check_signals(spec.model, method, spec.method.name, Decoder)
-        spec = speculative.normalised(spec, method)
-        speculative.check_graphs(spec, method)
+        spec = _normalised(spec, method)
+        check_graphs(spec, method)
         return spec
 
     def resolve(self, spec: RunSpec, method: Decoder, digests: Digests) -> ResolvedMethod[Decoder]:
         """Check the draft like the target, and that the two are compatible."""
-        speculative.check_one_beam(spec.method.name, spec.generation)
+        refuse("answers of a decoder", spec)
         with Blame(method, "window"):
             _check_window(method.window)
-        return ResolvedMethod(method, speculative.check_draft(spec, method, digests))
+        return ResolvedMethod(method, check_draft(spec, method, digests))
 
     @contextmanager
     def open(
@@ -87,7 +122,7 @@ class SpeculativeDecoder:
         """Return the settings of target and draft."""
         engine = spec.engine
         concerning = {
-            "positions": engine.positions if speculative.leaves_gaps(method) else None,
+            "positions": engine.positions if leaves_gaps(method) else None,
             "separators": separators_of(engine),
             "transport": _transport(engine.transport, method),
             "compare": engine.compare,
@@ -113,6 +148,119 @@ def _transport(transport: str, method: Decoder) -> str | None:
         return None
     # Sides that never work at once alternate in one process under `auto` too.
     return "auto" if transport == "sequential" and not method.overlap else transport
+
+
+def _normalised(spec: Settled, method: Decoder) -> Settled:
+    """Return the spec with the settings that a decoder determines: batches of one sample, and often the ratio.
+
+    A draft that sees every visual token has the ratio 0, one that sees none has 1, whatever ratio is set.
+
+    Raises:
+        Refused: an engine setting is for methods that drop tokens of the target, or no visual token is left.
+    """
+    gaps = leaves_gaps(method)
+    refuse("a decoder", spec, method, gaps=gaps)
+    if gaps:
+        # Only runs of such a draft import it.
+        from espalier.harness.decoding.speculative.guidance import GuidedReducer
+
+        closes_gaps(spec.engine.positions, GuidedReducer(_nothing), spec.model.facts)
+    budget = spec.budget
+    if not method.guided and method.reducer is None:
+        spec = without_separators(spec)
+    check_separators(spec, method)
+    if method.text_only:
+        budget = Budget("kept", 1)
+    elif not method.guided and method.reducer is None:
+        budget = Budget("kept", 0)
+    return replace(spec, budget=budget, engine=replace(spec.engine, batch_size=1))
+
+
+def leaves_gaps(method: Decoder) -> bool:
+    """Return whether a decoder's draft model sees only some visual tokens, from its first layer on."""
+    return method.guided and method.takes_draft
+
+
+def _nothing() -> NoReturn:
+    raise AssertionError("a check runs no draft")
+
+
+def check_graphs(spec: AnswerRequest, method: Decoder) -> None:
+    """Check that both models support `engine.graphs=true`, as far as that is known before they are loaded.
+
+    Raises:
+        Refused: one of them does not.
+    """
+    if spec.engine.graphs is not True:
+        return
+    if why := obstacle(spec.model):
+        raise graphs_error(why)
+    draft, reducer = spec.method.draft, method.reducer
+    if draft is None:
+        return
+    with in_words_of_the_draft():
+        if why := obstacle(draft):
+            raise graphs_error(why)
+    # A guided draft drops its tokens before its first layer, whatever its reducer would do.
+    sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
+    if any(site.shortens for site in sites):
+        raise graphs_error(
+            f"method={spec.method.name!r} leaves the layers of its draft caches of different lengths"
+        )
+
+
+def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path, ...]:
+    """Check the draft model like the target, and that both are compatible; return its calibration files.
+
+    Raises:
+        UserError: its line names `method.draft` or `method.draft_options.<key>`.
+
+    Cost: about a second where the tokenizers are two different files.
+    """
+    draft, reducer, name = spec.method.draft, method.reducer, spec.method.name
+    if draft is None:
+        return ()
+    with in_words_of_the_draft():
+        rewound = {"model": draft, "method": {"name": name}}
+        refuse("layers that hold a part of the prompt", rewound, action="rewinds the draft's cache")
+        check_model(draft, spec.offline, digests)
+        if reducer is not None:
+            check_signals(draft, reducer, name, TokenReducer)
+            check_acts(spec.budget, reducer, name, draft.facts)
+            check_frames(draft, reducer, name)
+            spec.budget.check(reducer, draft.facts)
+    if not method.text_only:
+        _check_video(spec.model, draft)
+    _check_vocabularies(spec.model, draft, digests)
+    return () if reducer is None else require_prior(draft, reducer, name, digests, spec.store)
+
+
+def _check_video(target: ModelSpec, draft: ModelSpec) -> None:
+    if draft.adapter == target.adapter:
+        return
+    if (
+        ADAPTERS.load(target.adapter).data.takes_video
+        and not ADAPTERS.load(draft.adapter).data.takes_video
+    ):
+        raise Refused(
+            f"method.draft={draft.name!r} takes images only, and model={target.name!r} takes videos; valid: a draft "
+            "that takes videos"
+        )
+
+
+def _check_vocabularies(target: ModelSpec, draft: ModelSpec, digests: Digests) -> None:
+    """Compare the tokenizers if both files are present; they are compared again when the models are loaded."""
+    files = [tokenizer_file(target), tokenizer_file(draft)]
+    if None in files:
+        return
+    ours, theirs = (file for file in files if file is not None)
+    if digests.file(ours) == digests.file(theirs):
+        return
+    (target_ids, target_added), (draft_ids, draft_added) = (
+        read_vocabulary(ours),
+        read_vocabulary(theirs),
+    )
+    check_tokenizers(target_ids, draft_ids, (target.name, draft.name), target_added | draft_added)
 
 
 DECODER = SpeculativeDecoder()

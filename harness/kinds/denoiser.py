@@ -1,87 +1,66 @@
-"""The kinds of methods that drop tokens at each denoising step of a diffusion model."""
+"""The kinds of methods on models that denoise, masks or canvases, and of methods of denoising steps elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from espalier.harness.cost.flops import flops_block
-from espalier.harness.decoding.diffusion.cached_prompt import check_caches
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.denoising_summary import (
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops, canvas_of, run_flops
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
     denoising_records,
     diffusion_block,
     last_of,
-    run_flops,
     step_times,
     verify_steps,
 )
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, check_caches
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.length_check import check_places
-from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import check_acts, check_signals
-from espalier.harness.kinds.identity import answering_settings, identity_of
-from espalier.harness.kinds.kind import Account, Identity, OpenMethod, ResolvedMethod
-from espalier.harness.kinds.reducer import REDUCER, WHOLE
+from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.kinds.checkpoint_check import check_places
+from espalier.harness.kinds.kind import (
+    Account,
+    OpenMethod,
+    ResolvedMethod,
+)
+from espalier.harness.kinds.reducer import WHOLE, Reducer
 from espalier.harness.kinds.sample_counts import position_means
+from espalier.harness.kinds.signal_check import (
+    check_acts,
+    check_separators,
+    check_signals,
+    without_separators,
+)
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.generation import CanvasSettings
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
-from espalier.methods.denoiser import DenoisingReducer, as_denoiser
+from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
 
 
-class Denoiser:
+class Denoiser(Reducer):
     """Implements Kind for methods that drop tokens, on a model that denoises its answers."""
 
     def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
         """Refuse settings of a prefill or of other loops; a method that acts nowhere gets the ratio 0."""
-        model, name, facts = spec.model, spec.method.name, spec.model.facts
-        if facts.rotary_axes > 1 or facts.deepstack:
-            raise Refused(
-                f"model={model.name!r} denoises, and its positions have several axes or its tower feeds the decoder's "
-                "first layers, which denoising steps do not support; valid: model.facts.rotary_axes=1, no deepstack"
-            )
-        check_signals(model, method, name, TokenReducer)
-        depth = facts.text.layers
-        if method.tower_sites(facts.tower.layers) or method.decode_site(depth) is not None:
-            raise Refused(
-                f"method={name!r} acts inside the vision tower or in the steps of a cache, and model={model.name!r} "
-                "denoises its answers; valid: d3tom, or a method that drops tokens after the projector, such as fastv"
-            )
-        if method.shrinks_pictures:
-            raise Refused(
-                f"method={name!r} changes the pictures, and model={model.name!r} denoises from a stored prompt; valid: "
-                "uniform or pooled"
-            )
-        if spec.budget.rule == "kv_bytes":
-            raise Refused(
-                f"budget='kv_bytes': model={model.name!r} denoises without a cache; valid: kept, average, flops"
-            )
-        if spec.engine.rescore:
-            raise Refused(
-                f"engine.rescore=true judges answers one token after another, and model={model.name!r} denoises them; "
-                "valid: false"
-            )
-        if spec.engine.decode != "loop":
-            raise Refused(
-                f"engine.decode={spec.engine.decode!r} generates one token after another, and model={model.name!r} "
-                "denoises its answers; valid: loop"
-            )
+        name, facts = spec.method.name, spec.model.facts
+        check_signals(spec.model, method, name, TokenReducer)
+        refuse("masks", spec, method)
+        refuse("denoised answers", spec, method)
         closes_gaps(spec.engine.positions, method, facts)  # raises what is refused
         check_acts(spec.budget, method, name, facts)
-        if not method.all_sites(facts.tower.layers, depth):
+        if not method.all_sites(facts.tower.layers, facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
         denoiser = as_denoiser(method)
         if denoiser is not None and denoiser.takes_newlines:
@@ -97,8 +76,9 @@ class Denoiser:
         assert diffusion is not None  # only then this kind is chosen
         how = Denoising.of(spec.generation, diffusion)
         check_places(spec, how.length)
-        if how.threshold is not None:
-            _check_even(method)
+        denoiser = as_denoiser(method)
+        even = denoiser is None or denoiser.even
+        refuse("steps", spec, method, even=even, title=type(method).__name__)
         rows = 1 if spec.engine.batch_size == "auto" else int(spec.engine.batch_size)
         check_caches(how, spec.model, method, spec.engine.backend == "emulate", rows)
         facts = spec.model.facts
@@ -173,81 +153,110 @@ class Denoiser:
             },
         )
 
-    def identity(self, spec: AnswerRequest, method: TokenReducer) -> Identity:
-        """Return the settings of one model."""
-        facts = spec.model.facts
-        acts = bool(method.all_sites(facts.tower.layers, facts.text.layers))
-        return identity_of(spec, method, answering_settings(spec.engine, acts))
 
-
-class DenoisingOnly:
+class DenoisingOnly(Reducer):
     """Implements Kind for espalier.methods.denoiser.DenoisingReducer on a model that generates token by token.
 
     Such a method may act nowhere there; then the model answers with every token.
     """
 
-    def normalise(self, spec: Settled, method: DenoisingReducer) -> Settled:
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
         """Refuse a method that needs denoising steps; one that acts nowhere gets the ratio 0."""
-        facts = spec.model.facts
-        if method.read_sites(facts.tower.layers, facts.text.layers):
-            raise Refused(
-                f"method={spec.method.name!r} drops tokens at denoising steps, and model={spec.model.name!r} decodes "
-                "one token after another; valid: a method that drops them in the prefill, such as fastv"
-            )
-        return REDUCER.normalise(spec, NoReduction())
+        refuse("denoising steps elsewhere", spec, method)
+        return super().normalise(spec, NoReduction())
 
     def resolve(
-        self, spec: RunSpec, method: DenoisingReducer, digests: Digests
-    ) -> ResolvedMethod[DenoisingReducer]:
+        self, spec: RunSpec, method: TokenReducer, digests: Digests
+    ) -> ResolvedMethod[TokenReducer]:
         """Check the run like one without a method."""
-        REDUCER.resolve(spec, NoReduction(), digests)
+        super().resolve(spec, NoReduction(), digests)
         return ResolvedMethod(method)
 
     def open(
         self,
         spec: AnswerRequest,
         adapter: Adapter,
-        method: DenoisingReducer,
+        method: TokenReducer,
         prior: Prior | None = None,
-    ) -> Any:
+    ) -> AbstractContextManager[OpenMethod]:
         """Answer with every token."""
         del method
-        return REDUCER.open(spec, adapter, NoReduction(), prior)
+        return super().open(spec, adapter, NoReduction(), prior)
 
-    def prompt_reducer(self, method: DenoisingReducer) -> TokenReducer | None:
+    def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
         """Return None: it drops tokens at denoising steps."""
         del method
         return None
 
-    def why_no_paired_timing(self, spec: AnswerRequest, method: DenoisingReducer) -> str | None:
-        """Return a reason, since nothing is dropped."""
-        del method
-        return REDUCER.why_no_paired_timing(spec, NoReduction())
+
+class CanvasReducer(Reducer):
+    """Implements Kind for espalier.methods.base.TokenReducer: the prompt is reduced once, every step reads the rest."""
+
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
+        """Check the settings of a run, as `Reducer` does.
+
+        Raises:
+            Refused: the method or the engine needs answers that are generated token by token.
+        """
+        refuse("denoised answers", spec, method)
+        gaps = closes_gaps(spec.engine.positions, method, spec.model.facts)
+        refuse("canvases", spec, method, gaps=gaps)
+        return super().normalise(spec, method)
+
+    def resolve(
+        self, spec: RunSpec, method: TokenReducer, digests: Digests
+    ) -> ResolvedMethod[TokenReducer]:
+        """Check the settings of the answer too.
+
+        Raises:
+            UserError: from `CanvasSettings.of`.
+            Refused: the benchmark fixes the length of answers, or the answer exceeds the model's positions.
+        """
+        refuse("answers on canvases", spec, method)
+        canvas = canvas_of(spec.model.facts)
+        check_places(spec, CanvasSettings.of(spec.generation, canvas.length).length)
+        return super().resolve(spec, method, digests)
+
+    @contextmanager
+    def open(
+        self,
+        spec: AnswerRequest,
+        adapter: Adapter,
+        method: TokenReducer,
+        prior: Prior | None = None,
+    ) -> Iterator[OpenMethod]:
+        """Open a session with the method, without paired timing."""
+        with super().open(spec, adapter, method, prior) as opened:
+            yield replace(opened, paired=None)
+
+    def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
+        """Return the reason: the number of steps depends on the answer."""
+        del spec, method
+        return (
+            "answers on canvases take as many steps as their words need, with the method or without"
+        )
 
     def account(
-        self, spec: AnswerRequest, method: DenoisingReducer, records: Sequence[SampleRecord]
+        self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]
     ) -> Account:
-        """Count whole prompts."""
-        del method
-        return REDUCER.account(spec, NoReduction(), records)
-
-    def identity(self, spec: AnswerRequest, method: DenoisingReducer) -> Identity:
-        """Return the settings of one model without a policy for positions, since no token leaves the prompt."""
-        return identity_of(spec, method, answering_settings(spec.engine, acts=False))
+        """Count the tokens kept of each prompt, the FLOPs of whole runs, and steps."""
+        account, facts = super().account(spec, method, records), spec.model.facts
+        canvas = canvas_of(facts)
+        runs = [record.canvases for record in records if record.canvases is not None]
+        steps = [run["steps"] for run in runs]
+        block = {
+            "steps": fmean(map(sum, steps)),
+            "length": fmean(len(counts) * canvas.length for counts in steps),
+            "canvases": fmean(map(len, steps)),
+            "ended_early": fmean(count < run["limit"] for run in runs for count in run["steps"]),
+        }
+        flops = flops_block(canvas_flops(facts, record) for record in records)
+        return replace(account, flops=flops, extra={**account.extra, "canvas": block})
 
 
 DENOISER = Denoiser()
 DENOISING_ONLY = DenoisingOnly()
-
-
-def _check_even(method: TokenReducer) -> None:
-    """Refuse shares that follow the number of steps, which confidence decides."""
-    denoiser = as_denoiser(method)
-    if denoiser is not None and not denoiser.even:
-        raise Refused(
-            f"generation.threshold leaves the number of steps open, and the shares of {type(method).__name__} follow "
-            "it; valid: null, or a method with equal shares, such as d3tom"
-        )
+CANVAS_REDUCER = CanvasReducer()
 
 
 def _mean_after_last_site(counts: Sequence[Sequence[int]], visual: int) -> float:

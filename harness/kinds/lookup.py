@@ -1,21 +1,21 @@
-"""The kind of a method on a model: the only table of kinds."""
+"""The method of a spec and its kind on a model: the only table of kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from espalier.harness.config.method_names import methods_of
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.canvas import CANVAS_REDUCER
-from espalier.harness.kinds.capped import CAPPED
-from espalier.harness.kinds.checks.pair_check import not_for_canvases, not_for_denoising
-from espalier.harness.kinds.compressor import COMPRESSOR
+from espalier.harness.kinds.compressor import COMPOSITION, COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
-from espalier.harness.kinds.denoiser import DENOISER, DENOISING_ONLY
+from espalier.harness.kinds.denoiser import CANVAS_REDUCER, DENOISER, DENOISING_ONLY
 from espalier.harness.kinds.kind import Kind
-from espalier.harness.kinds.reducer import REDUCER
-from espalier.harness.kinds.two_methods import COMPOSITION
-from espalier.harness.specs.run_spec import AnswerRequest
+from espalier.harness.kinds.reducer import CAPPED, REDUCER
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.labels import label
+from espalier.harness.specs.run_spec import AnswerRequest, MethodSpec, RunSpec
 from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.capped import CappedReducer
 from espalier.methods.composed import Composed
@@ -56,13 +56,64 @@ def kind_of(method: M, spec: AnswerRequest) -> Kind[M]:
             f"method {type(method).__name__} is of no kind that runs; valid bases: {valid}"
         )
     if spec.model.facts.canvas is not None:
-        if base is DenoisingReducer:
-            raise not_for_canvases(spec.method.name, spec.model.name)
         kind = ON_CANVASES.get(base)
     else:
         kind = KINDS.get((base, spec.model.facts.diffusion is not None))
     if kind is None:
-        compressor = spec.method.compressor
-        named = None if compressor is None else compressor.name
-        raise not_for_denoising(spec.method.name, named, spec.model.name)
+        refuse("a model that denoises", spec, of_steps=base is DenoisingReducer)
+    assert kind is not None  # every case without a kind is refused
     return kind
+
+
+def method_of(spec: MethodSpec) -> Method:
+    """Return the method of a spec; with `compressor`, a composition of both.
+
+    Raises:
+        UserError: an unknown name or hyper-parameter, or a value that is out of range.
+        Refused: the two cannot be stacked.
+    """
+    method, compressor_spec = build_method(spec.name, spec.params, spec.code), spec.compressor
+    if compressor_spec is None:
+        return method
+    try:
+        compressor = build_method(
+            compressor_spec.name, compressor_spec.params, compressor_spec.code
+        )
+    except UserError as error:
+        line = str(error).replace("method.params", "compressor.params")
+        raise UserError(line.replace("method='", "compressor='")) from error
+    return stacked(method, compressor, compressor_spec.ratio, (spec.name, compressor_spec.name))
+
+
+def stacked(method: Method, second: Method, ratio: float, names: tuple[str, str]) -> Composed:
+    """Return a composition of a reducer and a compressor that evicts a share of the remaining entries.
+
+    Args:
+        method: the reducer.
+        second: the compressor.
+        ratio: share of the cache entries to evict.
+        names: their names in error lines.
+
+    Raises:
+        Refused: the first is not a reducer, or the second is not a compressor.
+    """
+    kinds = _kind(method), _kind(second)
+    pair = {"method": {"name": names[0], "compressor": {"name": names[1]}}}
+    refuse(
+        "two methods", pair, kinds=kinds, compressors=lambda: ", ".join(methods_of("compressor"))
+    )
+    assert isinstance(method, TokenReducer)
+    assert isinstance(second, CacheCompressor)
+    return Composed(method, second, ratio)
+
+
+def _kind(method: Method) -> str:
+    if isinstance(method, TokenReducer):
+        return "reducer" if method.in_one_prefill else "denoiser"
+    return "compressor" if isinstance(method, CacheCompressor) else "decoder"
+
+
+def label_of(spec: RunSpec) -> str:
+    """Return the label of a run by its config; a schedule that is fitted to a model is not part of it."""
+    named = spec.method
+    return label(method_of(named), named.variant, named.variants, spec.budget)

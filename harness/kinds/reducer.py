@@ -1,42 +1,42 @@
-"""The kind of reducers: methods that drop or merge visual tokens in one prefill."""
+"""The kinds of reducers: methods that drop or merge visual tokens in one prefill, by the budget or below it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.schedule import shortened_layer
-from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
-from espalier.harness.engine.engine_guards import no_emulation, require_one_beam
-from espalier.harness.engine.positions import closes_gaps
-from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.separator_check import check_separators, without_separators
-from espalier.harness.kinds.checks.signal_check import (
-    check_acts,
-    check_frames,
-    check_signals,
-    partial_layers,
-    refuse_partial,
-)
-from espalier.harness.kinds.identity import answering_settings, identity_of
+from espalier.harness.cost.budget import Budget, BudgetMismatch, shortened_layer
+from espalier.harness.engine.artifacts import with_scheme
+from espalier.harness.engine.engine_guards import require_one_beam
+from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
     OpenMethod,
     PairedSessions,
     ResolvedMethod,
+    answering_settings,
+    identity_of,
 )
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.kinds.sample_counts import account_of
+from espalier.harness.kinds.signal_check import (
+    check_acts,
+    check_frames,
+    check_separators,
+    check_signals,
+    without_separators,
+)
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts.priors import Prior
+    from espalier.harness.engine.artifacts import Prior
+    from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests
@@ -45,21 +45,44 @@ if TYPE_CHECKING:
 WHOLE = Budget(rule="kept", ratio=0.0)
 
 
-def check_states(spec: Settled) -> None:
-    """Refuse what layers of linear attention cannot do.
+@contextmanager
+def sessions(
+    spec: AnswerRequest,
+    adapter: Adapter,
+    reducer: TokenReducer,
+    prior: Prior | None = None,
+    evicting: CacheBudget | None = None,
+) -> Iterator[OpenMethod]:
+    """Open a session with a reducer and one without; with `engine.rescore` the full model scores the answers.
 
-    Raises:
-        Refused: tokens would be hidden by masks; the budget counts bytes of entries, which these layers do not have.
+    Args:
+        spec: the run.
+        adapter: the model.
+        reducer: the method that drops tokens.
+        prior: its calibrated prior.
+        evicting: what leaves the cache after the prefill.
     """
-    if spec.model.facts.text.linear is None:
-        return
-    if spec.engine.backend == "emulate":
-        raise Refused(no_emulation(spec.model.name))
-    if spec.budget.rule == "kv_bytes":
-        raise Refused(
-            f"budget='kv_bytes': {partial_layers(spec.model)}, of a size that dropping does not change; "
-            "valid: kept, average, flops"
-        )
+    # transformers takes seconds to import, and checks and readers of rows do not need it.
+    from espalier.harness.engine.session import Session
+
+    engine = spec.engine
+    session = Session(
+        adapter,
+        reducer,
+        spec.budget,
+        seed=spec.seed,
+        backend=engine.backend,
+        positions=engine.positions,
+        prior=prior,
+        evicting=evicting,
+        decode=engine.decode,
+        separators=engine.separators,
+        scope=engine.scope,
+    )
+    plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
+    with session, plainly as plain:
+        generator = Rescored(adapter, session) if engine.rescore else session
+        yield OpenMethod(generator, adapter, PairedSessions(session, plain), session.collect_scores)
 
 
 class Reducer:
@@ -70,8 +93,10 @@ class Reducer:
         facts = spec.model.facts
         check_signals(spec.model, method, spec.method.name, TokenReducer)
         if method.decode_site(facts.text.layers) is not None:
-            refuse_partial(spec.model, spec.method.name, "chooses entries at each step")
-        check_states(spec)
+            refuse(
+                "layers that hold a part of the prompt", spec, action="chooses entries at each step"
+            )
+        refuse("layers of linear attention", spec, method)
         sites = method.all_sites(facts.tower.layers, facts.text.layers)
         for site in sites:
             shortened_layer(site)  # raises Refused
@@ -96,37 +121,15 @@ class Reducer:
         check_frames(model, method, name)
         return ResolvedMethod(method)
 
-    @contextmanager
     def open(
         self,
         spec: AnswerRequest,
         adapter: Adapter,
         method: TokenReducer,
         prior: Prior | None = None,
-    ) -> Iterator[OpenMethod]:
-        """Open a session with the method and one without; with `engine.rescore` the full model scores the answers."""
-        # transformers takes seconds to import, and checks and readers of rows do not need it.
-        from espalier.harness.engine.session import Session
-
-        engine = spec.engine
-        session = Session(
-            adapter,
-            method,
-            spec.budget,
-            seed=spec.seed,
-            backend=engine.backend,
-            positions=engine.positions,
-            prior=prior,
-            decode=engine.decode,
-            separators=engine.separators,
-            scope=engine.scope,
-        )
-        plainly = Session(adapter, NoReduction(), WHOLE, seed=spec.seed, decode=engine.decode)
-        with session, plainly as plain:
-            generator = Rescored(adapter, session) if engine.rescore else session
-            yield OpenMethod(
-                generator, adapter, PairedSessions(session, plain), session.collect_scores
-            )
+    ) -> AbstractContextManager[OpenMethod]:
+        """Open a session with the method and one without."""
+        return sessions(spec, adapter, method, prior)
 
     def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
         """Return the method."""
@@ -152,4 +155,25 @@ class Reducer:
         return identity_of(spec, method, answering_settings(spec.engine, acts))
 
 
+class Capped(Reducer):
+    """Implements Kind for espalier.methods.capped.CappedReducer."""
+
+    def account(
+        self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]
+    ) -> Account:
+        """Count the tokens that the method keeps, at most the budget's count of each sample."""
+        for record in records:
+            over = [
+                pair
+                for pair in zip(record.kept, record.requested, strict=True)
+                if pair[0] > pair[1]
+            ]
+            if over:
+                raise BudgetMismatch(
+                    f"sample {record.sample}: kept {over[0][0]} tokens, at most {over[0][1]} are allowed"
+                )
+        return super().account(spec, method, records)
+
+
 REDUCER = Reducer()
+CAPPED = Capped()

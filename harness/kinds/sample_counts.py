@@ -8,8 +8,8 @@ from functools import cache, partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import SampleFlops, flops_block, sample_flops
-from espalier.harness.cost.row_work import Work
 from espalier.harness.kinds.kind import Account
 from espalier.harness.kinds.rescore import acceptance
 from espalier.harness.specs.run_spec import AnswerRequest
@@ -36,9 +36,9 @@ def account_of(
         extra={
             "sites": _sites(facts, reducer, records),
             "adaptive": reducer.adaptive,  # then `kept` is the method's own, sample by sample
-            "decode_attended": _attended(records),
+            "decode_attended": _mean_of(records, "attended"),  # by decoding steps, where selected
             "decode_loop": _loop(records),
-            "spare": _spare(records),
+            "spare": _mean_of(records, "spare"),  # tokens that only fill up the count
             "acceptance": acceptance(records),
             "first_token": first_token(records),
             "discriminates": None,  # of compressors, which evict after the first token
@@ -119,9 +119,9 @@ def _sites(
     ]
 
 
-def _spare(records: Sequence[SampleRecord]) -> float | None:
-    """Return the mean tokens that only filled up the count; None if the method never needs any."""
-    counts = [record.spare for record in records if record.spare is not None]
+def _mean_of(records: Sequence[SampleRecord], name: str) -> float | None:
+    """Return the mean of a count over the records that have it; None if none has."""
+    counts = [count for record in records if (count := getattr(record, name)) is not None]
     return fmean(counts) if counts else None
 
 
@@ -129,12 +129,6 @@ def _loop(records: Sequence[SampleRecord]) -> str | None:
     """Return which loop generated the answers, `loop` or `generate`; None for decoders."""
     loops = {record.loop for record in records if record.loop is not None}
     return ", ".join(sorted(loops)) or None
-
-
-def _attended(records: Sequence[SampleRecord]) -> float | None:
-    """Return the mean visual entries that decoding steps attend to; None if the method does not select any."""
-    counts = [record.attended for record in records if record.attended is not None]
-    return fmean(counts) if counts else None
 
 
 def position_means(

@@ -1,4 +1,7 @@
-"""Build the adapter of a run: processor, configuration, checks, then weights."""
+"""Build the adapter of a run: processor, configuration, checks, then weights.
+
+Without a file in conf/model, a checkpoint describes its model: `read_checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +21,58 @@ from torch import nn
 from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.checkpoint_files import check_checkpoint
+from espalier.harness.models.conversations import template_of_processor, warn_of_template
+from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.loader import (
     MALFORMED,
     check_type,
     config_of,
+    conversion_hint,
     load_checkpoint,
     pretrained,
+    quiet_library,
     source_of,
 )
-from espalier.harness.models.measured_facts import check_facts, reading_parts
+from espalier.harness.models.measured_facts import check_facts, reading_parts, unlisted_facts
 from espalier.harness.models.memory_check import check_memory, free_bytes
 from espalier.harness.models.quantisation import quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.paths import located
 from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
-    from espalier.harness.models.adapter import Adapter
     from espalier.harness.specs.run_spec import ModelSpec
+
 
 KEY = "tie_word_embeddings"
 HEAD = "lm_head.weight"
 INDEX = "model.safetensors.index.json"
+
+
+def load_adapter(spec: ModelSpec) -> Adapter:
+    """Return the adapter of a run, loaded through its family.
+
+    Raises:
+        UserError: an unknown family, or a checkpoint that is missing or does not match.
+    """
+    with quiet_library():
+        adapter = build_adapter(ADAPTERS.load(spec.adapter), spec)
+    warn_of_template(spec, adapter.shipped_template, adapter.processor.chat_template)
+    return adapter
+
+
+def load_adapter_without_weights(spec: ModelSpec) -> Adapter:
+    """Return the adapter of a model that another process runs: it prepares prompts and counts their tokens.
+
+    Raises:
+        UserError: as in `load_adapter`.
+    """
+    with quiet_library():
+        return build_without_weights(ADAPTERS.load(spec.adapter), spec)
 
 
 def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
@@ -64,7 +95,7 @@ def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
     if spec.weights == "random":
         model = build_random(family.class_of(config), config, processor.tokenizer, spec)
     else:
-        model = load_checkpoint(family.class_of(config), config, spec, family.renames)
+        model = load_checkpoint(family.class_of(config), config, spec, family.data.renames)
     adapter = family(model, processor, spec)
     if quantisation_of(spec) is None:  # packed weights have other shapes
         check_facts(adapter)
@@ -81,7 +112,7 @@ def _shards(adapter: Adapter) -> int:
     if adapter.spec.parallel != "tensor":
         return 1
     plan = getattr(adapter.decoder.config, "base_model_tp_plan", None)
-    if not plan or not adapter.loads_shared:
+    if not plan or not adapter.data.loads_shared:
         raise UserError(
             f"model.parallel='tensor': transformers has no plan (base_model_tp_plan) that loads the "
             f"{type(adapter.decoder).__name__} of model={adapter.spec.name}; valid: one process, with "
@@ -104,7 +135,7 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
         check_checkpoint(spec.path, Digests(), spec.hub if spec.conversion is None else "")
     check_type(spec, family.types())
     config = family.checkpoint_config(spec)
-    settle_head(config, spec, family.renames)
+    settle_head(config, spec, family.data.renames)
     with reading_parts(spec, config):
         text = config.get_text_config(decoder=True)
     if getattr(text, "output_router_logits", False):
@@ -155,7 +186,7 @@ def random_processor(family: type[Adapter], spec: ModelSpec) -> Any:
     """Return the processor for random weights: loaded from `architecture.processor`, else one with a byte tokenizer."""
     folder = spec.architecture.get("processor")
     if folder is None:
-        return family.new_processor(spec, byte_tokenizer(family.special))
+        return family.new_processor(spec, byte_tokenizer(family.data.special))
     return family.load_processor(replace(spec, path=located(folder)))
 
 
@@ -219,10 +250,9 @@ def settle_head(config: Any, spec: ModelSpec, renames: Mapping[str, str]) -> Non
     stored = _stores_head(spec, renames)
     tied = all(stated) if stated else bool(getattr(config, KEY, False)) and not stored
     if stored is False and not tied:
-        conversion = "" if spec.conversion is None else f", converted by: {spec.conversion}"
         raise UserError(
             f"model={spec.name}: checkpoint {source_of(spec)[0]!r} has no {HEAD}, and {KEY} is false; "
-            f"valid: all files of the original checkpoint{conversion}"
+            f"valid: all files of the original checkpoint{conversion_hint(spec)}"
         )
     setattr(config, KEY, tied)
 
@@ -275,3 +305,50 @@ def _names(spec: ModelSpec) -> list[str] | None:
 def _header(file: Path) -> list[str]:
     with safe_open(file, framework="pt") as tensors:
         return list(tensors.keys())
+
+
+_STACK = {"layers": 1, "hidden": 1, "intermediate": 1, "heads": 1, "kv_heads": 1, "head_dim": 1}
+#: Placeholder facts of a spec until the real ones are read from the model.
+UNREAD: Mapping[str, Any] = {
+    "text": _STACK,
+    "tower": _STACK,
+    "projector": [1, 1],
+    "vocabulary": 1,
+    "visual_tokens": 1,
+    "class_attention": "mean",
+    "rotary_axes": 1,
+}
+
+
+def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> ModelSpec:
+    """Return the spec with the family, the facts and the prompt format of its checkpoint; no weights are read.
+
+    Args:
+        spec: the model, with UNREAD facts.
+        key: the start of an error line.
+        conversation: whether a chat template of the checkpoint becomes the prompt format if the spec has none.
+
+    Cost: imports the family, seconds.
+
+    Raises:
+        UserError: the checkpoint is of no supported family, or does not describe the model completely.
+    """
+    if spec.path is not None:
+        check_checkpoint(spec.path, Digests())
+    spec = replace(spec, adapter=family_of(config_of(spec).get("model_type")))
+    adapter = ADAPTERS.load(spec.adapter)
+    if not adapter.data.self_described:
+        raise UserError(
+            f"{key}={source_of(spec)[0]!r}: checkpoints of the family {spec.adapter} do not describe the model "
+            "completely; valid: a name of conf/model, with path=<this folder>"
+        )
+    adapter.check_settings(spec)
+    config, processor = adapter.checkpoint_config(spec), read_processor(adapter, spec)
+    if conversation and spec.conversation is None:
+        template = template_of_processor(processor)
+        spec = replace(spec, conversation=CHECKPOINT if template else None)
+    with reading_parts(spec, config):
+        skeleton = build_skeleton(adapter.class_of(config), config, spec)
+        probe = adapter(skeleton, processor, spec)
+        facts = unlisted_facts(probe)
+    return replace(spec, facts=facts)

@@ -7,11 +7,10 @@ each finished canvas. The class's second stack has the same weights; every step 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from transformers import (
     DiffusionGemmaConfig,
     DiffusionGemmaForBlockDiffusion,
@@ -26,19 +25,22 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     EntropyBoundSamplerConfig,
 )
 
-from espalier.harness.cost.facts import CanvasFacts
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.layer_types import FULL, SLIDING, LayerTypes
-from espalier.harness.engine.visual_items import VisualItem, rectangle
-from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_batches import tensor_to
+from espalier.harness.cost.facts import CanvasFacts, Work
+from espalier.harness.engine.layer_inputs import FULL, SLIDING, LayerTypes
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.models.adapter import Adapter, FamilyData, tensor_to
 from espalier.harness.models.conversations import TURNED
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import stated, text_config, vision_config
+from espalier.harness.models.random_weights import (
+    Built,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 
 if TYPE_CHECKING:
-    from espalier.harness.specs.canvas import CanvasSettings
+    from espalier.harness.specs.generation import CanvasSettings
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Placeholder of a picture; the processor adds its tokens and its marks.
@@ -51,6 +53,16 @@ MARKS = {
 }
 
 
+#: Sizes of a processor of pictures: those of the tower.
+POOLED = {name: of(f"architecture.vision.{name}") for name in ("patch_size", "pooling_kernel_size")}
+
+
+def types_of_layers(spec: ModelSpec, _: Any) -> list[str]:
+    """Return the type of each layer."""
+    facts = spec.facts.text
+    return [SLIDING if facts.heads_of(layer) is facts else FULL for layer in range(facts.layers)]
+
+
 class DiffusionGemmaAdapter(Adapter):
     """`DiffusionGemmaForBlockDiffusion`: a picture of any shape is a grid of tokens, each the mean of 3x3 patches.
 
@@ -58,20 +70,66 @@ class DiffusionGemmaAdapter(Adapter):
     tower's queries and keys give are lacking.
     """
 
-    model_class = DiffusionGemmaForBlockDiffusion
-    conversation: ClassVar[str] = "gemma4"
-    media = TURNED
-    joins: ClassVar[Mapping[str, str]] = {}
-    placeholders = (IMAGE,)
-    inline = IMAGE
-    pieces = "begun"
-    special = (
-        *("<pad>", "<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"),
-        *MARKS.values(),
-    )
-    lacking = (
-        *("cls_attention", "cls_logits", "wide_cls_attention", "tower_received", "tower_keys"),
-        *("wide_tower_keys", "tower_states", "luma"),
+    data = FamilyData(
+        model_class=DiffusionGemmaForBlockDiffusion,
+        conversation="gemma4",
+        media=TURNED,
+        placeholders=(IMAGE,),
+        inline=IMAGE,
+        pieces="begun",
+        layer_types=partial(LayerTypes, cut=False),  # a picture is seen whole in both types
+        attentions=("sdpa",),
+        masks="needs masks of pictures that see one another and of padded canvases, which transformers 5.23 makes for "
+        "one kind",
+        special=(
+            *("<pad>", "<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"),
+            *MARKS.values(),
+        ),
+        named_tokens=MARKS,
+        lacking=(
+            *("cls_attention", "cls_logits", "wide_cls_attention", "tower_received", "tower_keys"),
+            *("wide_tower_keys", "tower_states", "luma"),
+        ),
+        processor_class=Gemma4Processor,
+        decoder="model.encoder.language_model",
+        tower="model.encoder.vision_tower",
+        projector="model.encoder.embed_vision",
+        config=Built(
+            DiffusionGemmaConfig,
+            {
+                "text_config": text_config(
+                    head_dim=of("facts.text.head_dim"),
+                    global_head_dim=of("facts.text.wide.head_dim"),
+                    num_global_key_value_heads=of("facts.text.wide.kv_heads"),
+                    num_experts=of("facts.text.experts"),
+                    layer_types=types_of_layers,
+                    intermediate_size=of("facts.canvas.intermediate"),
+                ),
+                "vision_config": vision_config(
+                    model_type="gemma4_vision",
+                    num_key_value_heads=of("facts.tower.kv_heads"),
+                    head_dim=of("facts.tower.head_dim"),
+                ),
+                "canvas_length": of("facts.canvas.length"),
+                **{
+                    f"{name}_token_id": token_id(MARKS[f"{name}_token"])
+                    for name in ("boi", "eoi", "image")
+                },
+            },
+            ("architecture.model",),
+        ),
+        processor=Built(
+            Gemma4Processor,
+            {
+                "feature_extractor": Built(Gemma4AudioFeatureExtractor, {}),  # required
+                "image_processor": Built(
+                    Gemma4ImageProcessor,
+                    {**POOLED, "max_soft_tokens": of("facts.visual_tokens")},
+                ),
+                "tokenizer": the_tokenizer,
+                "video_processor": Built(Gemma4VideoProcessor, POOLED),
+            },
+        ),
     )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
@@ -83,79 +141,6 @@ class DiffusionGemmaAdapter(Adapter):
             eos_token_id=tokens.eos_token_id,
             pad_token_id=self.pad_id,
         )
-
-    @classmethod
-    def check_settings(cls, spec: ModelSpec) -> None:
-        """Raise UserError for attention other than sdpa: the library cannot mask a padded batch's canvas for others."""
-        super().check_settings(spec)
-        if spec.attention != "sdpa":
-            raise UserError(
-                f"model.attention={spec.attention!r}: model={spec.name!r} needs masks of pictures that see one another "
-                "and of padded canvases, which transformers 5.23 makes for one kind; valid: sdpa"
-            )
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor."""
-        return load_part(spec, Gemma4Processor)
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of Gemma 4's tower and of the stack of experts.
-
-        Raises:
-            UserError: the facts state no full layers or no canvas.
-        """
-        facts, tower = spec.facts.text, spec.facts.tower
-        wide = stated(spec, "text.wide", facts.wide)
-        canvas = stated(spec, "canvas", spec.facts.canvas)
-        heads = {"num_key_value_heads": tower.kv_heads, "head_dim": tower.head_dim}
-        text = {
-            "head_dim": facts.head_dim,
-            "global_head_dim": wide.head_dim,
-            "num_global_key_value_heads": wide.kv_heads,
-            "num_experts": facts.experts,
-            "layer_types": [
-                SLIDING if facts.heads_of(layer) is facts else FULL for layer in range(facts.layers)
-            ],
-        }
-        return DiffusionGemmaConfig(
-            text_config={
-                **text,
-                **text_config(spec, tokenizer),
-                "intermediate_size": canvas.intermediate,
-            },
-            vision_config={
-                "model_type": "gemma4_vision",
-                **vision_config(tower, spec),
-                **heads,
-            },
-            canvas_length=canvas.length,
-            **{
-                f"{name}_token_id": tokenizer.convert_tokens_to_ids(MARKS[f"{name}_token"])
-                for name in ("boi", "eoi", "image")
-            },
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with Gemma 4's preprocessing for the tower's patches."""
-        tokenizer._set_model_specific_special_tokens(MARKS)
-        vision = spec.architecture["vision"]
-        sizes = {name: vision[name] for name in ("patch_size", "pooling_kernel_size")}
-        images = Gemma4ImageProcessor(**sizes, max_soft_tokens=spec.facts.visual_tokens)
-        sound = Gemma4AudioFeatureExtractor()  # a required argument of the processor
-        return Gemma4Processor(sound, images, tokenizer, Gemma4VideoProcessor(**sizes))
-
-    @property
-    def _encoder(self) -> Any:
-        return self.model.model.encoder
-
-    @property
-    def decoder(self) -> Any:
-        """The stack that reads the prompt."""
-        return self._encoder.language_model
 
     @property
     def canvas(self) -> Any:
@@ -183,29 +168,6 @@ class DiffusionGemmaAdapter(Adapter):
             eos_token_id=tokens.eos_token_id,
             pad_token_id=tokens.pad_token_id,
         )
-
-    @cached_property
-    def layer_types(self) -> LayerTypes:
-        """Sliding and full layers; a picture is seen whole in both."""
-        return LayerTypes(self.decoder, cut=False)
-
-    @property
-    def tower(self) -> nn.Module:
-        """Gemma 4's tower, with the step that averages patches."""
-        tower: nn.Module = self._encoder.vision_tower
-        return tower
-
-    @property
-    def projector(self) -> nn.Module:
-        """The norm and the linear map to the width of the decoder."""
-        projector: nn.Module = self._encoder.embed_vision
-        return projector
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of a tower layer; by default, of the last."""
-        layer = self._encoder.vision_tower.encoder.layers[-1 if index is None else index]
-        attention: nn.Module = layer.self_attn
-        return attention
 
     def to_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return a batch on the model's device; pixels stay in single precision, in which the tower scales them."""

@@ -15,60 +15,52 @@ from espalier.harness.models.quantisation import check_quantisation
 from espalier.harness.specs.plugins.installed import adapters
 from espalier.harness.specs.registry import Registry
 
-ADAPTERS = Registry("model.adapter")
-ADAPTERS.add("llava", "espalier.harness.models.llava:LlavaAdapter")
-ADAPTERS.add("llava_next", "espalier.harness.models.llava_next:LlavaNextAdapter")
-ADAPTERS.add("llava_onevision", "espalier.harness.models.llava_onevision:LlavaOnevisionAdapter")
-ADAPTERS.add(
-    "llava_onevision1_5", "espalier.harness.models.llava_onevision1_5:LlavaOnevision15Adapter"
-)
-ADAPTERS.add("llava_video", "espalier.harness.models.llava_video:LlavaVideoAdapter")
-ADAPTERS.add("qwen2_vl", "espalier.harness.models.qwen2_vl:Qwen2VLAdapter")
-ADAPTERS.add("qwen2_5_vl", "espalier.harness.models.qwen2_5_vl:Qwen25VLAdapter")
-ADAPTERS.add("qwen3_vl", "espalier.harness.models.qwen3_vl:Qwen3VLAdapter")
-ADAPTERS.add("qwen3_vl_moe", "espalier.harness.models.qwen3_vl:Qwen3VLMoeAdapter")
-ADAPTERS.add("glm4v", "espalier.harness.models.glm4v:Glm4vAdapter")
-ADAPTERS.add("glm4v_moe", "espalier.harness.models.glm4v:Glm4vMoeAdapter")
-ADAPTERS.add("qwen3_5", "espalier.harness.models.qwen3_5:Qwen35Adapter")
-ADAPTERS.add("qwen3_5_moe", "espalier.harness.models.qwen3_5:Qwen35MoeAdapter")
-ADAPTERS.add("internvl", "espalier.harness.models.internvl:InternVLAdapter")
-ADAPTERS.add("smolvlm", "espalier.harness.models.smolvlm:SmolVLMAdapter")
-ADAPTERS.add("gemma3", "espalier.harness.models.gemma3:Gemma3Adapter")
-ADAPTERS.add("molmo2", "espalier.harness.models.molmo2:Molmo2Adapter")
-ADAPTERS.add("deepseek_ocr", "espalier.harness.models.deepseek_ocr:DeepseekOcrAdapter")
-ADAPTERS.add("deepseek_ocr2", "espalier.harness.models.deepseek_ocr2:DeepseekOcr2Adapter")
-ADAPTERS.add("paddleocr_vl", "espalier.harness.models.paddleocr_vl:PaddleOcrVLAdapter")
-ADAPTERS.add("hunyuan_ocr", "espalier.harness.models.hunyuan_ocr:HunyuanOcrAdapter")
-ADAPTERS.add("minicpm_v", "espalier.harness.models.minicpm_v:MiniCpmVAdapter")
-ADAPTERS.add("diffusion_gemma", "espalier.harness.models.diffusion_gemma:DiffusionGemmaAdapter")
-ADAPTERS.add("llada_v", "espalier.harness.models.llada_v:LladaVAdapter")
 #: For classes that no other family has.
 GENERIC = "generic"
-ADAPTERS.add(GENERIC, "espalier.harness.models.generic:GenericAdapter")
-ADAPTERS.add("lavida", "espalier.harness.models.lavida:LavidaAdapter")
-ADAPTERS.add("lavida_dream", "espalier.harness.models.lavida:LavidaDreamAdapter")
 
-#: The family of each `model_type` (`Adapter.types`): importing all families to find one takes seconds. A family that is
-#: missing here is imported.
-MODEL_TYPES: Mapping[str, str] = {
-    **{
-        name: name for name in ("internvl", "llava", "llava_next", "llava_onevision", "llava_video")
-    },
-    **{name: name for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
-    **{
-        name: name
-        for name in ("qwen3_5", "qwen3_5_moe", "smolvlm", "gemma3", "molmo2", "glm4v", "glm4v_moe")
-    },
-    "glm46v": "glm4v",
-    **{"paddleocr_vl": "paddleocr_vl", "hunyuan_vl": "hunyuan_ocr"},
-    "deepseek_ocr2": "deepseek_ocr2",
-    "llavaonevision1_5": "llava_onevision1_5",
-    "minicpmv4_6": "minicpm_v",
-    "diffusion_gemma": "diffusion_gemma",
-    **dict.fromkeys(("deepseek_vl_v2", "unlimited_ocr"), "deepseek_ocr"),
+#: The class of each family, below harness/models, and the `model_type` of the checkpoints that it loads: importing all
+#: families to find one takes seconds (`Adapter.types` of a family has them too).
+FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "llava": ("llava:LlavaAdapter", ("llava",)),
+    "llava_next": ("llava:LlavaNextAdapter", ("llava_next",)),
+    "llava_onevision": ("llava_onevision:LlavaOnevisionAdapter", ("llava_onevision",)),
+    "llava_onevision1_5": (
+        "llava_onevision1_5:LlavaOnevision15Adapter",
+        ("llavaonevision1_5",),
+    ),
+    "llava_video": ("llava_video:LlavaVideoAdapter", ("llava_video",)),
+    "qwen2_vl": ("qwen_vl:Qwen2VLAdapter", ("qwen2_vl",)),
+    "qwen2_5_vl": ("qwen_vl:Qwen25VLAdapter", ("qwen2_5_vl",)),
+    "qwen3_vl": ("qwen_vl:Qwen3VLAdapter", ("qwen3_vl",)),
+    "qwen3_vl_moe": ("qwen_vl:Qwen3VLMoeAdapter", ("qwen3_vl_moe",)),
+    "glm4v": ("glm4v:Glm4vAdapter", ("glm4v", "glm46v")),
+    "glm4v_moe": ("glm4v:Glm4vMoeAdapter", ("glm4v_moe",)),
+    "qwen3_5": ("qwen_vl:Qwen35Adapter", ("qwen3_5",)),
+    "qwen3_5_moe": ("qwen_vl:Qwen35MoeAdapter", ("qwen3_5_moe",)),
+    "internvl": ("internvl:InternVLAdapter", ("internvl",)),
+    "smolvlm": ("smolvlm:SmolVLMAdapter", ("smolvlm",)),
+    "gemma3": ("gemma3:Gemma3Adapter", ("gemma3",)),
+    "molmo2": ("molmo2:Molmo2Adapter", ("molmo2",)),
+    # Checkpoints of both releases have one type, and neither describes its model completely.
+    "deepseek_ocr": ("deepseek_ocr:DeepseekOcrAdapter", ("deepseek_vl_v2", "unlimited_ocr")),
+    "deepseek_ocr2": ("deepseek_ocr:DeepseekOcr2Adapter", ("deepseek_ocr2",)),
+    "paddleocr_vl": ("paddleocr_vl:PaddleOcrVLAdapter", ("paddleocr_vl",)),
+    "hunyuan_ocr": ("hunyuan_ocr:HunyuanOcrAdapter", ("hunyuan_vl",)),
+    "minicpm_v": ("minicpm_v:MiniCpmVAdapter", ("minicpmv4_6",)),
+    "diffusion_gemma": ("diffusion_gemma:DiffusionGemmaAdapter", ("diffusion_gemma",)),
     # One type for two families, and neither checkpoint describes its model completely.
-    "llava_llada": "llada_v",
-    "llava_dream": "lavida_dream",
+    "llada_v": ("llada_v:LladaVAdapter", ("llava_llada",)),
+    "lavida": ("lavida:LavidaAdapter", ()),
+    "lavida_dream": ("lavida:LavidaDreamAdapter", ("llava_dream",)),
+    GENERIC: ("generic:GenericAdapter", ()),
+}
+
+ADAPTERS = Registry("model.adapter")
+for _name, (_place, _types) in FAMILIES.items():
+    ADAPTERS.add(_name, f"espalier.harness.models.{_place}")
+
+MODEL_TYPES: dict[str, str] = {
+    model_type: name for name, (_, types) in FAMILIES.items() for model_type in types
 }
 
 #: Classes of the releases' code: the format of `espalier convert`, and the same weights in transformers' format.
@@ -131,9 +123,6 @@ def family_of(model_type: str | None, key: str = "model_type") -> str:
         UserError: an unknown type; the line lists the known ones.
     """
     families = dict(MODEL_TYPES)
-    if model_type not in families:
-        for family in set(ADAPTERS.names()) - {*families.values(), "lavida", GENERIC}:
-            families |= dict.fromkeys(ADAPTERS.load(family).types(), family)
     passed_over = []
     for family in adapters() if model_type not in families else ():
         try:

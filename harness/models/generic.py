@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -21,12 +21,13 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from espalier.harness.engine.engine_guards import check_text_config
-from espalier.harness.engine.signals.table import BEFORE_DECODER, DENOISING
-from espalier.harness.engine.tower_blocks import TowerBlock
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.engine.model_parts import TowerBlock
+from espalier.harness.engine.signals.table import DECLARED
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.chat_media import Chat, Media
+from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.generic_proof import prove
 from espalier.harness.models.loader import load_part, unreadable
 from espalier.harness.models.measured_facts import ATTENTION, OUTPUT
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Signals of the encoder, of places in the picture, and of denoising steps.
-UNKNOWN = BEFORE_DECODER | {"pixels", "tile", "prior", *DENOISING}
+UNKNOWN = {
+    *(name for name, signal in DECLARED.items() if signal.units),
+    *("pixels", "tile", "prior"),
+    *("decider_attention", "masked_attention", "first_kept", "layer_normed"),
+}
 
 #: Kinds of site where no class is proved, and why.
 NOWHERE = {
@@ -55,11 +60,14 @@ PROBE = Image.new("RGB", (64, 64))
 class GenericAdapter(Adapter):
     """A class of transformers without a file here: each picture is a grid of one row, without places in the picture."""
 
-    model_class = AutoModelForImageTextToText
-    checkpoint_types = tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-    conversation: ClassVar[str] = CHECKPOINT
-    lacking = tuple(sorted(UNKNOWN))
-    unplaced = True
+    data = FamilyData(
+        model_class=AutoModelForImageTextToText,
+        types=tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+        conversation=CHECKPOINT,
+        joins=JOINS,
+        lacking=tuple(sorted(UNKNOWN)),
+        unplaced=True,
+    )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Check that the class has the interfaces."""
@@ -180,7 +188,7 @@ class GenericAdapter(Adapter):
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat; texts may not hold the placeholder."""
-        self.placeholders = (self._placeholder(),)  # type: ignore[misc]
+        self.data = replace(self.data, placeholders=(self._placeholder(),))  # type: ignore[misc]
         return super().prompt_text(chat, media)
 
     @torch.inference_mode()

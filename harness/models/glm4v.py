@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers import (
@@ -27,19 +28,38 @@ from transformers import (
     Glm46VVideoProcessor,
 )
 
-from espalier.harness.engine.visual_items import VisualItem
-from espalier.harness.models.chat_batches import refuse_mixed
+from espalier.harness.engine.layout import VisualItem
+from espalier.harness.models.adapter import refuse_mixed
 from espalier.harness.models.conversations import SPANNED
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
-from espalier.harness.models.qwen_processor import BOUNDS, new_processor
+from espalier.harness.models.qwen_vl import (
+    BOUNDS,
+    TOWER,
+    Qwen2VLAdapter,
+    patch_processor,
+    qwen_config,
+)
+from espalier.harness.models.random_weights import Value
 
 if TYPE_CHECKING:
-    from espalier.harness.cost.facts import ModelFacts
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Marks around the final answer, after the reasoning.
 ANSWER_MARKS = re.compile(r"</?answer>|<\|(?:begin|end)_of_box\|>")
+
+
+#: Special tokens by the keys of the configuration for their numbers.
+GLM_MARKS = {
+    **{"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
+    **{"image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"},
+    **{"video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"},
+}
+
+#: Sizes of the tower; the width of its MLPs is the decoder's.
+GLM_TOWER: Mapping[str, Value] = {
+    **TOWER,
+    "intermediate_size": lambda spec, _: spec.facts.projector[-2],
+}
 
 
 def repeated_features(
@@ -68,25 +88,24 @@ def repeated_features(
 class Glm4vAdapter(Qwen2VLAdapter):
     """`Glm4vForConditionalGeneration`, also under the type `glm46v`: the projector reads merged patches."""
 
-    model_class: ClassVar[Any] = Glm4vForConditionalGeneration
-    config_class: ClassVar[Any] = Glm4vConfig
-    processor_class: ClassVar[Any] = Glm46VProcessor
-    checkpoint_types: ClassVar[tuple[str, ...]] = ("glm4v", "glm46v")
-    conversation: ClassVar[str] = "glm4v"
-    media = SPANNED
-    placeholders = ("<|image|>", "<|video|>")
-    settings = tuple(BOUNDS)
-    library_positions = True  # each pair of frames has its own, before its time as text
-    special = (
-        *("<|endoftext|>", "[gMASK]", "<|user|>", "<sop>", "<|system|>", "<|assistant|>"),
-        *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
-        *("<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+    data = replace(
+        Qwen2VLAdapter.data,
+        model_class=Glm4vForConditionalGeneration,
+        types=("glm4v", "glm46v"),
+        conversation="glm4v",
+        media=SPANNED,
+        placeholders=("<|image|>", "<|video|>"),
+        settings=BOUNDS,
+        clean=lambda answer: ANSWER_MARKS.sub("", answer).strip(),
+        special=(
+            *("<|endoftext|>", "[gMASK]", "<|user|>", "<sop>", "<|system|>", "<|assistant|>"),
+            *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
+            *("<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+        ),
+        config=qwen_config(Glm4vConfig, marks=GLM_MARKS, **GLM_TOWER),
+        processor=patch_processor(Glm46VProcessor, Glm46VImageProcessor, Glm46VVideoProcessor),
     )
-    marks: ClassVar[Mapping[str, str]] = {
-        **{"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
-        **{"image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"},
-        **{"video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"},
-    }
+    library_positions = True  # each pair of frames has its own, before its time as text
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Replace the library's repetition of features for beams by that of its other classes."""
@@ -97,30 +116,15 @@ class Glm4vAdapter(Qwen2VLAdapter):
     def class_of(cls, config: Any) -> Any:
         """Return the class of a configuration: both types have the same modules and tensor names."""
         return (
-            Glm46VForConditionalGeneration if isinstance(config, Glm46VConfig) else cls.model_class
+            Glm46VForConditionalGeneration
+            if isinstance(config, Glm46VConfig)
+            else cls.data.model_class
         )
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
         """Return the checkpoint's configuration, of its type."""
         return load_part(spec, AutoConfig)
-
-    @classmethod
-    def tower_config(cls, facts: ModelFacts) -> dict[str, Any]:
-        """Return the tower's sizes; the width of its MLPs is the decoder's."""
-        return {
-            "depth": facts.tower.layers,
-            "hidden_size": facts.tower.hidden,
-            "num_heads": facts.tower.heads,
-            "out_hidden_size": facts.text.hidden,
-            "intermediate_size": facts.projector[-2],
-        }
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the family's processor for the tower's patches."""
-        classes = (Glm46VImageProcessor, Glm46VVideoProcessor)
-        return new_processor(cls.processor_class, spec, tokenizer, *classes)
 
     def features(self, projector_input: Tensor) -> Tensor:
         """Return the merged patches (units, D)."""
@@ -137,7 +141,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
         Raises:
             UserError: the batch holds both.
         """
-        refuse_mixed(pictures, clips, self)
+        refuse_mixed(pictures, clips, type(self.model).__name__, self.spec.name)
         return super().process(texts, pictures, clips)
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
@@ -145,14 +149,13 @@ class Glm4vAdapter(Qwen2VLAdapter):
         items = [item for group in super().items(inputs).values() for item in group]
         return {self.model.config.image_token_id: items}
 
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the answers of (B, T) new tokens without the marks around the final one."""
-        return [ANSWER_MARKS.sub("", text).strip() for text in super().decode(ids)]
-
 
 class Glm4vMoeAdapter(Glm4vAdapter):
     """`Glm4vMoeForConditionalGeneration`: experts in every decoder layer but the first."""
 
-    model_class = Glm4vMoeForConditionalGeneration
-    config_class = Glm4vMoeConfig
-    checkpoint_types = ("glm4v_moe",)
+    data = replace(
+        Glm4vAdapter.data,
+        model_class=Glm4vMoeForConditionalGeneration,
+        types=("glm4v_moe",),
+        config=qwen_config(Glm4vMoeConfig, marks=GLM_MARKS, **GLM_TOWER),
+    )

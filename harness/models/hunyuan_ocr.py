@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from transformers import (
     HunYuanVLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, framed_rectangle
+from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import HOLDERS
-from espalier.harness.models.qwen_processor import set_picture_bounds
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
+from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
 
 if TYPE_CHECKING:
@@ -43,13 +44,32 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
     Begin, newlines and end are never pruned.
     """
 
-    model_class = HunYuanVLForConditionalGeneration
-    conversation: ClassVar[str] = "hunyuan_ocr"
-    media = HOLDERS
-    placeholders = (MARKS["image_token"],)
-    special = (
-        *("<｜hy_▁pad▁｜>", "<｜hy_begin▁of▁sentence｜>", "<｜hy_place▁holder▁no▁2｜>"),
-        *("<｜hy_place▁holder▁no▁3｜>", "<｜hy_User｜>", "<｜hy_Assistant｜>", *MARKS.values()),
+    data = FamilyData(
+        model_class=HunYuanVLForConditionalGeneration,
+        conversation="hunyuan_ocr",
+        media=HOLDERS,
+        placeholders=(MARKS["image_token"],),
+        inline=None,
+        lacking=("luma",),  # the tower gets a list of patches, from pictures of any size
+        settings=PICTURE_BOUNDS,
+        special=(
+            *("<｜hy_▁pad▁｜>", "<｜hy_begin▁of▁sentence｜>", "<｜hy_place▁holder▁no▁2｜>"),
+            *("<｜hy_place▁holder▁no▁3｜>", "<｜hy_User｜>", "<｜hy_Assistant｜>", *MARKS.values()),
+        ),
+        named_tokens=MARKS,
+        blocks="layers",
+        # Norm, two convolutions, newlines, one map, begin and end, norm.
+        projector="model.vision_tower.patch_merger",
+        config=Built(
+            HunYuanVLConfig,
+            {
+                "text_config": text_config(head_dim=of("facts.text.head_dim")),
+                "vision_config": vision_config(),
+                "image_token_id": token_id(MARKS["image_token"]),
+            },
+            ("architecture.model",),
+        ),
+        processor=patch_processor(HunYuanVLProcessor, HunYuanVLImageProcessor),
     )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
@@ -57,45 +77,10 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
         super().__init__(model, processor, spec)
         model.model.get_rope_index = partial(row_positions, model.model.get_rope_index)
 
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of the tower and the text stack."""
-        return HunYuanVLConfig(
-            text_config={
-                "head_dim": spec.facts.text.head_dim,
-                **text_config(spec, tokenizer),
-            },
-            vision_config=vision_config(spec.facts.tower, spec),
-            image_token_id=tokenizer.convert_tokens_to_ids(MARKS["image_token"]),
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor for the tower's patches."""
-        vision = spec.architecture["vision"]
-        tokenizer._set_model_specific_special_tokens(MARKS)
-        images = HunYuanVLImageProcessor(
-            patch_size=vision["patch_size"], merge_size=vision["spatial_merge_size"]
-        )
-        return set_picture_bounds(HunYuanVLProcessor(images, tokenizer), spec)
-
-    @property
-    def projector(self) -> nn.Module:
-        """Norm, two convolutions, newlines, one map, begin and end, norm."""
-        projector: nn.Module = self.model.model.vision_tower.patch_merger
-        return projector
-
     @property
     def vision_end(self) -> nn.Module:
         """The tower: it calls the projector for each picture."""
         return self.tower
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer; by default, of the last."""
-        layers = self.model.model.vision_tower.layers
-        attention: nn.Module = layers[-1 if index is None else index].self_attn
-        return attention
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture; begin, newlines and end have no patches."""

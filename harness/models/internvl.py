@@ -3,53 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
-    AutoProcessor,
     GotOcr2ImageProcessorPil,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    InternVLProcessor,
+    InternVLVideoProcessor,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
+from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.models.adapter import Adapter
+from espalier.harness.engine.layout import VisualItem, mean_of_blocks
+from espalier.harness.engine.model_parts import PixelGrids
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
 from espalier.harness.models.conversations import NUMBERED, ROWED
-from espalier.harness.models.internvl_processor import (
-    FRAME,
-    TILES,
-    TOKENS,
-    build_processor,
-    frames_like,
-    known_text,
-    label_frames,
-    process_chat,
-    tile_settings,
-)
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
+from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
+from espalier.harness.settings import Count
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
+#: The processor's names for special tokens.
+TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
+#: Default of `model.processor.frame_label`: text before each frame of a video, `{}` for its number.
+FRAME = "Frame{}: "
+
+#: Supported `text_config.model_type`: FLOPs are counted and layers run on reduced sequences.
+TEXTS = ("qwen2", "qwen3", "llama", "phi3")
+
+
+#: Tiles of the tower's size and ImageNet's normalisation.
+PIXELS = {
+    "size": SIGLIP_PIXELS["size"],
+    "image_mean": IMAGENET_DEFAULT_MEAN,
+    "image_std": IMAGENET_DEFAULT_STD,
+}
+
+
+def named_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
+    """Return the tokenizer with the names of TOKENS."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.special_tokens_map, **TOKENS
+    )
+
+
+def frames_like(images: Any) -> Any:
+    """Return a video processor that processes each frame as `images` processes one tile."""
+    return InternVLVideoProcessor(
+        size=images.size, image_mean=images.image_mean, image_std=images.image_std
+    )
+
+
+def label_frames(processor: Any, label: str) -> None:
+    """Make a processor write `label` before each frame of a video, with the frame's number, from 1, for `{}`.
+
+    Raises:
+        UserError: the label has no `{}`.
+    """
+    if label == FRAME:
+        return
+    if "{}" not in label:
+        raise UserError(
+            f"model.processor.frame_label={label!r} has no {{}} for a frame's number; valid: {FRAME!r}"
+        )
+    placeholders = processor.image_token * processor.image_seq_length
+    frame = f"{processor.start_image_token}{placeholders}{processor.end_image_token}"
+
+    def frame_labels(video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
+        del kwargs
+        count = video_inputs["pixel_values_videos"][video_idx].shape[0]
+        return "\n".join(label.replace("{}", str(i + 1)) + frame for i in range(count))
+
+    processor.replace_video_token = frame_labels
+
+
 class InternVLAdapter(Adapter):
     """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
 
-    model_class = InternVLForConditionalGeneration
-    takes_video = True
-    conversation: ClassVar[str] = "internvl2"
-    media = NUMBERED
-    joins: ClassVar[Mapping[str, str]] = {"numbered": NUMBERED, "blank": ROWED}
-    placeholders = (TOKENS["context_image_token"], TOKENS["video_token"])
-    inline = TOKENS["context_image_token"]
-    settings = (*TILES, "patches_together", "frame_label")
+    data = FamilyData(
+        model_class=InternVLForConditionalGeneration,
+        conversation="internvl2",
+        takes_video=True,
+        media=NUMBERED,
+        joins={"numbered": NUMBERED, "blank": ROWED},
+        placeholders=(TOKENS["context_image_token"], TOKENS["video_token"]),
+        inline=TOKENS["context_image_token"],
+        # As the releases resize; torchvision's values differ at hard edges.
+        part_classes={"image_processor": GotOcr2ImageProcessorPil},
+        settings={
+            "crop_to_patches": ("image_processor.crop_to_patches", bool),
+            "min_patches": ("image_processor.min_patches", Count),
+            "max_patches": ("image_processor.max_patches", Count),
+            "patches_together": ("", Count | None),
+            "frame_label": ("", str),
+        },
+        blocks="encoder.layer",
+        attention="attention",
+        config=Built(
+            InternVLConfig,
+            {
+                "vision_config": vision_config(),
+                "text_config": text_config(),
+                "image_token_id": token_id(TOKENS["context_image_token"]),
+            },
+            ("architecture.model",),
+        ),
+        processor=Built(
+            InternVLProcessor,
+            {
+                "image_processor": Built(GotOcr2ImageProcessorPil, PIXELS),
+                "tokenizer": named_tokenizer,
+                "video_processor": Built(InternVLVideoProcessor, PIXELS),
+                "image_seq_length": of("architecture.model.image_seq_length"),
+            },
+        ),
+    )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set the label of video frames."""
@@ -57,64 +140,37 @@ class InternVLAdapter(Adapter):
         label_frames(processor, spec.processor.get("frame_label", FRAME))
 
     @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor; video frames get the size and normalisation of pictures.
-
-        Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
-        """
-        processor = load_part(spec, AutoProcessor)
-        # As the releases resize; torchvision's values differ at hard edges.
-        processor.image_processor = load_part(spec, GotOcr2ImageProcessorPil, **tile_settings(spec))
-        processor.video_processor = frames_like(processor.image_processor)
-        return processor
-
-    @classmethod
-    def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's own configuration.
-
-        Raises:
-            UserError: an unknown type of text stack, such as a mixture of experts.
-        """
-        return known_text(super().checkpoint_config(spec), spec)
+    def check_config(cls, config: Any, spec: ModelSpec) -> None:
+        """Raise UserError for an unknown type of text stack, such as a mixture of experts."""
+        model_type = config.text_config.model_type
+        if model_type not in TEXTS:
+            raise UserError(
+                f"model={spec.name}: its text stack is of type {model_type!r}; valid: {', '.join(TEXTS)}"
+            )
 
     @classmethod
     def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Return the caller's processor; video frames get the size and normalisation of pictures."""
-        del spec
+        """Return the processor with tiles by `model.processor`; video frames get the size and colours of pictures.
+
+        Converted checkpoints lack video settings, and the library's defaults resize frames to another size.
+        """
         processor.video_processor = frames_like(processor.image_processor)
-        return processor
+        return super().adopt_processor(processor, spec)
 
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of InternViT, an MLP and the text stack of `architecture.text.model_type`."""
-        config = InternVLConfig(
-            vision_config=vision_config(spec.facts.tower, spec),
-            text_config=text_config(spec, tokenizer),
-            image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["context_image_token"]),
-            **spec.architecture["model"],
-        )
-        return known_text(config, spec)
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with tiles of the tower's size and ImageNet's normalisation."""
-        return build_processor(spec, tokenizer)
-
-    def tower_attention(self, index: int | None) -> nn.Module:
+    def tower_attention(self, index: int | None) -> Any:
         """Return the attention of an encoder layer; hidden_states[-1] is the output of layers[-1]."""
-        layer = self.model.config.vision_feature_layer if index is None else index
-        attention: nn.Module = self.model.model.vision_tower.encoder.layer[layer].attention
-        return attention
+        return super().tower_attention(
+            self.model.config.vision_feature_layer if index is None else index
+        )
 
     def to_units(self, values: Tensor) -> Tensor:
         """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        _, units = self._sides()
-        return mean_of_blocks(values, units)
+        return mean_of_blocks(values, self._side())
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires videos of equal length."""
         chats = zip(texts, pictures, clips, strict=True)
-        rows = [process_chat(self, *chat) for chat in chats]
+        rows = [self._process_chat(*chat) for chat in chats]
         ids = {"input_ids": [row["input_ids"][0] for row in rows]}
         batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
         pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]
@@ -122,32 +178,50 @@ class InternVLAdapter(Adapter):
             batch["pixel_values"] = torch.cat(pixels)
         return batch
 
+    def _process_chat(self, text: str, pictures: list[Any], clips: list[Any]) -> Any:
+        """Run the processor on one prompt with its pictures and clips.
+
+        Raises:
+            UserError: clips of different lengths.
+        """
+        processor, spec = self.processor, self.spec
+        counts = sorted({len(clip.frames) for clip in clips})
+        if len(counts) > 1:
+            raise UserError(
+                f"one chat holds videos of {counts[0]} and {counts[-1]} frames; model={spec.name!r} takes videos of "
+                "equal length in a chat; valid: a smaller model.video.frames"
+            )
+        size = processor.image_processor.size
+        # Passed in the call because the library's defaults would otherwise override `model.processor`.
+        tiles = {"crop_to_patches": spec.processor.get("crop_to_patches", True)}
+        together = spec.processor.get("patches_together")
+        if together is not None and pictures:
+            limit = min(processor.image_processor.max_patches, together // len(pictures))
+            tiles["max_patches"] = max(limit, 1)
+        return self.run_processor(
+            [text],
+            images=pictures or None,
+            videos=[clip.resized(size["width"], size["height"]) for clip in clips] or None,
+            images_kwargs=tiles,
+            videos_kwargs={"do_sample_frames": False},
+        )
+
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per run of placeholders: the tiles of an image, or a frame.
 
         Runs end at `</img>`, and tiles have a fixed number of tokens, so the length of a run gives its tiles.
         """
         image = self.model.config.image_token_id
+        side = self._side()
         items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu() == image:
             values, lengths = torch.unique_consecutive(row, return_counts=True)
             for length in lengths[values].tolist():
-                items.append(self._item(length, first))
+                # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
+                items.append(tiled_item(length // side**2, side, first, self.patches() ** 2 + 1))
                 first += length
         return {image: items}
-
-    def _item(self, length: int, first: int) -> VisualItem:
-        """Return the item of `length` placeholders starting at projector unit `first`."""
-        patches, side = self._sides()
-        tiles, n_tokens = length // side**2, patches**2 + 1
-        # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
-        views = [*range(1, tiles), 0]
-        return VisualItem(
-            grid=torch.cat([rectangle(1, side, side, view) for view in views]),
-            source=torch.arange(first, first + tiles * side**2).view(-1, 1),
-            work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * side**2),
-        )
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for the thumbnail, else a tile of the picture, which is stretched to whole tiles."""
@@ -172,12 +246,9 @@ class InternVLAdapter(Adapter):
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return tiles and frames, each divided into units."""
-        pixels = inputs["pixel_values"]
-        _, units = self._sides()
+        pixels, units = inputs["pixel_values"], self._side()
         return PixelGrids([pixels], [units], pixels.shape[-1] // units, *self.colours())
 
-    def _sides(self) -> tuple[int, int]:
-        """Return the length of a tile's edge in patches and in units."""
-        vision = self.model.config.vision_config
-        patches = vision.image_size[0] // vision.patch_size[0]
-        return patches, round(patches * self.model.config.downsample_ratio)
+    def _side(self) -> int:
+        """Return the length of a tile's edge in units."""
+        return round(self.patches() * self.model.config.downsample_ratio)

@@ -6,18 +6,18 @@ Dream's: Qwen2's blocks with bidirectional attention, under Qwen2's tensor names
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, isqrt
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen2Tokenizer
+from transformers import LlavaOnevisionConfig, Qwen2Tokenizer
 from transformers.models.llava_onevision.modeling_llava_onevision import (
     get_anyres_image_grid_shape,
     unpad_image,
 )
 
-from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.llada_v import (
     LladaVAdapter,
@@ -25,6 +25,7 @@ from espalier.harness.models.llada_v import (
     LladaVModel,
     LladaVProcessor,
 )
+from espalier.harness.models.llava_onevision import siglip_config
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -72,10 +73,15 @@ class LavidaProcessor(LladaVProcessor):
 class LavidaAdapter(LladaVAdapter):
     """`LavidaForConditionalGeneration`: pooled views, stitched, unpadded, a newline token after each row."""
 
-    model_class = LavidaForConditionalGeneration
+    data = replace(
+        LladaVAdapter.data,
+        model_class=LavidaForConditionalGeneration,
+        conversation="llada",
+        patch_tokens=False,  # a token is the mean of several patches
+        # As in the release's evaluation: leading exclamation marks are dropped.
+        clean=lambda text: text.lstrip("!").strip(),
+    )
     processor_class = LavidaProcessor
-    conversation: ClassVar[str] = "llada"
-    patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Measure the number of tokens of a pooled view."""
@@ -90,10 +96,6 @@ class LavidaAdapter(LladaVAdapter):
         processor.num_image_tokens = ceil(side / 2) ** 2
         return processor
 
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return answers without leading exclamation marks, as in the release's evaluation."""
-        return [text.lstrip("!").strip() for text in Adapter.decode(self, ids)]
-
 
 #: Dream's special tokens: padding, begin, end, placeholders, marks of turns, and the mask token.
 DREAM_SPECIAL = (
@@ -105,9 +107,12 @@ DREAM_SPECIAL = (
 class LavidaDreamAdapter(LavidaAdapter):
     """`LavidaForConditionalGeneration` around Qwen2's modules; Dream's code adds two tokens to Qwen2's tokenizer."""
 
-    checkpoint_types = ("llava_dream",)
-    special = DREAM_SPECIAL
-    text_type = "qwen2"
+    data = replace(
+        LavidaAdapter.data,
+        types=("llava_dream",),
+        special=DREAM_SPECIAL,
+        conversation="dream",
+        joins=JOINS,
+        config=siglip_config(LlavaOnevisionConfig, "qwen2"),
+    )
     tokenizer_class = Qwen2Tokenizer
-    conversation = "dream"
-    joins = JOINS

@@ -11,27 +11,28 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
-    LlavaOnevisionForConditionalGeneration,
+    LlavaOnevisionConfig,
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionModel,
     LlavaOnevisionProcessor,
     PreTrainedTokenizerFast,
 )
-from transformers.models.llava_onevision.modeling_llava_onevision import (
-    LlavaOnevisionPreTrainedModel,
-)
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import FLUSH, JOINS
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
+from espalier.harness.models.llava_onevision import (
+    LlavaOnevisionAdapter,
+    OnevisionVariant,
+    siglip_config,
+)
 from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.settings import choice
+from espalier.harness.settings import OneOf
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -211,18 +212,10 @@ class LladaVModel(LlavaOnevisionModel):
         return tokens
 
 
-class LladaVForConditionalGeneration(LlavaOnevisionForConditionalGeneration):
+class LladaVForConditionalGeneration(OnevisionVariant):
     """`LlavaOnevisionForConditionalGeneration` around a `LladaVModel`."""
 
-    core: ClassVar[type[LladaVModel]] = LladaVModel
-
-    def __init__(self, config: Any) -> None:
-        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
-        LlavaOnevisionPreTrainedModel.__init__(self, config)
-        text = config.text_config
-        self.model = self.core(config)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.post_init()
+    core: ClassVar[Any] = LladaVModel
 
 
 class LladaVProcessor(LlavaOnevisionProcessor):
@@ -246,30 +239,31 @@ class LladaVProcessor(LlavaOnevisionProcessor):
 class LladaVAdapter(LlavaOnevisionAdapter):
     """`LladaVForConditionalGeneration`: AnyRes for one image, one padded view for each of several (`SEVERAL`)."""
 
-    model_class: ClassVar[Any] = LladaVForConditionalGeneration
+    data = replace(
+        LlavaOnevisionAdapter.data,
+        model_class=LladaVForConditionalGeneration,
+        types=("llava_llada",),
+        # The release's config.json belongs to remote code and does not describe the tower.
+        self_described=False,
+        renames=RENAMES,
+        special=SPECIAL,
+        # As in the release's evaluation, which requests short answers without reasoning.
+        conversation="llada_no_think",
+        joins={**JOINS, "flush": FLUSH},
+        # As in the release's evaluation: one full stop at the end is dropped.
+        clean=lambda text: text.removesuffix(".").strip(),
+        settings={"several_pictures": ("", Annotated[str, OneOf(SEVERAL)] | None)},
+        config=siglip_config(LlavaOnevisionConfig, "llama"),
+    )
     processor_class: ClassVar[Any] = LladaVProcessor
-    settings = ("several_pictures",)
-    checkpoint_types = ("llava_llada",)
-    #: The release's config.json belongs to remote code and does not describe the tower.
-    self_described = False
-    renames = RENAMES
-    special: ClassVar[Sequence[str]] = SPECIAL
-    #: The library's type of the text stack, and the class that reads the release's tokenizer.
-    text_type: ClassVar[str] = "llama"
+    picture_class = LlavaOnevisionImageProcessorPil  # as the releases resize
+    #: The class that reads the release's tokenizer.
     tokenizer_class: ClassVar[Any] = PreTrainedTokenizerFast
-    #: As in the release's evaluation, which requests short answers without reasoning.
-    conversation: ClassVar[str] = "llada_no_think"
-    joins: ClassVar[Mapping[str, str]] = {**JOINS, "flush": FLUSH}
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set what stands for each of several pictures."""
         super().__init__(model, processor, spec)
-        several = choice(
-            "model.processor.several_pictures",
-            spec.processor.get("several_pictures") or SEVERAL[0],
-            SEVERAL,
-        )
-        self._bare_views = several == "evaluation"
+        self._bare_views = spec.processor.get("several_pictures") == "evaluation"
         model.model.bare_views = self._bare_views
         processor.bare_tokens = self._side**2 if self._bare_views else None
 
@@ -277,18 +271,6 @@ class LladaVAdapter(LlavaOnevisionAdapter):
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return a processor with the checkpoint's tokenizer; its image settings are in remote code."""
         return cls.built_processor(cls.checkpoint_config(spec), cls._tokenizer(spec))
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
-        return cls.built_processor(cls.configuration(spec, tokenizer), tokenizer)
-
-    @classmethod
-    def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor of a configuration; it resizes images with PIL, as the releases do."""
-        return build_processor(
-            cls.processor_class, config, tokenizer, LlavaOnevisionImageProcessorPil
-        )
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
@@ -301,30 +283,14 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         """
         release = config_of(spec)
         check_release(release)
-        config = cls._described(spec, cls._tokenizer(spec), text_sizes(release))
+        text = {**spec.architecture.get("text", {}), **text_sizes(release)}
+        stated = replace(spec, architecture={**spec.architecture, "text": text})
+        config = cls.configuration(stated, cls._tokenizer(spec))
         if "image_grid_pinpoints" in release:
             config.image_grid_pinpoints = planes(
                 release["image_grid_pinpoints"], config.vision_config.image_size
             )
         return config
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP, an MLP and the text stack."""
-        return cls._described(spec, tokenizer, {})
-
-    @classmethod
-    def _described(cls, spec: ModelSpec, tokenizer: Any, sizes: dict[str, Any]) -> Any:
-        return cls.config_class(
-            vision_config={
-                "model_type": "siglip_vision_model",
-                **vision_config(spec.facts.tower, spec),
-            },
-            text_config={"model_type": cls.text_type, **text_config(spec, tokenizer), **sizes},
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
-            **spec.architecture["model"],
-        )
 
     @classmethod
     def _tokenizer(cls, spec: ModelSpec) -> Any:
@@ -341,7 +307,3 @@ class LladaVAdapter(LlavaOnevisionAdapter):
                 f"{spec.facts.vocabulary} rows (model.facts.vocabulary)"
             )
         return tokenizer
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return answers without one full stop at the end, as in the release's evaluation."""
-        return [text.removesuffix(".").strip() for text in super().decode(ids)]

@@ -1,26 +1,44 @@
-"""LLaVA-1.5 and models of its architecture: CLIP tower with a class token, MLP projector, Llama text stack."""
+"""LLaVA-1.5 and LLaVA-NeXT: CLIP tower with a class token, MLP projector, Llama text stack.
+
+LLaVA-NeXT sees a global view and crops of the image (AnyRes), without padding, with a newline token after each row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
-    AutoProcessor,
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaImageProcessor,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaNextImageProcessor,
+    LlavaNextProcessor,
     LlavaProcessor,
 )
+from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.visual_items import VisualItem, rectangle
-from espalier.harness.models.clip_blocks import ClipTowerAdapter
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem
+from espalier.harness.engine.model_parts import PixelGrids, TowerBlock
+from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import Adapter, FamilyData, square_items
+from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.random_weights import (
+    Built,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.view_placement import (
     WHOLE,
     PictureView,
@@ -33,17 +51,170 @@ if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 
+class ClipTowerAdapter(Adapter):
+    """A family with a projector that reads hidden_states[vision_feature_layer] of a CLIP or SigLIP tower."""
+
+    def tower_attention(self, index: int | None) -> Any:
+        """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
+        return super().tower_attention(self.read_layers() - 1 if index is None else index)
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers after the one of `vision_feature_layer`."""
+        return list(self.tower_layers())[self.read_layers() :]
+
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the encoder's layers up to the one of `vision_feature_layer`."""
+        return [TowerBlock(layer) for layer in list(self.tower_layers())[: self.read_layers()]]
+
+    def read_layers(self) -> int:
+        """Return the number of the encoder's layers that the projector reads."""
+        return _feature_layer(self.tower, self.model.config.vision_feature_layer) + 1
+
+
+def _feature_layer(tower: Any, feature: int) -> int:
+    """Return the layer with output hidden_states[feature]: entry 0 is the embeddings, so entry f is layer f - 1."""
+    depth = len(tower.encoder.layers)
+    if (
+        not isinstance(feature, int)
+        or not 0 < feature % (depth + 1) <= depth
+        or abs(feature) > depth
+    ):
+        raise UserError(
+            f"model: the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
+            f"valid in its config.json: -1 to -{depth}"
+        )
+    return feature - 1 if feature >= 0 else depth + feature
+
+
+#: From (tiles, patches, C) features of one image to its (placeholders, C) tokens, newlines as NaN.
+Pack = Callable[[Tensor], Tensor]
+
+
+def packed_item(
+    pack: Pack,
+    shape: tuple[int, int],
+    side: int,
+    first: int,
+    class_token: bool,
+    view: int | None = None,
+) -> VisualItem:
+    """Return the item of one image: its global view, then its crops as one plane with a newline after each row.
+
+    If the packing pools tiles or shrinks a large plane, each token blends four patches. Interpolation is linear, so the
+    packed coordinates give the four patches and their weights.
+
+    Args:
+        pack: packing of the model.
+        shape: rows and columns of crops, (0, 0) for an image of one tile.
+        side: patches along the edge of a tile.
+        first: number of the image's first projector unit; units of the global view come first.
+        class_token: whether the tower adds a token to each tile.
+        view: tokens along the edge of the global view, if the packing pools tiles; None: `side`.
+    """
+    patches, tiles = side**2, 1 + shape[0] * shape[1]
+    raster, global_grid = (
+        torch.cartesian_prod(torch.arange(edge), torch.arange(edge))
+        for edge in (side, view or side)
+    )
+    corner = torch.cartesian_prod(torch.arange(shape[0]), torch.arange(shape[1])) * side
+    corner = torch.cat([torch.zeros(1, 2, dtype=torch.long), corner])
+    packed = pack((corner[:, None] + raster).double())
+    newline = packed[:, 0].isnan()
+    prunable = ~newline
+    cropped = torch.arange(len(packed)) >= len(global_grid)
+    low = packed.nan_to_num().floor().long()
+    part = packed.nan_to_num() - low
+
+    def unit(place: Tensor) -> Tensor:
+        tile = _tile(place, shape[1], side, cropped)
+        offset = place % side
+        return first + tile * patches + offset[:, 0] * side + offset[:, 1]
+
+    corners = [low + torch.tensor(step) for step in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    weights = [
+        (1 - part).prod(1),
+        (1 - part[:, 0]) * part[:, 1],
+        part[:, 0] * (1 - part[:, 1]),
+        part.prod(1),
+    ]
+    source, share = unit(low).unsqueeze(1), None
+    if bool((part > 0).any()):
+        share = torch.stack(weights, dim=1)
+        # Corners with weight 0 may lie outside the plane.
+        source = torch.where(share > 0, torch.stack([unit(c) for c in corners], 1), source)
+    n_tokens = patches + int(class_token)
+    return VisualItem(
+        grid=_grid(newline, cropped, global_grid),
+        source=source,
+        share=share,
+        prunable=prunable,
+        tile=_tile(low, shape[1], side, cropped),
+        work=Work(tokens=tiles * n_tokens, pairs=tiles * n_tokens**2, units=tiles * patches),
+    )
+
+
+def _tile(place: Tensor, columns: int, side: int, cropped: Tensor) -> Tensor:
+    """Return the tile of each position: 0 for the global view, then the crops in raster order."""
+    crop = place // side
+    return torch.where(cropped, 1 + crop[:, 0] * columns + crop[:, 1], 0)
+
+
+def _grid(newline: Tensor, cropped: Tensor, raster: Tensor) -> Tensor:
+    """Return (n, 4) coordinates: view 0 in raster order, view 1 row by row between its newlines."""
+    before = newline.long().cumsum(0) - newline.long()
+    place = torch.arange(len(newline))
+    starts = torch.cat([torch.tensor([len(raster)]), newline.nonzero()[:, 0] + 1])
+    column = place - starts[before]
+    grid = torch.stack([torch.zeros_like(place), cropped.long(), before, column], dim=1)
+    grid[: len(raster), 2:] = raster
+    return grid
+
+
+#: Sizes of an image processor: those of the tower.
+SIZES = {
+    "size": Built(dict, {"shortest_edge": of("architecture.vision.image_size")}),
+    "crop_size": Built(
+        dict, dict.fromkeys(("height", "width"), of("architecture.vision.image_size"))
+    ),
+}
+
+
+def clip_config(config_class: Any) -> Built:
+    """Return how a configuration of CLIP, an MLP and Llama is built."""
+    arguments = {
+        "vision_config": vision_config(model_type="clip_vision_model"),
+        "text_config": text_config(model_type="llama"),
+        "image_token_index": token_id("<image>"),
+    }
+    return Built(config_class, arguments, ("architecture.model",))
+
+
+def clip_processor(processor_class: Any, images: Built) -> Built:
+    """Return how a processor with CLIP's preprocessing is built."""
+    arguments = {
+        "image_processor": images,
+        "tokenizer": the_tokenizer,
+        "patch_size": of("architecture.vision.patch_size"),
+        "vision_feature_select_strategy": "default",
+        "num_additional_image_tokens": 1,
+        "image_token": "<image>",
+    }
+    return Built(processor_class, arguments)
+
+
 class LlavaAdapter(ClipTowerAdapter):
     """`LlavaForConditionalGeneration`: each image is one square grid of tokens, all prunable."""
 
-    model_class: ClassVar[Any] = LlavaForConditionalGeneration
-    config_class: ClassVar[Any] = LlavaConfig
-    processor_class: ClassVar[Any] = LlavaProcessor
-    picture_class: ClassVar[Any] = LlavaImageProcessor
-    settings: ClassVar[tuple[str, ...]] = ("do_pad",)
-    conversation: ClassVar[str] = "vicuna_v1"
-    pieces = "alone"
-    patch_tokens: ClassVar[bool] = True
+    data = FamilyData(
+        model_class=LlavaForConditionalGeneration,
+        conversation="vicuna_v1",
+        joins=JOINS,
+        pieces="alone",
+        patch_tokens=True,
+        settings={"do_pad": ("", bool)},
+        config=clip_config(LlavaConfig),
+        processor=clip_processor(LlavaProcessor, Built(LlavaImageProcessor, SIZES, ("processor",))),
+    )
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -51,62 +222,19 @@ class LlavaAdapter(ClipTowerAdapter):
 
         The published processor settings crop the centre instead, which removes the borders.
         """
-        processor = load_part(spec, AutoProcessor)
+        processor = super().load_processor(spec)
         if spec.processor.get("do_pad"):
             processor.image_processor = load_part(spec, LlavaImageProcessor, **spec.processor)
         return processor
 
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of CLIP, an MLP and Llama."""
-        return cls.config_class(
-            vision_config={
-                "model_type": "clip_vision_model",
-                **vision_config(spec.facts.tower, spec),
-            },
-            text_config={"model_type": "llama", **text_config(spec, tokenizer)},
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with CLIP's preprocessing at the tower's size."""
-        vision = spec.architecture["vision"]
-        side = vision["image_size"]
-        return cls.processor_class(
-            image_processor=cls.picture_class(
-                size={"shortest_edge": side},
-                crop_size={"height": side, "width": side},
-                **cls.picture_settings(spec),
-            ),
-            tokenizer=tokenizer,
-            patch_size=vision["patch_size"],
-            vision_feature_select_strategy="default",
-            num_additional_image_tokens=1,
-            image_token="<image>",
-        )
-
-    @classmethod
-    def picture_settings(cls, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return the settings of a new image processor besides its sizes."""
-        return spec.processor
-
     def image_tokens(self) -> int | None:
         """Return the number of patches of one view."""
-        return self._side() ** 2
+        return self.patches() ** 2
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: patches in raster order."""
-        if "pixel_values" not in inputs:
-            return {self.model.config.image_token_id: []}
-        side = self._side()
-        grid, n = rectangle(1, side, side), side**2
-        work = Work(tokens=n + 1, pairs=(n + 1) ** 2, units=n)
-        images = range(inputs["pixel_values"].shape[0])
-        items = [
-            VisualItem(grid, torch.arange(n).view(-1, 1) + n * image, work=work) for image in images
-        ]
+        side = self.patches()
+        items = square_items(len(inputs.get("pixel_values", ())), side, side, class_tokens=1)
         return {self.model.config.image_token_id: items}
 
     def view_box(self, view: PictureView) -> ViewBox:
@@ -123,14 +251,69 @@ class LlavaAdapter(ClipTowerAdapter):
         """Return the images of a batch in order."""
         return self.square(inputs["pixel_values"])
 
-    def _side(self) -> int:
-        """Return the number of patches along the edge of a view."""
-        config = self.model.config.vision_config
-        side: int = config.image_size // config.patch_size
-        return side
-
     def square(self, pixels: Tensor) -> PixelGrids:
         """Return (n, 3, S, S) pixels divided into the tower's patches."""
-        config = self.model.config.vision_config
-        side: int = config.patch_size
-        return PixelGrids([pixels], [config.image_size // side], side, *self.colours())
+        edge: int = self.model.config.vision_config.patch_size
+        return PixelGrids([pixels], [self.patches()], edge, *self.colours())
+
+
+class LlavaNextAdapter(LlavaAdapter):
+    """`LlavaNextForConditionalGeneration`: view 0 is the global view, view 1 the stitched crops; newlines are kept."""
+
+    data = replace(
+        LlavaAdapter.data,
+        model_class=LlavaNextForConditionalGeneration,
+        settings={},
+        config=clip_config(LlavaNextConfig),
+        processor=clip_processor(
+            LlavaNextProcessor,
+            Built(
+                LlavaNextImageProcessor,
+                SIZES | {"image_grid_pinpoints": of("architecture.model.image_grid_pinpoints")},
+            ),
+        ),
+    )
+
+    def image_tokens(self) -> int | None:
+        """Return None: the number depends on the image's shape."""
+        return None
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
+        """Return one item per image: the global view, then the rows of stitched crops with a newline token each."""
+        config = self.model.config
+        side = self.patches()
+        items: list[VisualItem] = []
+        first = 0
+        for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
+            shape = get_anyres_image_grid_shape(
+                size, config.image_grid_pinpoints, config.vision_config.image_size
+            )
+            items.append(packed_item(partial(self._pack, size), shape, side, first, True))
+            first += items[-1].work.units
+        return {config.image_token_id: items}
+
+    def view_box(self, view: PictureView) -> ViewBox:
+        """Return the whole picture for the global view; crops are padded, and padding is removed by whole cells."""
+        return padded_box(view) if view.index else WHOLE
+
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
+        """Return the global view and crops of each image, without the padding tiles of the batch."""
+        side = self.patches()
+        (items,) = self.items(inputs).values()
+        tiles = [item.work.units // side**2 for item in items]
+        parts = [
+            tiles_of_image[:count]
+            for tiles_of_image, count in zip(inputs["pixel_values"], tiles, strict=True)
+        ]
+        return self.square(torch.cat(parts))
+
+    def _pack(self, size: Tensor, features: Tensor) -> Tensor:
+        """Return the model's packing of one image of `size` (height, width)."""
+        packed, _ = self.model.model.pack_image_features(
+            [features],
+            size.unsqueeze(0),
+            vision_feature_select_strategy="default",
+            image_newline=torch.full(features.shape[-1:], torch.nan),
+        )
+        tokens: Tensor = packed[0]
+        return tokens

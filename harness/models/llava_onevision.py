@@ -11,23 +11,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoProcessor,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
     LlavaOnevisionVideoProcessor,
 )
-from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
+from transformers.models.llava_onevision.modeling_llava_onevision import (
+    LlavaOnevisionPreTrainedModel,
+    get_anyres_image_grid_shape,
+)
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.anyres import packed_item
+from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.chat_media import MARK
-from espalier.harness.models.clip_blocks import ClipTowerAdapter
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.conversations import JOINS
+from espalier.harness.models.llava import ClipTowerAdapter, packed_item
+from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 if TYPE_CHECKING:
@@ -37,25 +39,23 @@ if TYPE_CHECKING:
 #: Mean and standard deviation of SigLIP's pixels.
 HALF = [0.5, 0.5, 0.5]
 
+#: SigLIP's preprocessing at the tower's size.
+SIGLIP_PIXELS: Mapping[str, Any] = {
+    "size": Built(dict, dict.fromkeys(("height", "width"), of("architecture.vision.image_size"))),
+    "image_mean": HALF,
+    "image_std": HALF,
+}
 
-def build_processor(
-    processor_class: Any,
-    config: Any,
-    tokenizer: Any,
-    picture_class: Any = LlavaOnevisionImageProcessor,
-) -> Any:
-    """Return the processor of a configuration of the family; `picture_class` resizes images."""
-    side = config.vision_config.image_size
-    size = {"height": side, "width": side}
-    pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
-    return processor_class(
-        image_processor=picture_class(**pixels, image_grid_pinpoints=config.image_grid_pinpoints),
-        video_processor=LlavaOnevisionVideoProcessor(**pixels),
-        tokenizer=tokenizer,
-        num_image_tokens=(side // config.vision_config.patch_size) ** 2,
-        vision_feature_select_strategy=config.vision_feature_select_strategy,
-        vision_aspect_ratio=config.vision_aspect_ratio,
-    )
+
+def siglip_config(config_class: Any, text_type: str) -> Built:
+    """Return how a configuration of SigLIP, an MLP and a text stack is built."""
+    arguments = {
+        "vision_config": vision_config(model_type="siglip_vision_model"),
+        "text_config": text_config(model_type=text_type),
+        "image_token_index": token_id("<image>"),
+        "video_token_index": token_id("<video>"),
+    }
+    return Built(config_class, arguments, ("architecture.model",))
 
 
 def stackable_videos(videos: list[Any]) -> list[Any]:
@@ -131,21 +131,41 @@ class Pooling:
         return VisualItem(grid=grid, source=source, share=share, prunable=prunable, work=work)
 
 
+class OnevisionVariant(LlavaOnevisionForConditionalGeneration):
+    """`LlavaOnevisionForConditionalGeneration` around another class of modules, `core`."""
+
+    core: ClassVar[Any]
+
+    def __init__(self, config: Any) -> None:
+        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
+        LlavaOnevisionPreTrainedModel.__init__(self, config)
+        text = config.text_config
+        self.model = self.core(config)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.post_init()
+
+
 class LlavaOnevisionAdapter(ClipTowerAdapter):
     """`LlavaOnevisionForConditionalGeneration`: AnyRes for one image, a tile for each of several, pooled video frames.
 
     Newline tokens (after each row of crops, after each tile of several images, after a video) are always kept.
     """
 
-    model_class: ClassVar[Any] = LlavaOnevisionForConditionalGeneration
-    config_class: ClassVar[Any] = LlavaOnevisionConfig
+    data = FamilyData(
+        model_class=LlavaOnevisionForConditionalGeneration,
+        conversation="qwen_1_5",
+        joins=JOINS,
+        takes_video=True,
+        pieces="alone",
+        placeholders=(MARK, "<video>"),
+        lacking=("luma",),  # tokens of large images and of video frames blend several patches
+        patch_tokens=True,
+        config=siglip_config(LlavaOnevisionConfig, "qwen2"),
+    )
+
+    #: The class of the processor, and of the part that resizes images.
     processor_class: ClassVar[Any] = LlavaOnevisionProcessor
-    takes_video = True
-    conversation: ClassVar[str] = "qwen_1_5"
-    pieces = "alone"
-    placeholders = (MARK, "<video>")
-    lacking = ("luma",)  # tokens of large images and of video frames blend several patches
-    patch_tokens: ClassVar[bool] = True
+    picture_class: ClassVar[Any] = LlavaOnevisionImageProcessor
 
     #: A newline token after each row of each video frame instead of a single one after the video.
     row_newlines: ClassVar[bool] = False
@@ -153,8 +173,7 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Measure how the model pools video frames."""
         super().__init__(model, processor, spec)
-        vision = model.config.vision_config
-        self._side: int = vision.image_size // vision.patch_size
+        self._side = self.patches()
         self._pooling = Pooling.measure(self._pool, self._side**2)
         #: Tokens along the edge of a view.
         self._view = self._side
@@ -162,28 +181,26 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         self._bare_views = False
 
     @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor."""
-        return load_part(spec, AutoProcessor)
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP, an MLP and Qwen2."""
-        return cls.config_class(
-            vision_config={
-                "model_type": "siglip_vision_model",
-                **vision_config(spec.facts.tower, spec),
-            },
-            text_config={"model_type": "qwen2", **text_config(spec, tokenizer)},
-            image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-            video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
-            **spec.architecture["model"],
-        )
-
-    @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return a processor with SigLIP's preprocessing and AnyRes for images."""
-        return build_processor(cls.processor_class, cls.configuration(spec, tokenizer), tokenizer)
+        return cls.built_processor(cls.configuration(spec, tokenizer), tokenizer)
+
+    @classmethod
+    def built_processor(cls, config: Any, tokenizer: Any) -> Any:
+        """Return the processor of a configuration of the family."""
+        side = config.vision_config.image_size
+        size = {"height": side, "width": side}
+        pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
+        return cls.processor_class(
+            image_processor=cls.picture_class(
+                **pixels, image_grid_pinpoints=config.image_grid_pinpoints
+            ),
+            video_processor=LlavaOnevisionVideoProcessor(**pixels),
+            tokenizer=tokenizer,
+            num_image_tokens=(side // config.vision_config.patch_size) ** 2,
+            vision_feature_select_strategy=config.vision_feature_select_strategy,
+            vision_aspect_ratio=config.vision_aspect_ratio,
+        )
 
     def pooling_attention(self) -> nn.MultiheadAttention:
         """Return the attention of SigLIP's pooling head, which published checkpoints lack."""

@@ -1,27 +1,108 @@
-"""LLaVA-Video: LLaVA-OneVision's modules with a newline token after each row of each video frame."""
+"""LLaVA-Video, which transformers lacks: LLaVA-OneVision's modules, a newline token after each row of each frame."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 from torch import Tensor
-from transformers import AutoTokenizer, LlavaOnevisionProcessor, Qwen2Config
+from torch.nn.functional import avg_pool2d
+from transformers import (
+    AutoTokenizer,
+    LlavaOnevisionConfig,
+    LlavaOnevisionModel,
+    LlavaOnevisionProcessor,
+    Qwen2Config,
+)
 
 from espalier.harness.errors import unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.models.chat_media import Chat, Media
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter, build_processor
-from espalier.harness.models.llava_video_model import (
-    POOLINGS,
-    LlavaVideoConfig,
-    LlavaVideoForConditionalGeneration,
+from espalier.harness.models.llava_onevision import (
+    LlavaOnevisionAdapter,
+    OnevisionVariant,
+    siglip_config,
 )
 from espalier.harness.models.loader import load_part
+from espalier.harness.settings import By, OneOf
 
 if TYPE_CHECKING:
     from espalier.harness.media.frames import Clip
     from espalier.harness.specs.run_spec import ModelSpec
+
+
+#: Pooling of 2 x 2 features of a frame; `average` drops an odd last row and column, `bilinear` does not.
+POOLINGS = ("average", "bilinear")
+
+
+class LlavaVideoConfig(LlavaOnevisionConfig):
+    """LLaVA-OneVision's configuration and `video_pooling`, one of POOLINGS."""
+
+    model_type = "llava_video"
+
+    video_pooling: str = POOLINGS[0]
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Raise ValueError for a configuration of another model or of the original release, not use defaults."""
+        model_type = config_dict.get("model_type")
+        if model_type != cls.model_type:
+            raise ValueError(
+                f"its config.json has model_type={model_type!r} instead of {cls.model_type!r}"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+
+class LlavaVideoModel(LlavaOnevisionModel):
+    """`LlavaOnevisionModel` with LLaVA-Video's pooling and newlines of video frames."""
+
+    config: LlavaVideoConfig
+
+    def pool(self, features: Tensor) -> Tensor:
+        """Pool frames (F, units, C) to (F, tokens, C)."""
+        if self.config.video_pooling == "bilinear":
+            shrunk: Tensor = super().apply_pooling(features)
+            return shrunk
+        vision: Any = self.config.vision_config
+        side = vision.image_size // vision.patch_size
+        plane = features.transpose(1, 2).unflatten(2, (side, side))
+        return avg_pool2d(plane, 2).flatten(2).transpose(1, 2)
+
+    def apply_pooling(self, image_features: Tensor) -> Tensor:
+        """Pool frames (F, units, C) and add a newline after each row: (F, rows (rows + 1), C)."""
+        pooled = self.pool(image_features)
+        side = round(pooled.shape[1] ** 0.5)
+        rows = pooled.unflatten(1, (side, side))
+        newline = self.image_newline.to(rows).expand(*rows.shape[:2], 1, -1)
+        return torch.cat([rows, newline], dim=2).flatten(1, 2)
+
+    def get_video_features(
+        self,
+        pixel_values_videos: Tensor,
+        vision_feature_layer: int | list[int] | None = None,
+        vision_feature_select_strategy: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Encode videos without LLaVA-OneVision's single newline at the end."""
+        output = super().get_video_features(
+            pixel_values_videos,
+            vision_feature_layer=vision_feature_layer,
+            vision_feature_select_strategy=vision_feature_select_strategy,
+            **{**kwargs, "return_dict": True},
+        )
+        output.pooler_output = output.pooler_output[:, :-1]
+        return output
+
+
+class LlavaVideoForConditionalGeneration(OnevisionVariant):
+    """`LlavaOnevisionForConditionalGeneration` around a `LlavaVideoModel`."""
+
+    config: LlavaVideoConfig
+    config_class = LlavaVideoConfig
+
+    core = LlavaVideoModel
 
 
 class LlavaVideoProcessor(LlavaOnevisionProcessor):
@@ -37,6 +118,17 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
         return placeholders * len(video_inputs["pixel_values_videos"][video_idx])
 
 
+def read_instruction(key: str, value: Any) -> Any:
+    """Return a name of TIMES.
+
+    Raises:
+        UserError: it is none.
+    """
+    if value not in TIMES:
+        raise unknown_name(key, str(value), [str(name).lower() for name in TIMES])
+    return value
+
+
 class LlavaVideoAdapter(LlavaOnevisionAdapter):
     """`LlavaVideoForConditionalGeneration`.
 
@@ -44,26 +136,22 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     POOLINGS, sets the pooling of frames, which is not a property of the weights.
     """
 
-    model_class = LlavaVideoForConditionalGeneration
-    config_class = LlavaVideoConfig
+    data = replace(
+        LlavaOnevisionAdapter.data,
+        model_class=LlavaVideoForConditionalGeneration,
+        settings={
+            "time_instruction": ("", Annotated[Any, By(read_instruction)]),
+            "video_pooling": ("", Annotated[str, OneOf(POOLINGS)]),
+        },
+        patch_tokens=False,  # a token is the mean of several patches
+        config=siglip_config(LlavaVideoConfig, "qwen2"),
+    )
     processor_class = LlavaVideoProcessor
-    settings = ("time_instruction", "video_pooling")
     row_newlines = True
-    patch_tokens = False  # a token is the mean of several patches
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set the pooling of frames, and the resulting number of placeholders on the processor."""
-        instruct = spec.processor.get("time_instruction", False)
-        if instruct not in TIMES:
-            raise unknown_name(
-                "model.processor.time_instruction",
-                str(instruct),
-                [str(name).lower() for name in TIMES],
-            )
-        pooling = spec.processor.get("video_pooling", POOLINGS[0])
-        if pooling not in POOLINGS:
-            raise unknown_name("model.processor.video_pooling", pooling, POOLINGS)
-        model.config.video_pooling = pooling
+        model.config.video_pooling = spec.processor.get("video_pooling", POOLINGS[0])
         super().__init__(model, processor, spec)
         processor.frame_tokens = self._pooling.side * (self._pooling.side + 1)
 
@@ -71,7 +159,7 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return a processor with the checkpoint's tokenizer; the library cannot load it for this configuration."""
         tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
-        return build_processor(LlavaVideoProcessor, load_part(spec, LlavaVideoConfig), tokenizer)
+        return cls.built_processor(load_part(spec, LlavaVideoConfig), tokenizer)
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt, with the times of frames under `time_instruction`."""

@@ -119,7 +119,7 @@ def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
         expected = " or ".join(map(repr, valid))
         raise UserError(
             f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {model_type!r}, "
-            f"valid: {expected}{_conversion(spec)}"
+            f"valid: {expected}{conversion_hint(spec)}"
         )
 
 
@@ -171,7 +171,7 @@ def load_checkpoint(
         if names:
             raise UserError(
                 f"model={spec.name}: checkpoint {source!r} has {len(names)} {problem.replace('_', ' ')}, "
-                f"the first is {names[0]}{_conversion(spec)}"
+                f"the first is {names[0]}{conversion_hint(spec)}"
             )
     if spec.parallel == "tensor":  # the library has placed each process's share
         return model
@@ -195,11 +195,11 @@ def unreadable(spec: ModelSpec, error: Exception) -> UserError:
     """Return the error line for a checkpoint that cannot be read."""
     return UserError(
         f"model={spec.name}: no usable checkpoint at {source_of(spec)[0]!r} ({first_words(error)}); "
-        f"give a local directory with model.path=<dir>{_conversion(spec)}"
+        f"give a local directory with model.path=<dir>{conversion_hint(spec)}"
     )
 
 
-def _conversion(spec: ModelSpec) -> str:
+def conversion_hint(spec: ModelSpec) -> str:
     """Return a hint with the conversion command, for models released in another format."""
     return (
         ""

@@ -5,9 +5,9 @@ No function reads weights; a model may be on the meta device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,10 +20,10 @@ from espalier.harness.cost.facts import (
     WideFacts,
 )
 from espalier.harness.engine.engine_guards import check_text_config
-from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, foreign
-from espalier.harness.models.loader import MALFORMED
-from espalier.methods.signals import SIGNALS
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.loader import MALFORMED, conversion_hint
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -70,29 +70,28 @@ def read_stack(layers: Sequence[nn.Module], window_layers: int) -> StackFacts:
     index = 0 if wide is not None else -1 if linear is None else linear.interval - 1
     attention = _part(layers[index], ATTENTION)
     output = _part(attention, OUTPUT)
-    heads = _first(
-        (
-            int(getattr(place, name))
-            for place in (attention, getattr(attention, "config", None))
-            for name in HEADS
-            if hasattr(place, name)
-        ),
-        f"{type(attention).__name__} has no number of heads",
-    )
+    holder = attention if any(hasattr(attention, name) for name in HEADS) else attention.config
+    heads = int(_part(holder, HEADS))
     head_dim = output.in_features // heads
-    first, body = _mlp(layers[0]), _mlp(layers[-1])
+    if any(hasattr(attention, name) for name in KEYS):
+        key_width = _part(attention, KEYS).out_features
+    else:
+        key_width = (_part(attention, FUSED).out_features - output.in_features) // 2
+    first, (width, gated, experts) = _mlp(layers[0]), _mlp(layers[-1])
+    # An attention's configuration overrides its own attribute, as in the library.
+    own_causal = getattr(attention, "is_causal", False)
     return StackFacts(
         layers=len(layers),
         hidden=output.out_features,
-        intermediate=body.width,
+        intermediate=width,
         heads=heads,
-        kv_heads=_key_width(attention, output.in_features) // head_dim,
+        kv_heads=key_width // head_dim,
         head_dim=head_dim,
-        gated=body.gated,
-        causal=_causal(attention),
+        gated=gated,
+        causal=bool(getattr(getattr(attention, "config", None), "is_causal", own_causal)),
         window_layers=window_layers,
-        first_intermediate=None if first == body else first.width,
-        experts=body.experts,
+        first_intermediate=None if first == (width, gated, experts) else first[0],
+        experts=experts,
         linear=linear,
         wide=wide,
     )
@@ -130,12 +129,6 @@ def _linear(layers: Sequence[Any]) -> LinearFacts | None:
     return LinearFacts(interval, *heads, part.head_k_dim, part.head_v_dim)
 
 
-def _causal(attention: Any) -> bool:
-    """Return whether an attention is causal; its configuration overrides its own attribute, as in the library."""
-    default = getattr(attention, "is_causal", False)
-    return bool(getattr(getattr(attention, "config", None), "is_causal", default))
-
-
 def linear_widths(module: nn.Module) -> tuple[int, ...]:
     """Return the input width and all output widths of a module's linear layers, in order, or else of its matrix.
 
@@ -146,36 +139,27 @@ def linear_widths(module: nn.Module) -> tuple[int, ...]:
         for name, part in module.named_modules()
         if isinstance(part, nn.Linear) and not name.endswith(("gate_proj", "k_proj", "v_proj"))
     ]
-    if not maps:
-        matrices = (tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2)
-        shape: tuple[int, ...] = _first(matrices, f"{type(module).__name__} has no matrix")
-        return shape
-    return (maps[0].in_features, *(linear.out_features for linear in maps))
+    if maps:
+        return (maps[0].in_features, *(linear.out_features for linear in maps))
+    matrices = [tuple(matrix.shape) for matrix in module.parameters() if matrix.dim() == 2]
+    if not matrices:
+        raise ValueError(f"{type(module).__name__} has no matrix")
+    return matrices[0]
 
 
-@dataclass(frozen=True)
-class _Mlp:
-    """The MLP of a layer: active width per token, whether it is gated, and the outputs of its router."""
-
-    width: int
-    gated: bool
-    experts: int
-
-
-def _mlp(layer: Any) -> _Mlp:
+def _mlp(layer: Any) -> tuple[int, bool, int]:
+    """Return the active width of a layer's MLP per token, whether it is gated, and the outputs of its router."""
     mlp = layer.mlp
     if hasattr(layer, "experts"):  # Gemma 4's are beside its MLP
         number, _, width = layer.experts.down_proj.shape
-        return _Mlp(
-            layer.router.config.top_k_experts * width + _down_width(mlp), _gated(mlp), number
-        )
+        return layer.router.config.top_k_experts * width + _down_width(mlp), _gated(mlp), number
     if not hasattr(mlp, "experts"):
-        return _Mlp(_down_width(mlp), _gated(mlp), 0)
+        return _down_width(mlp), _gated(mlp), 0
     # One tensor holds all experts, Aria's transposed; the shared experts are one MLP.
     number, width = len(mlp.experts.down_proj), mlp.experts.intermediate_dim
-    routed = _part(mlp, ROUTERS).top_k * width
     shared = sum(_down_width(getattr(mlp, name)) for name in SHARED if hasattr(mlp, name))
-    return _Mlp(routed + shared, _gated(mlp.experts), number + hasattr(mlp, SHARED_GATE))
+    experts = number + hasattr(mlp, SHARED_GATE)
+    return _part(mlp, ROUTERS).top_k * width + shared, _gated(mlp.experts), experts
 
 
 def _down_width(mlp: nn.Module) -> int:
@@ -187,23 +171,13 @@ def _gated(mlp: nn.Module) -> bool:
     return any(hasattr(part, name) for part in mlp.modules() for name in GATES)
 
 
-def _key_width(attention: Any, queries: int) -> int:
-    if any(hasattr(attention, name) for name in KEYS):
-        return int(_part(attention, KEYS).out_features)
-    return (int(_part(attention, FUSED).out_features) - queries) // 2
-
-
 def _part(module: Any, names: Sequence[str]) -> Any:
     """Return the attribute of a module under the first name that exists, without Gemma 4's clipping wrapper."""
-    present = (getattr(module, name) for name in names if hasattr(module, name))
-    part = _first(present, f"{type(module).__name__} has no {' or '.join(names)}")
-    return getattr(part, "linear", part)
-
-
-def _first(values: Iterable[Any], problem: str) -> Any:
-    for value in values:
-        return value
-    raise ValueError(problem)
+    for name in names:
+        if hasattr(module, name):
+            part = getattr(module, name)
+            return getattr(part, "linear", part)
+    raise ValueError(f"{type(module).__name__} has no {' or '.join(names)}")
 
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
@@ -217,19 +191,13 @@ UNCONFIRMED = {
 }
 
 
-def check_facts(adapter: ModelParts) -> None:
+def check_facts(adapter: Adapter) -> None:
     """Raise UserError unless an adapter's model matches its config file; the line names the first differing fact."""
     for key, stated, measured in _compared(adapter):
         if stated != measured:
-            conversion = adapter.spec.conversion
-            hint = (
-                ""
-                if conversion is None
-                else f"; the original release is converted by: {conversion}"
-            )
             raise UserError(
                 f"model={adapter.spec.name}: model.facts.{key}={_as_yaml(stated)}, the loaded model has "
-                f"{_as_yaml(measured)}{hint}"
+                f"{_as_yaml(measured)}{conversion_hint(adapter.spec)}"
             )
     if adapter.facts.patch_tokens:
         adapter.tower_blocks()
@@ -237,40 +205,28 @@ def check_facts(adapter: ModelParts) -> None:
         adapter.pooling_attention()
 
 
-def _compared(adapter: ModelParts) -> Iterator[tuple[str, Any, Any]]:
+def _compared(adapter: Adapter) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, value in the config file, measured value) of every fact that the model can confirm."""
     facts = adapter.facts
     # First, because a stack without layers has no other sizes.
     yield "text.layers", facts.text.layers, len(adapter.decoder.layers)
-    yield from _stacks("text", _canonical(facts.text), text_stack(adapter))
-    if facts.unproved:
-        yield "vocabulary", facts.vocabulary, vocabulary(adapter)
-        yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
-        return
-    yield from _stacks("tower", facts.tower, tower_stack(adapter))
-    stem = stem_stack(adapter)
-    if (stem is None) != (facts.stem is None):
-        yield "stem", "stated" if facts.stem else None, "one" if stem else None
-    if stem is not None and facts.stem is not None:
-        yield from _stacks("stem", facts.stem, stem)
-    yield "stem_joins", facts.stem_joins, adapter.stem_joins()
-    for module in (adapter.projector, *adapter.deepstack().values()):
+    measured = read_facts(adapter, facts)
+    for field in fields(ModelFacts):
+        stated, value = getattr(facts, field.name), getattr(measured, field.name)
+        if isinstance(stated, StackFacts) and isinstance(value, StackFacts):
+            stated = _canonical(stated)
+            for part in fields(StackFacts):
+                yield (
+                    f"{field.name}.{part.name}",
+                    getattr(stated, part.name),
+                    getattr(value, part.name),
+                )
+        elif field.name == "stem":
+            yield "stem", "stated" if stated else None, "one" if value else None
+        else:
+            yield field.name, stated, value
+    for module in adapter.deepstack().values():
         yield "projector", facts.projector, linear_widths(module)
-    yield "gated_projector", facts.gated_projector, _gated(adapter.projector)
-    yield "deepstack", facts.deepstack, tuple(adapter.deepstack())
-    yield "vocabulary", facts.vocabulary, vocabulary(adapter)
-    yield "canvas", facts.canvas, adapter.canvas_facts
-    yield "rotary_axes", facts.rotary_axes, rotary_axes(adapter)
-    has_token = has_class_token(adapter)
-    substitute = "mean" if facts.class_attention == "token" else facts.class_attention
-    yield "class_attention", facts.class_attention, "token" if has_token else substitute
-    if (count := adapter.image_tokens()) is not None:
-        yield "visual_tokens", facts.visual_tokens, count
-
-
-def _stacks(name: str, stated: StackFacts, measured: StackFacts) -> Iterator[tuple[str, Any, Any]]:
-    for field in fields(StackFacts):
-        yield f"{name}.{field.name}", getattr(stated, field.name), getattr(measured, field.name)
 
 
 def _canonical(text: StackFacts) -> StackFacts:
@@ -298,99 +254,58 @@ CLASS_TOKENS = ("class_embedding", "cls_token")
 NOMINAL = 576
 
 
-#: What stands for the stacks before the decoder where they are unknown; nothing is computed from it.
-UNKNOWN = StackFacts(1, 1, 1, 1, 1, 1, gated=False, causal=False)
-
-
-def read_facts(
-    adapter: ModelParts,
-    lacking: tuple[str, ...],
-    patch_tokens: bool,
-    unproved: Mapping[str, str] | None = None,
-) -> ModelFacts:
-    """Return the facts of an adapter's model.
-
-    Args:
-        adapter: adapter of the model; its `facts` are not read.
-        lacking: signals that the family's code cannot produce.
-        patch_tokens: whether each visual token is one patch of the tower.
-        unproved: kinds of site where methods may not act, and why; empty: none. Otherwise facts begin at the decoder,
-            with the tower's layers where methods may act inside it.
-    """
-    if unproved:
-        in_tower = "tower" not in unproved
-        return ModelFacts(
-            text=text_stack(adapter),
-            tower=tower_stack(adapter) if in_tower else UNKNOWN,
-            stem=None,
-            projector=(1, 1),
-            vocabulary=vocabulary(adapter),
+def unlisted_facts(adapter: Adapter) -> ModelFacts:
+    """Return the facts of a model without a file in conf/model; what its modules do not show, its family states."""
+    data, unproved = adapter.data, adapter.unproved
+    return read_facts(
+        adapter,
+        replace(
+            adapter.facts,
             visual_tokens=NOMINAL,
-            class_attention="token" if in_tower and has_class_token(adapter) else "mean",
-            rotary_axes=rotary_axes(adapter),
-            signals=frozenset(SIGNALS) - set(lacking),
-            patch_tokens=in_tower,
+            signals=frozenset(SIGNALS) - set(data.lacking),
+            patch_tokens=data.patch_tokens if not unproved else "tower" not in unproved,
             unproved=unproved,
-        )
-    return ModelFacts(
-        text=text_stack(adapter),
-        tower=tower_stack(adapter),
-        stem=stem_stack(adapter),
-        projector=projector_widths(adapter),
-        gated_projector=_gated(adapter.projector),
-        stem_joins=adapter.stem_joins(),
-        vocabulary=vocabulary(adapter),
-        visual_tokens=adapter.image_tokens() or NOMINAL,
-        class_attention="token" if has_class_token(adapter) else "mean",
-        rotary_axes=rotary_axes(adapter),
-        signals=frozenset(SIGNALS) - set(lacking),
-        patch_tokens=patch_tokens,
-        deepstack=tuple(adapter.deepstack()),
-        canvas=adapter.canvas_facts,
+        ),
     )
 
 
-def text_stack(adapter: ModelParts) -> StackFacts:
-    """Return the sizes of the decoder."""
+def read_facts(adapter: Adapter, facts: ModelFacts) -> ModelFacts:
+    """Return the facts of an adapter's model; what it cannot confirm (UNCONFIRMED) is taken from `facts`."""
     config = adapter.decoder.config
     types = getattr(config, "layer_types", None) or ()
-    stack = read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
-    if adapter.layer_types is None and stack.linear is None:
+    text = read_stack(adapter.decoder.layers, sum("sliding" in layer_type for layer_type in types))
+    if adapter.layer_types is None and text.linear is None:
         check_text_config(config, f"model={adapter.spec.name}")
-    return stack
-
-
-def tower_stack(adapter: ModelParts) -> StackFacts:
-    """Return the sizes of the vision tower, up to the layer that the projector reads."""
-    layers = list(adapter.tower_layers())
-    return read_stack(layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows())
-
-
-def stem_stack(adapter: ModelParts) -> StackFacts | None:
-    """Return the sizes of the stack before the tower; None if there is none."""
-    stem = adapter.stem_layers()
-    if not stem:
-        return None
-    return read_stack(stem, sum(bool(getattr(layer, "window_size", 0)) for layer in stem))
-
-
-def projector_widths(adapter: ModelParts) -> tuple[int, ...]:
-    """Return the widths of the projector's linear layers."""
-    return linear_widths(adapter.projector)
-
-
-def vocabulary(adapter: ModelParts) -> int:
-    """Return the rows of the output head."""
-    return int(adapter.model.get_output_embeddings().weight.shape[0])
-
-
-def rotary_axes(adapter: ModelParts) -> int:
-    """Return the number of the decoder's position axes: that of its rotary sections."""
-    parameters = getattr(adapter.decoder.config, "rope_parameters", None) or {}
-    sections = parameters.get("mrope_section")
-    return 1 if sections is None else len(sections)
-
-
-def has_class_token(adapter: ModelParts) -> bool:
-    """Return whether the tower has a class token."""
-    return any(name.endswith(CLASS_TOKENS) for name, _ in adapter.tower.named_parameters())
+    sections = (getattr(config, "rope_parameters", None) or {}).get("mrope_section")
+    facts = replace(
+        facts,
+        text=text,
+        vocabulary=int(adapter.model.get_output_embeddings().weight.shape[0]),
+        rotary_axes=1 if sections is None else len(sections),
+    )
+    if "tower" in facts.unproved:
+        return facts
+    layers, stem = list(adapter.tower_layers()), adapter.stem_layers()
+    windows = sum(bool(getattr(layer, "window_size", 0)) for layer in stem)
+    names = [name for name, _ in adapter.tower.named_parameters()]
+    substitute = "mean" if facts.class_attention == "token" else facts.class_attention
+    facts = replace(
+        facts,
+        # Up to the layer that the projector reads.
+        tower=read_stack(
+            layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows()
+        ),
+        class_attention="token" if any(n.endswith(CLASS_TOKENS) for n in names) else substitute,
+    )
+    if facts.unproved:
+        return facts
+    return replace(
+        facts,
+        stem=read_stack(stem, windows) if stem else None,
+        stem_joins=adapter.stem_joins(),
+        projector=linear_widths(adapter.projector),
+        gated_projector=_gated(adapter.projector),
+        deepstack=tuple(adapter.deepstack()),
+        canvas=adapter.canvas_facts,
+        visual_tokens=adapter.image_tokens() or facts.visual_tokens,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,24 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
+from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import LINED
 from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen3_5 import with_linear
-from espalier.harness.models.random_weights import stated, text_config, vision_config
+from espalier.harness.models.qwen_vl import LINEAR
+from espalier.harness.models.random_weights import (
+    Built,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
-from espalier.harness.settings import Count, read_value
+from espalier.harness.settings import Count
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -47,6 +54,10 @@ TOKENS = {
 
 #: Edge of a square of patches, and of tokens of the tower, that becomes one.
 SIDE = 2
+
+
+#: The released colours, for the tower's patches.
+PIXELS = {"patch_size": of("architecture.vision.patch_size"), "image_mean": HALF, "image_std": HALF}
 
 
 class MiniCpmVForGeneration(MiniCPMV4_6ForConditionalGeneration):
@@ -82,12 +93,45 @@ class MiniCpmVForGeneration(MiniCPMV4_6ForConditionalGeneration):
 class MiniCpmVAdapter(RasterPatchesAdapter):
     """`MiniCPMV4_6ForConditionalGeneration`: the whole picture (view 0), then its slices 1..n in raster order."""
 
-    model_class = MiniCpmVForGeneration
-    conversation: ClassVar[str] = "minicpm_v"
-    media = LINED
-    placeholders = (TOKENS["image_token"],)
-    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *TOKENS.values())
-    settings = ("max_slice_nums", "scale_resolution")
+    data = FamilyData(
+        model_class=MiniCpmVForGeneration,
+        conversation="minicpm_v",
+        media=LINED,
+        placeholders=(TOKENS["image_token"],),
+        inline=None,
+        lacking=("luma",),  # the tower gets a list of patches, from pictures of any size
+        special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", *TOKENS.values()),
+        named_tokens=TOKENS,
+        processor_class=MiniCPMV4_6Processor,
+        settings={
+            name: (f"image_processor.{name}", Count)
+            for name in ("max_slice_nums", "scale_resolution")
+        },
+        projector="model.merger",
+        config=Built(
+            MiniCPMV4_6Config,
+            {
+                "text_config": text_config(model_type="qwen3_5_text", **LINEAR),
+                "vision_config": vision_config(
+                    num_hidden_layers=lambda spec, _: (
+                        of("facts.stem.layers")(spec, _) + spec.facts.tower.layers
+                    )
+                ),
+                "insert_layer_id": lambda spec, _: spec.facts.stem.layers - 1,
+                "image_token_id": token_id(TOKENS["image_token"]),
+                "video_token_id": token_id(TOKENS["video_token"]),
+            },
+            ("architecture.model",),
+        ),
+        processor=Built(
+            MiniCPMV4_6Processor,
+            {
+                "image_processor": Built(MiniCPMV4_6ImageProcessor, PIXELS),
+                "video_processor": Built(MiniCPMV4_6VideoProcessor, PIXELS),
+                "tokenizer": the_tokenizer,
+            },
+        ),
+    )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Refuse the other mode of the class, which leaves out the step inside the tower."""
@@ -98,50 +142,6 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
                 "preprocessor_config.json) is not implemented; valid: 16x"
             )
         super().__init__(model, processor, spec)
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor with the slices of `model.processor`."""
-        return cls.adopt_processor(load_part(spec, MiniCPMV4_6Processor), spec)
-
-    @classmethod
-    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Return the processor with the slices of `model.processor`."""
-        for key, value in spec.processor.items():
-            setattr(
-                processor.image_processor, key, read_value(f"model.processor.{key}", value, Count)
-            )
-        return processor
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP, cut after the stem, and Qwen3.5's text stack."""
-        facts, stem = spec.facts, stated(spec, "stem", spec.facts.stem)
-        layers = stem.layers + facts.tower.layers
-        return MiniCPMV4_6Config(
-            text_config={"model_type": "qwen3_5_text", **text_config(with_linear(spec), tokenizer)},
-            vision_config={**vision_config(facts.tower, spec), "num_hidden_layers": layers},
-            insert_layer_id=stem.layers - 1,
-            image_token_id=tokenizer.convert_tokens_to_ids(TOKENS["image_token"]),
-            video_token_id=tokenizer.convert_tokens_to_ids(TOKENS["video_token"]),
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with the released colours for the tower's patches."""
-        tokenizer._set_model_specific_special_tokens(TOKENS)
-        edge = spec.architecture["vision"]["patch_size"]
-        options: dict[str, Any] = {"patch_size": edge, "image_mean": HALF, "image_std": HALF}
-        images = MiniCPMV4_6ImageProcessor(**options)
-        videos = MiniCPMV4_6VideoProcessor(**options)
-        return cls.adopt_processor(MiniCPMV4_6Processor(images, videos, tokenizer), spec)
-
-    @property
-    def projector(self) -> nn.Module:
-        """Norm, squares of tokens side by side, two maps."""
-        projector: nn.Module = self.model.model.merger
-        return projector
 
     def tower_layers(self) -> nn.ModuleList:
         """Return the layers after the step that joins tokens."""

@@ -8,11 +8,10 @@ All visual tokens and marks of a prompt see one another, also across pictures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import (
     Molmo2Config,
@@ -22,21 +21,24 @@ from transformers import (
     Molmo2VideoProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.brightness import PixelGrids
-from espalier.harness.engine.layer_types import JoinedPictures
-from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.small_pictures import coarse
-from espalier.harness.engine.visual_items import VisualItem, framed_rectangle
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layer_inputs import JoinedPictures
+from espalier.harness.engine.layout import Layout, VisualItem, framed_rectangle
+from espalier.harness.engine.model_parts import PixelGrids, coarse
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_batches import refuse_mixed
+from espalier.harness.models.adapter import Adapter, FamilyData, refuse_mixed
 from espalier.harness.models.conversations import TEXTS
-from espalier.harness.models.gemma3 import refuse_flash
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen_processor import process_in_order
-from espalier.harness.models.random_weights import text_config, vision_config
-from espalier.harness.settings import Count, read_value
+from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
+from espalier.harness.models.random_weights import (
+    Built,
+    Value,
+    of,
+    text_config,
+    the_tokenizer,
+    token_id,
+    vision_config,
+)
+from espalier.harness.settings import Count
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec, Separators
@@ -51,8 +53,28 @@ MARKS = {
     "frame_end_token_id": "<frame_end>",
 }
 
-#: Key of `model.processor`: most crops of a picture.
-CROPS = "max_crops"
+#: Heads of the tower and of the projector, by the keys of the configuration.
+HEADS: Mapping[str, Value] = {
+    "num_attention_heads": of("facts.tower.heads"),
+    "num_key_value_heads": of("facts.tower.kv_heads"),
+    "head_dim": of("facts.tower.head_dim"),
+}
+
+#: Sizes of an image processor: those of the tower.
+VIEWS: Mapping[str, Value] = {
+    "size": SIGLIP_PIXELS["size"],
+    "patch_size": of("architecture.vision.patch_size"),
+}
+
+
+def square_tower(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Return the tower's sizes, with height and width of its pictures."""
+    return {**sizes, "image_size": 2 * [sizes["image_size"]]}
+
+
+def read_layers(spec: ModelSpec, _: Any) -> list[int]:
+    """Return the layers that the projector reads; a tower scaled down ends before the last of the release."""
+    return [min(n, spec.facts.tower.layers - 1) for n in spec.architecture["vision_feature_layer"]]
 
 
 class Molmo2Adapter(Adapter):
@@ -61,17 +83,50 @@ class Molmo2Adapter(Adapter):
     Marks around a view, and newlines after its rows, are never pruned. Frames of a video have one view each.
     """
 
-    model_class = Molmo2ForConditionalGeneration
-    takes_video = True
-    conversation: ClassVar[str] = "molmo2"
-    media = TEXTS
-    joins: ClassVar[Mapping[str, str]] = {}
-    placeholders = ("<|image|>", "<|video|>")
-    inline = None
-    settings = (CROPS,)
-    special = (
-        *("<|endoftext|>", "<|im_end|>", "<|im_end|>", "<|im_start|>"),
-        *(*MARKS.values(), "<im_col>", "<im_low>", "<|image|>", "<|video|>"),
+    data = FamilyData(
+        model_class=Molmo2ForConditionalGeneration,
+        conversation="molmo2",
+        takes_video=True,
+        layer_types=JoinedPictures,
+        attentions=("sdpa", "eager"),
+        masks="has visual tokens that see one another, which needs a mask",
+        media=TEXTS,
+        placeholders=("<|image|>", "<|video|>"),
+        inline=None,
+        processor_class=Molmo2Processor,
+        settings={"max_crops": ("image_processor.max_crops", Count)},
+        special=(
+            *("<|endoftext|>", "<|im_end|>", "<|im_end|>", "<|im_start|>"),
+            *(*MARKS.values(), "<im_col>", "<im_low>", "<|image|>", "<|video|>"),
+        ),
+        blocks="layers",
+        config=Built(
+            Molmo2Config,
+            {
+                "text_config": text_config(head_dim=of("facts.text.head_dim")),
+                "vision_config": Built(square_tower, {"sizes": vision_config(**HEADS)}),
+                "adapter_config": Built(
+                    dict,
+                    {
+                        **HEADS,
+                        "vision_feature_layer": read_layers,
+                        "hidden_size": lambda spec, _: spec.facts.projector[1],
+                        "intermediate_size": lambda spec, _: spec.facts.projector[-2],
+                        "text_hidden_size": of("facts.text.hidden"),
+                    },
+                ),
+                **{key: token_id(mark) for key, mark in MARKS.items()},
+            },
+            ("architecture.model",),
+        ),
+        processor=Built(
+            Molmo2Processor,
+            {
+                "image_processor": Built(Molmo2ImageProcessor, VIEWS, ("architecture.crops",)),
+                "video_processor": Built(Molmo2VideoProcessor, VIEWS),
+                "tokenizer": the_tokenizer,
+            },
+        ),
     )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
@@ -85,72 +140,10 @@ class Molmo2Adapter(Adapter):
             )
         super().__init__(model, processor, spec)
 
-    @classmethod
-    def check_settings(cls, spec: ModelSpec) -> None:
-        """Refuse attention that takes no mask."""
-        super().check_settings(spec)
-        refuse_flash(spec)
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor with the crops of `model.processor`."""
-        return cls.adopt_processor(load_part(spec, Molmo2Processor), spec)
-
-    @classmethod
-    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Return the processor with the crops of `model.processor`."""
-        if CROPS in spec.processor:
-            crops = read_value(f"model.processor.{CROPS}", spec.processor[CROPS], Count)
-            processor.image_processor.max_crops = crops
-        return processor
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP 2, attention pooling and the text stack."""
-        tower, widths = spec.facts.tower, spec.facts.projector
-        heads = {
-            "num_attention_heads": tower.heads,
-            "num_key_value_heads": tower.kv_heads,
-            "head_dim": tower.head_dim,
-        }
-        vision = {**vision_config(tower, spec), **heads}
-        # A tower scaled down ends before the layers that the release reads.
-        read = [min(n, tower.layers - 1) for n in spec.architecture["vision_feature_layer"]]
-        return Molmo2Config(
-            text_config={"head_dim": spec.facts.text.head_dim, **text_config(spec, tokenizer)},
-            vision_config={**vision, "image_size": 2 * [vision["image_size"]]},
-            adapter_config={
-                **heads,
-                "vision_feature_layer": read,
-                "hidden_size": widths[1],
-                "intermediate_size": widths[-2],
-                "text_hidden_size": spec.facts.text.hidden,
-            },
-            **{key: tokenizer.convert_tokens_to_ids(mark) for key, mark in MARKS.items()},
-            **spec.architecture["model"],
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor for the tower's size."""
-        vision = spec.architecture["vision"]
-        side = vision["image_size"]
-        sizes = {"size": {"height": side, "width": side}, "patch_size": vision["patch_size"]}
-        images = Molmo2ImageProcessor(**sizes, **spec.architecture.get("crops", {}))
-        processor = Molmo2Processor(images, Molmo2VideoProcessor(**sizes), tokenizer)
-        return cls.adopt_processor(processor, spec)
-
-    @cached_property
-    def layer_types(self) -> JoinedPictures:
-        """Layers of one type, with pictures that see one another."""
-        return JoinedPictures(self.decoder)
-
-    def tower_attention(self, index: int | None) -> nn.Module:
+    def tower_attention(self, index: int | None) -> Any:
         """Return the attention of a tower layer; by default, of the last that the projector reads."""
         last = max(self.model.config.adapter_config.vision_feature_layer)
-        layers = self.model.model.vision_tower.layers
-        attention: nn.Module = layers[last if index is None else index].self_attn
-        return attention
+        return super().tower_attention(last if index is None else index)
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on pictures or clips.
@@ -158,8 +151,8 @@ class Molmo2Adapter(Adapter):
         Raises:
             UserError: the batch holds both.
         """
-        refuse_mixed(pictures, clips, self)
-        return process_in_order(self, texts, pictures, clips)
+        refuse_mixed(pictures, clips, type(self.model).__name__, self.spec.name)
+        return self.process_in_order(texts, pictures, clips)
 
     def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
         """Read the layout; marks and newlines are tokens of their own, and count as placeholders."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     PaddleOCRVLConfig,
     PaddleOCRVLForConditionalGeneration,
@@ -14,17 +13,14 @@ from transformers import (
     PaddleOCRVLProcessor,
 )
 
-from espalier.harness.cost.row_work import Work
-from espalier.harness.engine.visual_items import VisualItem, rectangle
-from espalier.harness.models.clip_blocks import clip_attention
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
+from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import FRAMED
 from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.qwen_processor import set_picture_bounds
-from espalier.harness.models.random_weights import text_config, vision_config
+from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
+from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
 
 #: Placeholder of a picture.
 PLACEHOLDER = "<|IMAGE_PLACEHOLDER|>"
@@ -33,55 +29,37 @@ PLACEHOLDER = "<|IMAGE_PLACEHOLDER|>"
 class PaddleOcrVLAdapter(RasterPatchesAdapter):
     """`PaddleOCRVLForConditionalGeneration`: one grid of tokens per picture."""
 
-    model_class = PaddleOCRVLForConditionalGeneration
-    conversation: ClassVar[str] = "paddleocr_vl"
-    media = FRAMED
-    placeholders = (PLACEHOLDER,)
-    special = (
-        *("<unk>", "<s>", "</s>", "<|begin_of_sentence|>"),
-        *("<|IMAGE_START|>", PLACEHOLDER, "<|IMAGE_END|>"),
+    data = FamilyData(
+        model_class=PaddleOCRVLForConditionalGeneration,
+        conversation="paddleocr_vl",
+        media=FRAMED,
+        placeholders=(PLACEHOLDER,),
+        inline=None,
+        lacking=("luma",),  # the tower gets a list of patches, from pictures of any size
+        settings=PICTURE_BOUNDS,
+        special=(
+            *("<unk>", "<s>", "</s>", "<|begin_of_sentence|>"),
+            *("<|IMAGE_START|>", PLACEHOLDER, "<|IMAGE_END|>"),
+        ),
+        named_tokens={"image_token": PLACEHOLDER},
+        tower="model.visual.vision_model",
+        projector="model.projector",
+        config=Built(
+            PaddleOCRVLConfig,
+            {
+                # The class ties the head unless both parts say no.
+                "text_config": text_config(
+                    "architecture.model", head_dim=of("facts.text.head_dim")
+                ),
+                "vision_config": vision_config(),
+                "image_token_id": token_id(PLACEHOLDER),
+            },
+            ("architecture.model",),
+        ),
+        processor=patch_processor(
+            PaddleOCRVLProcessor, PaddleOCRVLImageProcessor, image_mean=HALF, image_std=HALF
+        ),
     )
-
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return the configuration of SigLIP and the text stack."""
-        head = spec.architecture["model"]  # the class ties it unless both parts say no
-        text = {"head_dim": spec.facts.text.head_dim, **text_config(spec, tokenizer), **head}
-        return PaddleOCRVLConfig(
-            text_config=text,
-            vision_config=vision_config(spec.facts.tower, spec),
-            image_token_id=tokenizer.convert_tokens_to_ids(PLACEHOLDER),
-            **head,
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with SigLIP's preprocessing for the tower's patches."""
-        vision = spec.architecture["vision"]
-        tokenizer._set_model_specific_special_tokens({"image_token": PLACEHOLDER})
-        images = PaddleOCRVLImageProcessor(
-            patch_size=vision["patch_size"],
-            merge_size=vision["spatial_merge_size"],
-            image_mean=HALF,
-            image_std=HALF,
-        )
-        return set_picture_bounds(PaddleOCRVLProcessor(images, tokenizer), spec)
-
-    @property
-    def tower(self) -> nn.Module:
-        """The SigLIP encoder, with rotary positions beside the learned ones."""
-        tower: nn.Module = self.model.model.visual.vision_model
-        return tower
-
-    @property
-    def projector(self) -> nn.Module:
-        """Norm, squares of patches side by side, two maps."""
-        projector: nn.Module = self.model.model.projector
-        return projector
-
-    def tower_attention(self, index: int | None) -> nn.Module:
-        """Return the attention of an encoder layer; by default, of the last."""
-        return clip_attention(self.tower, -1, index)
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture: squares of patches in raster order."""

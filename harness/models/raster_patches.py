@@ -8,38 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoProcessor
 
-from espalier.harness.engine.small_pictures import coarse
+from espalier.harness.engine.model_parts import coarse
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen_processor import PICTURE_BOUNDS, set_picture_bounds
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
 
 
 class RasterPatchesAdapter(Adapter):
     """Pictures of any size as one list of patches; a family states what a square of them becomes."""
-
-    joins: ClassVar[Mapping[str, str]] = {}
-    inline = None
-    lacking = ("luma",)  # the tower gets a list of patches, from pictures of any size
-    settings = tuple(PICTURE_BOUNDS)
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's processor with the picture sizes of `model.processor`."""
-        return set_picture_bounds(load_part(spec, AutoProcessor), spec)
-
-    @classmethod
-    def adopt_processor(cls, processor: Any, spec: ModelSpec) -> Any:
-        """Return the caller's processor with the picture sizes of `model.processor`."""
-        return set_picture_bounds(processor, spec)
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on all pictures in the order of their placeholders."""

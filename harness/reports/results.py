@@ -25,9 +25,8 @@ from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import DEFAULT_STORE, DEMO, located, short_path
 from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
 from espalier.harness.reports.frame import BLOCKS, ROWS, SAMPLES
-from espalier.harness.specs.comparable import identity, passed_over
+from espalier.harness.specs.comparable import identity, passed_over, settings_digest
 from espalier.harness.store import Store
-from espalier.harness.store.files.digests import digest
 from espalier.harness.store.files.folder_checks import existing_store
 from espalier.harness.store.parquet_tables import is_table, read_rows, read_samples
 from espalier.harness.store.row_blocks import memoized
@@ -50,7 +49,7 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     folder = _folder(path)
     lines: dict[tuple[Any, ...], tuple[float, list[tuple[Any, ...]]]] = {}
     older = superseded = 0
-    digested = memoized(digest)
+    digested = memoized(settings_digest)
     for committed, row in _rows(folder):
         if "settings" not in row:
             older += 1

@@ -7,46 +7,64 @@ All runs of a command are admitted before the first one starts. Kinds of method 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.catalogue import own_choices
+from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import Cell
 from espalier.harness.config.lmms_task_files import index_of, library
-from espalier.harness.decoding.diffusion.denoising_settings import refuse_denoising_settings
-from espalier.harness.engine.artifacts.priors import require_prior
-from espalier.harness.engine.engine_guards import check_generation
-from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
-from espalier.harness.evaluation.judging.judge_check import check_judge
+from espalier.harness.config.overrides import override_of
+from espalier.harness.engine.artifacts import require_prior
+from espalier.harness.errors import Refused, UserError, foreign, tell_once, unknown_name
+from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.evaluation.metered import check_meters, open_meters
-from espalier.harness.kinds.checks.benchmark_check import (
-    check_needs,
-    check_template,
-    note_unknown_words,
-)
-from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.kinds.checks.generation_check import check_budget_of_reasoning, check_settings
-from espalier.harness.kinds.checks.length_check import check_lengths
-from espalier.harness.kinds.checks.pair_check import check_vocabulary
-from espalier.harness.kinds.checks.signal_check import check_scope
+from espalier.harness.kinds.checkpoint_check import check_lengths, check_model
 from espalier.harness.kinds.kind import Kind
-from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
+from espalier.harness.runs.early_checks import check_vocabulary
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.served.backend_check import check_backend
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.comparable import USUAL, check_comparable
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.generation import (
+    TOKENS,
+    check_answers,
+    check_generation,
+    check_settings,
+)
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.think_tags import Thinking
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.dataset_copies import Copies, check_place
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.folder_checks import below, check_files, check_folder
+from espalier.harness.store.files.untrusted_json import read_json
 from espalier.methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.
 CURVES = ("png", "svg", "md")
+
+
+#: The table of a task file that holds prompts by family, up to the next key at the margin.
+_TABLE = re.compile(
+    r"^lmms_eval_specific_kwargs:[ \t]*\n((?:[ \t]+.*\n?|[ \t]*\n|#.*\n?)*)", re.MULTILINE
+)
+#: A key in it that opens a table: a family's name. Deeper ones are filtered by their indent.
+_FAMILY = re.compile(r"^([ \t]+)[\"']?([\w.-]+)[\"']?[ \t]*:[ \t]*(?:#.*)?$", re.MULTILINE)
+
+#: Number of words that the note spells out.
+NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -174,62 +192,17 @@ def _check_log(spec: RunSpec, ranks: Ranks) -> None:
         below(spec.store, "wandb")
 
 
-def _check_device_map(spec: RunSpec, ranks: Ranks) -> None:
-    if spec.model.device_map is not None and ranks.world > 1:
-        raise UserError(
-            f"model.device_map={spec.model.device_map!r} lets one process use all devices; "
-            f"valid for {ranks.world} processes: null"
-        )
-
-
-def _check_draft_device(spec: RunSpec, ranks: Ranks) -> None:
-    if spec.method.draft is not None and ranks.world > 1:
-        raise UserError(
-            f"method={spec.method.name!r} has a device for its draft, which {ranks.world} processes would "
-            "share; valid: one process"
-        )
-
-
-def _check_parallel(spec: RunSpec, ranks: Ranks) -> None:
-    """Refuse tensor parallelism where one process alone would run the model, or where it is not proved."""
-    if spec.model.parallel != "tensor":
-        return
-    key, heads = "model.parallel='tensor'", spec.model.facts.text.kv_heads
-    if ranks.world == 1:
-        raise UserError(
-            f"{key} needs several processes; valid: torchrun --nproc_per_node <processes> run.py ..."
-        )
-    if heads % ranks.world:
-        problem = (
-            "more tensor ranks than heads" if ranks.world > heads else "heads that do not divide"
-        )
-        counts = [count for count in range(2, heads + 1) if heads % count == 0]
-        raise UserError(
-            f"{key} with {ranks.world} processes: {problem}, model={spec.model.name} has {heads} key heads; "
-            f"valid: {', '.join([*map(str, counts), 'or model.parallel=data'])}"
-        )
-    refused = {
-        f"method={spec.method.name!r}, which has two models": spec.method.draft is not None,
-        f"model={spec.model.name!r}, which denoises": spec.model.facts.denoises,
-        "model.weights='random'": spec.model.weights == "random",
-        f"model.device_map={spec.model.device_map!r}": spec.model.device_map is not None,
-        f"backend={spec.backend.name!r}": spec.backend.served,
-        f"engine.share={spec.engine.share!r}": spec.engine.share != "none",
-        f"benchmark={spec.benchmark.name!r}, which measures times": spec.benchmark.prompt_tokens
-        is not None,
-        "log.pictures": bool(spec.log_pictures),
+def _check_processes(spec: RunSpec, ranks: Ranks) -> None:
+    """Refuse what several processes cannot share, and what one alone cannot."""
+    heads = spec.model.facts.text.kv_heads
+    counts = [f"{count}, " for count in range(2, heads + 1) if heads % count == 0]
+    groups = {
+        "tensor parallelism": spec.model.parallel == "tensor",
+        "several processes": ranks.world > 1,
     }
-    for name, is_set in refused.items():
-        if is_set:
-            raise UserError(f"{key} does not take {name}; valid: model.parallel=data")
-
-
-def _use_device(spec: RunSpec, ranks: Ranks) -> None:
-    ranks.use_device(spec.model.device)
-
-
-def _open_meters(spec: RunSpec, ranks: Ranks) -> None:
-    open_meters(spec)
+    for group, applies in groups.items():
+        if applies:
+            refuse(group, spec, processes=ranks.world, heads=heads, counts="".join(counts))
 
 
 # ------------------------------------------------------------------ of the run
@@ -242,28 +215,17 @@ def _check_generation(run: Candidate) -> None:
 
 
 def _find_kind(run: Candidate) -> None:
-    check_budget_of_reasoning(run.spec, run.method)
-    run.kind = kind_of(run.method, run.spec)
-    if not run.spec.model.facts.denoises:
-        refuse_denoising_settings(run.spec.generation, run.spec.model.name)
-
-
-def _check_vocabulary(run: Candidate) -> None:
-    model, benchmark = run.spec.model, run.spec.benchmark
-    published = benchmark.dataset.path is not None
-    check_vocabulary(model.name, model.closed_vocabulary, benchmark.name, published)
+    spec = run.spec
+    thinking = Thinking.of(spec.model.generation.get("thinking"))
+    if thinking is not None and thinking.budget is not None:
+        refuse("a budget of reasoning", spec, run.method)
+    run.kind = kind_of(run.method, spec)
+    if not spec.model.facts.denoises:
+        check_answers(spec.generation, TOKENS, f"model={spec.model.name!r}")
 
 
 def _normalise(run: Candidate) -> None:
     run.spec = run.kind.normalise(run.spec, run.method)
-
-
-def _check_scope(run: Candidate) -> None:
-    check_scope(run.spec, run.method)
-
-
-def _check_model(run: Candidate) -> None:
-    check_model(run.spec.model, run.spec.offline, run.digests)
 
 
 def _check_meters(run: Candidate) -> None:
@@ -271,23 +233,11 @@ def _check_meters(run: Candidate) -> None:
     check_meters(engine, run.spec.engine.meters)
 
 
-def _check_lengths(run: Candidate) -> None:
-    check_lengths(run.spec)
-
-
 def _resolve(run: Candidate) -> None:
     # What is fitted to a model, such as a schedule, is not part of the label.
     run.label = run.kind.identity(run.spec, run.method).label
     resolved = run.kind.resolve(run.spec, run.method, run.digests)
     run.method, run.artifacts = resolved.method, resolved.artifacts
-
-
-def _check_backend(run: Candidate) -> None:
-    check_backend(run.spec, run.method)
-
-
-def _check_needs(run: Candidate) -> None:
-    check_needs(run.spec.benchmark)
 
 
 def _check_task_folders(run: Candidate) -> None:
@@ -327,15 +277,89 @@ def _check_task(run: Candidate) -> None:
 
 
 def _note_words(run: Candidate) -> None:
-    note_unknown_words(run.spec)
+    """Print on stderr which words of own data a model reads as unknown: a tokenizer of whole words has no other ones.
+
+    Raises:
+        UserError: the tokenizer's file cannot be read.
+    """
+    spec = run.spec
+    table, path = spec.benchmark.own_data(), spec.model.path
+    file = None if path is None else path / "tokenizer.json"
+    if table is None or spec.benchmark.text is not None or file is None or not file.is_file():
+        return
+    with foreign(f"model.path: {str(file)!r} cannot be read", "a tokenizer.json"):
+        model = read_json(file)["model"]
+        vocabulary = set(model["vocab"]) if model["type"] == "WordLevel" else None
+    if vocabulary is None:
+        return
+    prompt = _prompt(spec.benchmark)
+    texts = [*(text for record in table.records for text in (record.question, *record.choices))]
+    texts += [prompt.get("pre_prompt") or "", prompt.get("post_prompt") or ""]
+    words = dict.fromkeys(word for text in texts for word in text.split())
+    unknown = [word for word in words if word not in vocabulary]
+    if unknown:
+        count = len(unknown) - NAMED
+        tail = f" and {count} more" if count > 0 else ""
+        tell_once(
+            f"model={spec.model.name} knows {len(vocabulary)} words; of {spec.benchmark.name} it does not know "
+            f"{', '.join(unknown[:NAMED])}{tail} (+benchmark.prompt.post_prompt='' leaves out the instruction)"
+        )
+
+
+def _prompt(benchmark: BenchmarkSpec) -> dict[str, Any]:
+    """Return the prompt settings of the benchmark's task, with those of the user."""
+    assert benchmark.include_path is not None  # own data have tasks of this repository
+    (leaf,) = index_of(benchmark.include_path).leaves(benchmark.task)
+    tables: Mapping[str, Any] = leaf.settings.get("lmms_eval_specific_kwargs") or {}
+    return {**tables.get("default", {}), **benchmark.prompt}
 
 
 def _check_judge(run: Candidate) -> None:
-    check_judge(run.spec)
+    """Refuse a judged benchmark without a judge; the server is not contacted yet."""
+    judge = run.spec.judge
+    if "judge" not in run.spec.benchmark.needs:
+        return
+    refuse("judge", run.spec)
+    # Imports httpx, a quarter of a second that runs without a judge need not wait for.
+    from espalier.harness.evaluation.judging.client import read_key
+
+    read_key(judge.key_env)
+    if judge.prompt is not None:
+        read_prompt(judge.prompt)
 
 
-def _check_template(run: Candidate) -> None:
-    check_template(run.spec.model.template, run.spec.benchmark.include_path)
+def check_template(name: str | None, include_path: Path | None) -> None:
+    """Raise UserError unless some task has prompts for the family `name`; other tasks use their `default`.
+
+    Cost: a quarter of a second, once a process, for a name that only tasks of lmms-eval have.
+    """
+    if name is None or name == "default":
+        return
+    ours = families(include_path) if include_path is not None else frozenset()
+    if name not in ours and name not in (library := _of_the_library()):
+        raise unknown_name("model.template", name, sorted({"default"} | ours | library))
+
+
+def families(folder: Path) -> frozenset[str]:
+    """Return the families that task files below a folder have prompts for. Cost: one read of each file."""
+    texts = (path.read_text(errors="replace", encoding="utf-8") for path in folder.rglob("*.yaml"))
+    return frozenset(name for text in texts for name in _declared(text))
+
+
+def _declared(text: str) -> list[str]:
+    tables = (table.group(1) for table in _TABLE.finditer(text))
+    keys = [key for table in tables for key in _FAMILY.findall(table)]
+    margin = min((len(indent) for indent, _ in keys), default=0)
+    return [name for indent, name in keys if len(indent) == margin]
+
+
+@cache  # lmms-eval's task files do not change while a process runs
+def _of_the_library() -> frozenset[str]:
+    # The package is found, not imported: its import takes seconds.
+    package = find_spec("lmms_eval")
+    if package is None or package.origin is None:
+        return frozenset()
+    return families(Path(package.origin).parent / "tasks")
 
 
 def _require_priors(run: Candidate) -> None:
@@ -359,31 +383,62 @@ def check_places(spec: RunSpec, key: str) -> None:
 PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
     ("offline", _use_no_network),
     ("log", _check_log),
-    ("model.parallel", _check_parallel),
-    ("model.device_map", _check_device_map),
-    ("method.draft", _check_draft_device),
-    ("model.device", _use_device),
-    ("engine", _open_meters),
+    ("model.parallel", _check_processes),
+    ("model.device", lambda spec, ranks: ranks.use_device(spec.model.device)),
+    ("engine", lambda spec, ranks: open_meters(spec)),
 )
 
 #: The same for what does not depend on the process.
 CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("generation", _check_generation),
     ("method", _find_kind),
-    ("benchmark", _check_vocabulary),
+    ("benchmark", lambda run: check_vocabulary(run.spec)),
     ("engine", _normalise),
-    ("engine", _check_scope),
+    ("engine", lambda run: refuse("scope", run.spec, run.method)),
     ("engine", _check_meters),
-    ("model", _check_model),
-    ("benchmark.prompt_tokens", _check_lengths),
+    ("model", lambda run: check_model(run.spec.model, run.spec.offline, run.digests)),
+    ("benchmark.prompt_tokens", lambda run: check_lengths(run.spec)),
     ("ratio", _resolve),
-    ("backend", _check_backend),
-    ("benchmark.needs", _check_needs),
+    ("backend", lambda run: check_backend(run.spec, run.method)),
+    ("benchmark.needs", lambda run: refuse("tools of a benchmark", run.spec)),
     ("benchmark.include_path", _check_task_folders),
     ("benchmark.path", _check_data),
     ("benchmark.task", _check_task),
     ("model.path", _note_words),
     ("judge", _check_judge),
-    ("model.template", _check_template),
+    (
+        "model.template",
+        lambda run: check_template(run.spec.model.template, run.spec.benchmark.include_path),
+    ),
     ("store", _require_priors),
 )
+
+
+def refused_methods(model: str, folders: Sequence[Path] = ()) -> dict[str, str]:
+    """Return the methods, those of plug-ins included, that do not run on a model, each with the reason.
+
+    Args:
+        model: as after `model=`.
+        folders: further folders of configs.
+
+    Raises:
+        UserError: there is no such model.
+
+    Cost: imports torch and all methods, three seconds.
+    """
+    names = own_choices("method", folders).all_names
+    line = ["-m", f"model={model}", f"method={','.join(names)}"]
+    command = read_command([*line, *override_of(folders)])
+    assert command is not None  # none of these requests information
+    reasons = ((name, _reason(cell)) for name, cell in zip(names, command.cells, strict=True))
+    return {name: reason for name, reason in reasons if reason is not None}
+
+
+def _reason(cell: Cell) -> str | None:
+    try:
+        spec = build_spec(cell)
+        method = method_of(spec.method)
+        kind_of(method, spec).normalise(spec, method)
+    except (UserError, MethodError) as error:
+        return str(error)
+    return None

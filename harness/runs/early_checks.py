@@ -10,17 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.cell_settings import read_amount, read_settings
-from espalier.harness.config.method_kinds import method_kind
+from espalier.harness.config.composer import Cell
+from espalier.harness.config.group_lists import choices
+from espalier.harness.config.method_names import method_kind, methods_of
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.checks.pair_check import (
-    check_stack,
-    check_vocabulary,
-    not_for_denoising,
-)
 from espalier.harness.paths import located
 from espalier.harness.settings import table
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import (
     OFFLINE,
     data_set_cached,
@@ -80,22 +77,37 @@ def _check_values(cell: Cell) -> None:
 SHIPPED = "pkg://espalier/"
 
 
+def check_vocabulary(spec: Any) -> None:
+    """Refuse a published benchmark on a model with a closed vocabulary, of a run or a cell.
+
+    Raises:
+        UserError: the answers would be noise, and the row looks like any other.
+    """
+    refuse("vocabulary", spec, benchmarks=_seedling_benchmarks)
+
+
+def _seedling_benchmarks() -> str:
+    return ", ".join(name for name in choices("benchmark") if name.startswith("seedling_"))
+
+
 def _check_pair(cell: Cell) -> None:
-    model, benchmark = cell["model"], cell["benchmark"]
-    published = benchmark["dataset"].get("path") is not None
-    check_vocabulary(
-        model["name"], model.get("closed_vocabulary") is True, benchmark["name"], published
-    )
-    names = cell["method"]["name"], cell["compressor"]["name"]
-    kinds = method_kind(names[0]), method_kind(names[1])
-    compressor = None if names[1] == "none" else names[1]
+    check_vocabulary(cell)
+    method, compressor = cell["method"], cell["compressor"]
+    kinds = method_kind(method["name"]), method_kind(compressor["name"])
+    pair = {"model": cell["model"], "method": {**method, "compressor": compressor}}
+    stacked = compressor["name"] != "none"
+    facts = table("model.facts", cell["model"]["facts"])
+    denoises = any(facts.get(name) is not None for name in ("diffusion", "canvas"))
     try:
-        if compressor is not None and None not in kinds:
-            check_stack(kinds, names)
-        facts = table("model.facts", model["facts"])
-        denoises = any(facts.get(name) is not None for name in ("diffusion", "canvas"))
-        if denoises and (compressor is not None or kinds[0] in ("compressor", "decoder")):
-            raise not_for_denoising(names[0], compressor, model["name"])
+        if stacked and None not in kinds:
+            refuse(
+                "two methods",
+                pair,
+                kinds=kinds,
+                compressors=lambda: ", ".join(methods_of("compressor")),
+            )
+        if denoises and (stacked or kinds[0] in ("compressor", "decoder")):
+            refuse("a model that denoises", pair, of_steps=False)
     except Refused:
         # Such cells of a sweep are left out later.
         if cell["refused"] != "skip":

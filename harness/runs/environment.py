@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier.harness.cost.decode_bound import stored_tensors
+from espalier.harness.cost.bounds import stored_tensors
 from espalier.harness.errors import FOREIGN
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec

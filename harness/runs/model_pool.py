@@ -28,7 +28,7 @@ class Pool:
         if self._adapter is None or self._spec != spec:
             self._adapter = None
             # transformers takes seconds to import, and a stored row does not need a model.
-            from espalier.harness.models.adapter import load_adapter
+            from espalier.harness.models.build_adapter import load_adapter
 
             self._adapter, self._spec = load_adapter(spec), spec
         return self._adapter

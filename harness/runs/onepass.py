@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import tell_once
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.reducer import WHOLE

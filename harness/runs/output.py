@@ -46,7 +46,7 @@ def write_figures(
 def reasons(left_out: Sequence[tuple[RunSpec, str]]) -> dict[str, list[str]]:
     """Return the omitted cells by reason."""
     # Imports torch, which a stored row needs not.
-    from espalier.harness.kinds.method_stack import label_of
+    from espalier.harness.kinds.lookup import label_of
 
     cells: dict[str, list[str]] = {}
     for spec, reason in left_out:

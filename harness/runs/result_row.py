@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
-from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.cost_summary import answered_together
-from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.runs.plugin_code import plugins_of
+from espalier.harness.kinds.signal_check import signals_of
+from espalier.harness.specs.plugins.installed import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store import SCHEMA
@@ -126,10 +126,14 @@ def _reasoning(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
 
 def _plugins(job: Job) -> dict[str, Any]:
     """Return the blocks about the code of users, and the places of their methods; nothing if there is none."""
+    spec = job.spec
+    used = plugins_of(spec.classes, spec.benchmark.include_path)
     digests = job.parts.get("plugins", ())
-    named = zip(plugins_of(job.spec), digests, strict=True) if digests else ()
-    plugins = [{"name": plugin.title, "digest": digest} for plugin, digest in named]
-    parts = (job.spec.method, job.spec.method.compressor)
+    plugins = [
+        {"name": plugin.title, "digest": digest}
+        for plugin, digest in zip(used, digests, strict=True)
+    ]
+    parts = (spec.method, spec.method.compressor)
     code = {part.name: part.code for part in parts if part is not None and part.code is not None}
     return {**({"plugins": plugins} if plugins else {}), **({"code": code} if code else {})}
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.quantisation import quantisation_of
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.plugins.installed import Plugin
+from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.row_settings import (
     benchmark_settings,
     engine_settings,
@@ -13,8 +20,17 @@ from espalier.harness.specs.row_settings import (
     model_settings,
     plain,
 )
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import BackendSpec, RunSpec
+from espalier.harness.store.files.dataset_copies import Copies
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
+
+#: Files of a benchmark's folder that shape its samples or its scores.
+TASK_FILES = (
+    *("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet"),
+    *("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp", "*.gif", "*.tif", "*.tiff", "*.pdf"),
+    *("*.mp4", "*.mkv", "*.webm", "*.avi", "*.mov"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,76 @@ class Contents:
     engine: str | None = None
     quantisation: str | None = None
     draft_quantisation: str | None = None
+
+
+def contents_of(
+    spec: RunSpec, method: Method, digests: Digests, artifacts: Iterable[Path] = ()
+) -> Contents:
+    """Return the contents of the files that a run reads; `artifacts` are calibration files of the method."""
+    draft = kind_of(method, spec).identity(spec, method).draft
+    prompt = spec.judge.prompt
+    is_judged = "judge" in spec.benchmark.needs and prompt is not None
+    return Contents(
+        model=model_revision(spec.model, digests),
+        draft=None if draft is None else model_revision(draft, digests),
+        tasks=tuple(
+            digests.files(files, source.parent)
+            for source, files in task_files(spec.benchmark).items()
+        ),
+        artifacts=tuple(sorted(map(digests.file, artifacts))),
+        data=_data(spec.benchmark, digests),
+        words=read_prompt(prompt).digest if is_judged else None,
+        engine=_engine(spec.backend),
+        quantisation=quantisation_of(spec.model),
+        draft_quantisation=None if draft is None else quantisation_of(draft),
+    )
+
+
+def _engine(backend: BackendSpec) -> str | None:
+    """Return the version of the program that answers in the harness's place."""
+    if not backend.served:
+        return None
+    # Most runs do not need them.
+    from espalier.harness.runs.served.engine_process import engine_version
+    from espalier.harness.runs.served.engine_server import server_version
+
+    if backend.url is not None:
+        return server_version(backend.url)
+    return None if backend.python is None else engine_version(backend.python)
+
+
+def task_files(benchmark: BenchmarkSpec) -> dict[Path, list[Path]]:
+    """Return the files of each source of a benchmark; without sources, of the folder of its task."""
+    folder = () if benchmark.include_path is None else (benchmark.include_path,)
+    return {source: files_inside(source) for source in benchmark.sources or folder}
+
+
+def files_inside(source: Path) -> list[Path]:
+    """Return a file, or the files of a folder that shape samples, scores or answers."""
+    if source.is_file():
+        return [source]
+    return [path for pattern in TASK_FILES for path in source.rglob(pattern)]
+
+
+def plugin_digest(plugin: Plugin, digests: Digests) -> str:
+    """Return the digest of a user's code, as rows have it; nothing is imported."""
+    return digests.files(plugin_files(plugin), plugin.root.parent) if plugin.root else ""
+
+
+def plugin_files(plugin: Plugin) -> list[Path]:
+    """Return the files of a user's code; what its configs set is in the settings."""
+    root = plugin.root
+    files = [] if root is None else files_inside(root)
+    return [path for path in files if root and not path.is_relative_to(root / "conf")]
+
+
+def _data(benchmark: BenchmarkSpec, digests: Digests) -> str | None:
+    table = benchmark.own_data()
+    if table is not None:
+        return table.digest(digests)
+    if benchmark.path is None:
+        return None
+    return Copies(benchmark.path, benchmark.dataset.path).revision(digests)
 
 
 def cell_of(spec: RunSpec) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.engine.artifacts.priors import prior_for
-from espalier.harness.errors import tell_once
+from espalier.harness.engine.artifacts import prior_for
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
@@ -19,16 +20,18 @@ from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.result_row import build_row
-from espalier.harness.runs.served.engine_pool import EnginePool
 from espalier.harness.runs.sweep_board import Board
 from espalier.harness.runs.wandb_log import Mirror
+from espalier.harness.specs.comparable import settings_digest
 from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
+from espalier.harness.store.files.digests import digest
 
 if TYPE_CHECKING:
-    from espalier.harness.cost.peak_memory import Peak
+    from espalier.harness.cost.memory import Peak
     from espalier.harness.evaluation.evaluate import Evaluation
     from espalier.harness.runs.admission import Job
+    from espalier.harness.runs.served.engine_pool import EnginePool
 
 
 @dataclass
@@ -40,22 +43,24 @@ class CellRunner:
         argv: the command line, noted with failures.
         group: the group of a sweep in W&B; None outside a sweep.
         pool: the loaded model.
-        engines: the engine of another program that answers in its place.
+        engines: the engine of another program that answers in its place; None before the first such run.
         shelf: the data of an open benchmark, for all of its cells.
         board: the progress of the command.
         passes: the shared passes of cells.
         done: run keys that have a row of this command.
+        earlier: runs with a row by store, and by cell and settings: key, and `extra` of the row.
     """
 
     ranks: Ranks = field(default_factory=Ranks)
     argv: Sequence[str] = ()
     group: str | None = None
     pool: Pool = field(default_factory=Pool)
-    engines: EnginePool = field(default_factory=EnginePool)
+    engines: EnginePool | None = None
     shelf: TaskCache = field(default_factory=TaskCache)
     board: Board = field(default_factory=Board)
     passes: OnePass = field(default_factory=OnePass)
     done: set[str] = field(default_factory=set)
+    earlier: dict[Path, dict[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
 
     def run(self, job: Job, jobs: Sequence[Job]) -> tuple[dict[str, Any], float]:
         """Return the row of a job, and the seconds that it took by itself.
@@ -71,6 +76,8 @@ class CellRunner:
         directory = Store(job.spec.store).run(job.key)
         row = self.stored(job, directory)
         if row is None:
+            if self.ranks.rank == 0:
+                self._report_other_code(job)
             self.ranks.first(directory.check_writable)
             self._answer_together(job, jobs)
         start = time.monotonic()
@@ -126,6 +133,29 @@ class CellRunner:
         lacks = engine.paired not in (0, "auto") and extra.get("speedup") is None and _can_gain(job)
         return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
+    def _report_other_code(self, job: Job) -> None:
+        """Print a line if the store has a row of the same cell and settings, made by other code.
+
+        Cost: for the first missing row of a command one read of each row of the store.
+        """
+        store = Store(job.spec.store)
+        if store.root not in self.earlier:
+            self.earlier[store.root] = rows = {}
+            for directory in store.folders():
+                with contextlib.suppress(UserError):
+                    row = directory.row()
+                    if row is not None and "settings" in row:
+                        rows[_cell(row, row["settings"])] = directory.path.name, row["extra"]
+        key, extra = self.earlier[store.root].get(
+            _cell(job.parts["cell"], job.parts["settings"]), (job.key, {})
+        )
+        if key != job.key:
+            commit = extra.get("environment", {}).get("commit")
+            tell_once(
+                f"run {key} has these settings, but is of other code or packages (commit {commit}), or of an earlier "
+                "version of the run key: computed anew"
+            )
+
     def _answer_together(self, job: Job, jobs: Sequence[Job]) -> None:
         """Answer the samples of all remaining cells that may share a pass with this one, if that is requested."""
         if self.passes.due(job):
@@ -160,7 +190,7 @@ class CellRunner:
     def _evaluate(self, job: Job, directory: RunDir, mirror: Mirror | None) -> dict[str, Any]:
         """Run a job, or its remaining samples, and return its committed row."""
         # Imported at each run, since tests of runs replace them in their modules.
-        from espalier.harness.cost.peak_memory import peak_memory
+        from espalier.harness.cost.memory import peak_memory
         from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
         from espalier.harness.runs.wandb_watch import Watch
 
@@ -180,6 +210,9 @@ class CellRunner:
             bar.phase(f"loading {spec.model.name}")
             served = None
             if spec.backend.served:
+                from espalier.harness.runs.served.engine_pool import EnginePool
+
+                self.engines = self.engines or EnginePool()
                 served = self.engines.model(spec)
             adapter = self.pool.adapter(spec.model) if served is None else served.adapter
             bar.phase(title)
@@ -259,3 +292,10 @@ def _can_gain(job: Job) -> bool:
         not composed
         and kind_of(job.method, job.spec).why_no_paired_timing(job.spec, job.method) is None
     )
+
+
+def _cell(names: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return one digest of a cell and its settings."""
+    amount = "keep" if names.get("keep") is not None else "ratio"
+    cell = ("model", "method", "variant", "benchmark", "budget_rule", "seed", amount)
+    return digest([[names.get(name) for name in cell], settings_digest(settings)])

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import Command
-from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.config.plugin_source import CLASSES, PATHS
+from espalier.harness.config.composer import Cell
+from espalier.harness.config.group_lists import CLASSES, PATHS
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import FOREIGN, StoreLost, UserError
-from espalier.harness.paths import ROOT, located
-from espalier.harness.runs.code_files import FOLDERS, stamp_of
+from espalier.harness.paths import FOLDERS, ROOT, located
 from espalier.harness.specs.hub_cache import file_of_hub
 from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import installed
@@ -85,7 +84,9 @@ class StoredCell:
         ]
         packages = [path.name for place in sys.path for path in Path(place).glob("*.*-info")]
         devices = [os.environ.get("CUDA_VISIBLE_DEVICES"), *sorted(Path("/dev").glob("nvidia*"))]
-        calibrations = sorted(map(stamp_of, (store / "calibration").glob("*")))
+        calibrations = Digests().files(
+            filter(Path.is_file, (store / "calibration").glob("*")), store
+        )
         code = [Digests().files(files, ROOT), sorted(packages), sys.version]
         return cls(
             store,

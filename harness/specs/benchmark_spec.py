@@ -12,6 +12,7 @@ from espalier.harness.settings import (
     COMPUTED,
     OMITTED,
     OPEN,
+    STATED,
     By,
     Count,
     Names,
@@ -173,11 +174,11 @@ class BenchmarkSpec:
     name: Text = field(metadata=OMITTED)
     task: Text
     include_path: Path | None = field(metadata=OMITTED)
-    limit: Count | None
+    limit: Count | None = field(metadata=OPEN)
     metrics: SomeNames = field(metadata=OPEN)
     headline: Text = field(metadata=OPEN)
-    higher_is_better: bool = field(default=True, metadata=OPEN)
-    generation: Mapping[str, Any] = field(default_factory=dict)
+    higher_is_better: bool = field(default=True, metadata={**OPEN, **STATED})
+    generation: Mapping[str, Any] = field(default_factory=dict, metadata=STATED)
     sources: tuple[Path, ...] = field(default=(), metadata=OMITTED)
     title: Text | None = field(default=None, metadata=OMITTED)
     kind: Annotated[str, OneOf(TASK_KINDS)] = field(default="understanding", metadata=OMITTED)

@@ -17,6 +17,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.row_settings import COSTS
 from espalier.harness.specs.run_spec import EngineSpec
 from espalier.harness.store.amount_text import amount_text
+from espalier.harness.store.files.digests import digest
 
 Row = Mapping[str, Any]
 
@@ -35,6 +36,9 @@ OF_A_METHOD = ("method.", "draft.", "engine.", "artifacts")
 
 #: Settings of earlier versions that change no number: rows with and without them are comparable.
 BYGONE = frozenset({"model.facts.signals", "draft.facts.signals"})
+
+#: Digests of a task's files; null in a row of an earlier version: unknown, and comparable with any.
+FILES = "benchmark.files"
 
 #: The engine's defaults.
 USUAL = EngineSpec()
@@ -58,6 +62,11 @@ def identity(row: Row, without: Collection[str] = ()) -> tuple[Hashable, ...]:
 def settings(row: Row) -> dict[str, Any]:
     """Return the settings of a row by dotted key, without `BYGONE` ones; lists are values."""
     return {key: value for key, value in _flat(row["settings"], "") if key not in BYGONE}
+
+
+def settings_digest(block: Mapping[str, Any]) -> str:
+    """Return one digest of a row's settings without `FILES`: rows of one cell that share it differ in code alone."""
+    return digest([(key, value) for key, value in sorted(_flat(block, "")) if key != FILES])
 
 
 def policy(row: Row) -> str:
@@ -113,7 +122,11 @@ def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
     tables = [settings(row) for row in rows]
     keys = sorted({key for table in tables for key in table})
     values_by_key = {key: [text(table.get(key)) for table in tables] for key in keys}
-    return {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
+    return {
+        key: values
+        for key, values in values_by_key.items()
+        if len(set(values) - ({"null"} if key == FILES else set())) > 1
+    }
 
 
 def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> None:

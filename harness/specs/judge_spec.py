@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +13,10 @@ from espalier.harness.errors import UserError
 from espalier.harness.settings import (
     OMITTED,
     OPEN,
+    STATED,
     By,
     Count,
-    Must,
+    FromZero,
     Natural,
     Positive,
     Text,
@@ -93,9 +93,6 @@ def _nested_names(options: Mapping[str, Any]) -> Iterator[str]:
             yield from _nested_names(value)
 
 
-Temperature = Annotated[float, Must("a number of at least 0", lambda value: 0 <= value < math.inf)]
-
-
 @dataclass(frozen=True)
 class JudgeSpec:
     """The language model that judges answers, on a server with OpenAI's protocol of chat completions.
@@ -113,13 +110,15 @@ class JudgeSpec:
     """
 
     base_url: Annotated[str, By(_read_address)] | None = field(default=None, metadata=OMITTED)
-    model: Text | None = field(default=None, metadata=OPEN)
+    model: Text | None = field(default=None, metadata={**OPEN, **STATED})
     key_env: Annotated[str, By(_read_variable)] = field(default="OPENAI_API_KEY", metadata=OMITTED)
     prompt: Path | None = field(default=None, metadata=OMITTED)
-    temperature: Temperature | None = 0.0
-    seed: Natural | None = 0
-    max_tokens: Count | None = 1024
-    options: Annotated[Mapping[str, Any], By(_read_options)] = field(default_factory=dict)
+    temperature: FromZero | None = field(default=0.0, metadata=STATED)
+    seed: Natural | None = field(default=0, metadata=STATED)
+    max_tokens: Count | None = field(default=1024, metadata=STATED)
+    options: Annotated[Mapping[str, Any], By(_read_options)] = field(
+        default_factory=dict, metadata=STATED
+    )
     timeout: Positive = field(default=120.0, metadata=OMITTED)
     retries: Natural = field(default=4, metadata=OMITTED)
     concurrency: Count = field(default=8, metadata=OMITTED)

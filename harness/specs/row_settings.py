@@ -5,37 +5,17 @@ A row of earlier code lacks newer fields, so a field at its default is left out,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.settings import COST, OMITTED, OPEN, default, marked
-from espalier.harness.specs.backend_spec import BackendSpec
+from espalier.harness.settings import COST, OMITTED, OPEN, STATED, default, marked
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import EngineSpec, ModelSpec, PromptSpec
-
-#: Engine settings that rows have for every method, null where they do not change its numbers.
-CONCERNING = (
-    *("backend", "batch_size", "positions", "separators", "decode", "rescore"),
-    *("transport", "compare", "graphs"),
-)
-
-#: Fields that rows have at their default, too, by block.
-ALWAYS: Mapping[str, tuple[str, ...]] = {
-    "model": (
-        *("adapter", "revision", "dtype", "attention", "weights"),
-        *("device", "device_map", "max_memory", "spared_card"),
-        *("template", "conversation", "generation", "processor", "video", "media"),
-        *("architecture", "facts"),
-    ),
-    "benchmark": ("task", "limit", "metrics", "headline", "higher_is_better", "generation"),
-    "engine": ("warmup", *CONCERNING),
-    "judge": ("model", "temperature", "seed", "max_tokens", "options"),
-}
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, ModelSpec, PromptSpec
 
 #: The spec of each block.
 SECTIONS: Mapping[str, type] = {
@@ -56,6 +36,21 @@ LEFT_OPEN = COSTS.union(
     ("benchmark.files", "artifacts"),
 )
 
+#: Settings that every row of a block has, by dotted key: a row without one is of an earlier version. Some are not
+#: fields of their block: they are written below.
+IN_ROWS = frozenset(
+    (
+        *(
+            f"{part}.{field.name}"
+            for part, section in SECTIONS.items()
+            for field in fields(section)
+            if field.name in marked(section, STATED)
+            or (default(field) is MISSING and field.name not in marked(section, OMITTED))
+        ),
+        *("draft.name", "benchmark.boxes", "benchmark.dataset", "judge.prompt"),
+    )
+)
+
 
 def model_settings(
     model: ModelSpec, revision: str | None, quantisation: str | None
@@ -68,7 +63,7 @@ def model_settings(
         quantisation: of the weights; None: they are not quantised.
     """
     return {
-        **_fields(model, ALWAYS["model"]),
+        **_fields(model),
         # Of a user's class without its folder.
         "adapter": model.adapter.rpartition("/")[2],
         "revision": revision,
@@ -91,7 +86,8 @@ def benchmark_settings(
         files: digests of the files that make its samples and scores.
         data: digest of its data set in a folder of the user; None: the data set of the hub.
     """
-    dataset = _fields(benchmark.dataset, ("path", "revision"))
+    source = benchmark.dataset
+    dataset = {"path": source.path, "revision": source.revision}
     further = {
         "dataset": dataset if any(dataset.values()) else None,
         "data": data,
@@ -102,20 +98,20 @@ def benchmark_settings(
         "boxes": model.boxes if benchmark.kind == "localization" else None,
     }
     return {
-        **_fields(benchmark, ALWAYS["benchmark"]),
+        **_fields(benchmark),
         "files": files,
         **{key: value for key, value in further.items() if value is not None},
     }
 
 
 def engine_settings(engine: EngineSpec, concerning: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the engine; `concerning` are those of `CONCERNING` as they stand for the method."""
-    return {**_fields(engine, ALWAYS["engine"]), **concerning}
+    """Return the settings of the engine; `concerning` are those marked `BY_METHOD` as they stand for the method."""
+    return {**_fields(engine), **concerning}
 
 
 def judge_settings(judge: JudgeSpec, words: str | None) -> dict[str, Any]:
     """Return the settings of a judge; `words` is the digest of a prompt that replaces the benchmark's."""
-    return {**_fields(judge, ALWAYS["judge"]), "prompt": words}
+    return {**_fields(judge), "prompt": words}
 
 
 def plain(value: Any) -> Any:
@@ -131,13 +127,14 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _fields(section: Any, always: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields in `always`, then those off their default that are not marked as `OMITTED`."""
-    omitted = marked(type(section), OMITTED).union(always)
-    return {name: getattr(section, name) for name in always} | {
+def _fields(section: Any) -> dict[str, Any]:
+    """Return the fields that are not `OMITTED`: those off their default, and those that are `STATED`."""
+    present, omitted = marked(type(section), STATED), marked(type(section), OMITTED)
+    return {
         field.name: value
         for field in fields(section)
-        if field.name not in omitted and (value := getattr(section, field.name)) != default(field)
+        if field.name not in omitted
+        and ((value := getattr(section, field.name)) != default(field) or field.name in present)
     }
 
 

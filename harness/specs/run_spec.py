@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.meter import Metered
-from espalier.harness.errors import UserError
+from espalier.harness.errors import Refused, UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.settings import (
+    ANY_ENGINE,
+    BY_METHOD,
     COMPUTED,
     COST,
     OMITTED,
     OPEN,
+    STATED,
     By,
     Count,
     FlagOrAuto,
@@ -33,7 +38,6 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
-from espalier.harness.specs.backend_spec import BackendSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
 
@@ -41,6 +45,55 @@ if TYPE_CHECKING:
     # Brings in torch, seconds that a mistake in a config need not wait for.
     from espalier.harness.cost.budget import Budget
     from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+
+
+#: The harness's own engine, and programs that a plug-in of this package runs in.
+TRANSFORMERS, VLLM = PROGRAMS = ("transformers", "vllm")
+
+#: Which code prunes in vLLM: that of methods/, or vLLM's own of the same name.
+PRUNERS = ("espalier", "vllm")
+
+
+def _read_url(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")):
+        raise UserError(
+            f"{key}={value!r}; valid: the address of a server, as in http://localhost:8000"
+        )
+    return value.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """Which program computes the answers.
+
+    Attributes:
+        name: one of PROGRAMS.
+        python: interpreter of an environment with vLLM.
+        url: address of a server of vLLM, in place of `python`.
+        tensor_parallel: cards that each layer is divided over.
+        pipeline_parallel: groups of cards that hold some layers each.
+        pruning: one of PRUNERS.
+        options: further arguments of `vllm.LLM`.
+    """
+
+    name: Annotated[str, OneOf(PROGRAMS)] = TRANSFORMERS
+    python: Path | None = None
+    url: Annotated[str, By(_read_url)] | None = None
+    tensor_parallel: Count = 1
+    pipeline_parallel: Count = 1
+    pruning: Annotated[str, OneOf(PRUNERS)] = PRUNERS[0]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def served(self) -> bool:
+        """Whether another program than the harness answers."""
+        return self.name != TRANSFORMERS
+
+    @property
+    def built_in(self) -> bool:
+        """Whether vLLM's own code prunes."""
+        return self.served and self.pruning == VLLM
+
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
@@ -191,26 +244,28 @@ class ModelSpec:
     weights: Annotated[str, OneOf(WEIGHTS)]
     device: Annotated[str, By(_read_device)] = field(metadata=OPEN)
     facts: ModelFacts = field(metadata={**COMPUTED, **OPEN})
-    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(default=None, metadata=OPEN)
-    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
-        default_factory=dict, metadata=OPEN
+    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(
+        default=None, metadata={**OPEN, **STATED}
     )
-    spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN})
+    max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
+        default_factory=dict, metadata={**OPEN, **STATED}
+    )
+    spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN, **STATED})
     offload: bool = field(default=False, metadata=OPEN)
     parallel: Annotated[str, OneOf(PARALLEL)] = field(default=PARALLEL[0], metadata=OPEN)
     longest: int = field(
         default=LONGEST_PROMPT, compare=False, repr=False, metadata={**COMPUTED, **OMITTED}
     )
     check_weights: FlagOrAuto = field(default="auto", metadata=OMITTED)
-    template: Text | None = None
-    conversation: Text | None = None
+    template: Text | None = field(default=None, metadata=STATED)
+    conversation: Text | None = field(default=None, metadata=STATED)
     conversion: Text | None = field(default=None, metadata=OMITTED)
-    generation: Mapping[str, Any] = field(default_factory=dict)
-    processor: Mapping[str, Any] = field(default_factory=dict)
-    video: VideoSpec = VideoSpec()
+    generation: Mapping[str, Any] = field(default_factory=dict, metadata=STATED)
+    processor: Mapping[str, Any] = field(default_factory=dict, metadata=STATED)
+    video: VideoSpec = field(default=VideoSpec(), metadata=STATED)
     transparency: Annotated[str, OneOf(TRANSPARENCY)] = TRANSPARENCY[0]
-    media: Annotated[str, OneOf(MEDIA)] = "optional"
-    architecture: Mapping[str, Any] = field(default_factory=dict, metadata=OPEN)
+    media: Annotated[str, OneOf(MEDIA)] = field(default="optional", metadata=STATED)
+    architecture: Mapping[str, Any] = field(default_factory=dict, metadata={**OPEN, **STATED})
     drafts: Names = field(default=(), metadata=OMITTED)
     boxes: Annotated[str, OneOf(BOXES)] = field(default="unit", metadata=OMITTED)
     prompt: PromptSpec = field(default_factory=PromptSpec, metadata={**COMPUTED, **OMITTED})
@@ -300,26 +355,30 @@ class EngineSpec:
         energy: true: joules of every answer, by the counters of NVIDIA GPUs (Volta or later)
     """
 
-    backend: Annotated[Backend, OneOf(BACKENDS)] = "drop"
-    batch_size: Count | Auto = field(default=8, metadata=COST)
-    positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = "original"
-    separators: Annotated[Separators, OneOf(SEPARATORS)] = "keep"
-    scope: Annotated[Scope, OneOf(SCOPES)] = "prompt"
-    decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = "loop"
-    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = field(
-        default=None, metadata=OMITTED
+    backend: Annotated[Backend, OneOf(BACKENDS)] = field(default="drop", metadata=BY_METHOD)
+    batch_size: Count | Auto = field(default=8, metadata={**COST, **BY_METHOD, **ANY_ENGINE})
+    positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = field(
+        default="original", metadata={**OPEN, **BY_METHOD, **ANY_ENGINE}
     )
-    max_errors: Natural = field(default=0, metadata=OMITTED)
-    warmup: Natural = field(default=1, metadata=COST)
-    prefetch: Natural | Auto = field(default="auto", metadata=OMITTED)
-    transport: Annotated[str, OneOf(TRANSPORTS)] = field(default="auto", metadata=OPEN)
-    patience: Positive = field(default=30, metadata=OMITTED)
-    compare: bool = field(default=True, metadata=COST)
-    graphs: FlagOrAuto = False
-    rescore: bool = field(default=False, metadata=COST)
-    paired: Natural | Auto = field(default="auto", metadata=OMITTED)
+    separators: Annotated[Separators, OneOf(SEPARATORS)] = field(default="keep", metadata=BY_METHOD)
+    scope: Annotated[Scope, OneOf(SCOPES)] = field(default="prompt", metadata=ANY_ENGINE)
+    decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = field(default="loop", metadata=BY_METHOD)
+    threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = field(
+        default=None, metadata={**OMITTED, **ANY_ENGINE}
+    )
+    max_errors: Natural = field(default=0, metadata={**OMITTED, **ANY_ENGINE})
+    warmup: Natural = field(default=1, metadata={**COST, **STATED, **ANY_ENGINE})
+    prefetch: Natural | Auto = field(default="auto", metadata={**OMITTED, **ANY_ENGINE})
+    transport: Annotated[str, OneOf(TRANSPORTS)] = field(
+        default="auto", metadata={**OPEN, **BY_METHOD, **ANY_ENGINE}
+    )
+    patience: Positive = field(default=30, metadata={**OMITTED, **ANY_ENGINE})
+    compare: bool = field(default=True, metadata={**COST, **BY_METHOD, **ANY_ENGINE})
+    graphs: FlagOrAuto = field(default=False, metadata={**BY_METHOD, **ANY_ENGINE})
+    rescore: bool = field(default=False, metadata={**COST, **BY_METHOD})
+    paired: Natural | Auto = field(default="auto", metadata={**OMITTED, **ANY_ENGINE})
     share: Annotated[str, OneOf(SHARES)] = field(default="none", metadata=OMITTED)
-    kept: bool = field(default=False, metadata=COST)
+    kept: bool = field(default=False, metadata={**COST, **ANY_ENGINE})
     energy: Annotated[bool, Metered("J", "energy of the GPUs")] = field(
         default=False, metadata=COST
     )
@@ -411,6 +470,13 @@ class RunSpec(RunOptions):
     lease: Terms = DEFAULT_TERMS
 
     @property
+    def classes(self) -> tuple[str | None, ...]:
+        """Places of its methods' classes (None: a file in methods/), and names or places of its model families."""
+        parts, models = (self.method, self.method.compressor), (self.model, self.method.draft)
+        places = [part.code for part in parts if part is not None]
+        return (*places, *(model.adapter for model in models if model is not None))
+
+    @property
     def generation(self) -> dict[str, Any]:
         """Settings of `generate` that the model and the benchmark give together; a task may add its own."""
         return {**self.model.generation, **self.benchmark.generation}
@@ -418,3 +484,20 @@ class RunSpec(RunOptions):
 
 #: What a kind of method settles comes back as what it was: a run, or answers alone.
 Settled = TypeVar("Settled", AnswerSpec, RunSpec)
+
+
+#: A key of the model section in an error line; neither `model.safetensors` nor a directory of that name.
+_KEY = re.compile(rf"(?<![\w./-])model\.(?=(?:{'|'.join(MODEL_KEYS)})\b)")
+
+_NAME = re.compile(r"(?<![\w./-])model=")
+
+
+@contextmanager
+def in_words_of_the_draft() -> Iterator[None]:
+    """Reword the errors of a model's checks for the draft: `model.path` becomes `method.draft_options.path`."""
+    try:
+        yield
+    except UserError as error:
+        line = _NAME.sub("method.draft=", _KEY.sub("method.draft_options.", str(error)))
+        kind = Refused if isinstance(error, Refused) else UserError
+        raise kind(line) from error

@@ -6,6 +6,7 @@
 | 2 | `extra.answers`: a digest of the answers that the numbers are of; no `facts.signals`, which changes no number |
 | 3 | `variant` as conf/method names it, `official` also of methods with one reading that follow released code; \
 `extra.label` names the variant of a method with several and repeats nothing that it sets |
+| 4 | `settings.benchmark.files` are digests of bytes; earlier ones left comments out, and become null: unknown |
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Newer(ValueError):
 
 
 #: The version that this code writes; a reader refuses a newer one.
-SCHEMA = 3
+SCHEMA = 4
 
 
 def _from_first(row: Row) -> Row:
@@ -65,6 +66,15 @@ def _from_second(row: Row) -> Row:
     }
 
 
+def _from_third(row: Row) -> Row:
+    """Return a row of version 3 as one of version 4: the digests of its task's files are unknown."""
+    settings = _table(row.get("settings"))
+    if not isinstance(settings.get("benchmark"), Mapping):
+        return row
+    benchmark = {**settings["benchmark"], "files": None}
+    return {**row, "settings": {**settings, "benchmark": benchmark}}
+
+
 def _first_params(params: Mapping[str, Any], *, composed: bool) -> Mapping[str, Any]:
     """Return the hyper-parameters of a method; of a composition those of its first part, which come first."""
     return _table(next(iter(params.values()), None)) if composed else params
@@ -86,7 +96,11 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 #: By version: the upgrade to the next version.
-UPGRADES: Mapping[int, Callable[[Row], Row]] = {1: _from_first, 2: _from_second}
+UPGRADES: Mapping[int, Callable[[Row], Row]] = {
+    1: _from_first,
+    2: _from_second,
+    3: _from_third,
+}
 
 
 def upgraded(row: Row) -> Row:

@@ -19,10 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from espalier.harness.decoding.speculative import renewal
-from espalier.harness.decoding.speculative.acceptance import Greedy, Row
-from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft
-from espalier.harness.decoding.speculative.meter import Lap
-from espalier.harness.decoding.speculative.state_machine import Machine, TimedRound
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, Greedy, Row
+from espalier.harness.decoding.speculative.state_machine import Lap, Machine, TimedRound
 
 #: Number of tokens played for each window.
 LENGTH = 20_000

@@ -13,9 +13,9 @@ from transformers.utils import logging
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method

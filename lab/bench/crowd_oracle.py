@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the line of each metric; return 0."""
     # Imports transformers, which reads the environment at import time.
     from espalier.harness.engine.session import Session
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     arguments = parser("crowd_oracle")
     arguments.add_argument("--ratio", type=float, default=0.9, help="share that is removed")

@@ -11,9 +11,9 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.engine.decode_steps import DecodeSteps
 from espalier.harness.engine.generation_loop import AnswerLoop
+from espalier.harness.engine.kv_cache import IndexedCache, answer_cache
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.text.kv_cache import IndexedCache, answer_cache
 from lab.bench.step_copies import written
 
 

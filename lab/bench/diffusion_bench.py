@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dict[str, Any]:
     """Return the rows of the unreduced model, of D3ToM at each share kept, and of random tokens at the last one."""
     # Both import transformers, which reads the variables above at import time.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
     from lab.bench.diffusion_sides import DiffusionSide, rows_of
 
     adapter = load_adapter(_spec(instance).model)

@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.bounds import Gain
+from espalier.harness.cost.budget import Budget, frame_of
 from espalier.harness.cost.flops import cached_prompt_flops, head_flops, text_flops
-from espalier.harness.cost.schedule import frame_of
-from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_summary import denoising_records, run_flops
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
-from espalier.harness.engine.prefix_cache import CachedPrompt
+from espalier.harness.decoding.diffusion.denoising_record import denoising_records
+from espalier.harness.engine.cached_steps import CachedPrompt
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError

@@ -23,7 +23,7 @@ from torch import Tensor
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.acceptance import Greedy
+from espalier.harness.decoding.speculative.drafts import Greedy
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def embedded_pair() -> DraftPair:
     """Load target and draft."""
     # transformers takes seconds to import, which is not needed to refuse bad input.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     loaded = []
     for name in ("seedling", "seedling_draft"):

@@ -29,8 +29,8 @@ from PIL import Image
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.peak_memory import peak_memory
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.cost.memory import peak_memory
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import RunSpec
 from lab.bench import prefill_bench as bench_prefill
 from lab.bench.bench_page import DEVICE, THREADS, bench_command, leave, measured_on, parser, say

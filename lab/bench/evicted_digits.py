@@ -22,7 +22,7 @@ from torch.nn.functional import max_pool2d
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.seedling.scene_benchmarks import (
     ocr_metrics,
@@ -201,7 +201,7 @@ def say(
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables; return 0, or 2 after one line on standard error."""
     # Imports transformers, which reads the variables above at import time.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
     from espalier.harness.specs.catalogue import build_method
 
     overrides = list(sys.argv[1:] if argv is None else argv)

@@ -14,23 +14,21 @@ from torch import Tensor
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.cost.decode_bound import copy_rate, step_bytes
-from espalier.harness.decoding.speculative.acceptance import Row
+from espalier.harness.cost.bounds import copy_rate, step_bytes
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.draft_thread import ThreadTransport
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Row
 from espalier.harness.decoding.speculative.forward_times import (
     DRAFTED,
     ROOM,
     WARMUP_ROUNDS,
     measure_forwards,
 )
-from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.samplers import TokenSampler
-from espalier.harness.decoding.speculative.state_machine import TimedRound, Transport
-from espalier.harness.decoding.speculative.transports import SequentialTransport
-from espalier.harness.engine.text.kv_cache import IndexedCache
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.decoding.speculative.state_machine import Meter, TimedRound, Transport
+from espalier.harness.decoding.speculative.transports import SequentialTransport, ThreadTransport
+from espalier.harness.engine.kv_cache import IndexedCache
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from lab.bench import speculative_bench as bench_sd
 from lab.bench.bench_setup import Figure, Setup
 from lab.bench.gpu_setup import Found, GpuPlan, tried

@@ -8,7 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.decode_bound import copy_rate, step_bytes
+from espalier.harness.cost.bounds import copy_rate, step_bytes
 from espalier.harness.specs.run_spec import RunSpec
 from lab.bench import engine_bench as bench_engine
 from lab.bench.bench_setup import Figure, Setup

@@ -8,10 +8,8 @@ from time import perf_counter
 
 import torch
 
-from espalier.harness.decoding.speculative.meter import Meter
-from espalier.harness.engine.text.cuda_graphs import CudaGraphs, Graphs
-from espalier.harness.engine.text.text_only import prefill_words
-from espalier.harness.engine.text.text_stack import TextStack
+from espalier.harness.decoding.speculative.state_machine import Meter
+from espalier.harness.engine.text_stack import CudaGraphs, Graphs, TextStack, prefill_words
 from espalier.harness.models.adapter import Adapter
 from lab.bench.bench_setup import Figure, paired
 

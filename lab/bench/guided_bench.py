@@ -203,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _loaded(name: str) -> Adapter:
     # transformers takes seconds to import, which is not needed to refuse bad input.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     command = read_command([f"model={name}", "method=none", "ratio=0"])
     assert command is not None  # read_command refuses flags

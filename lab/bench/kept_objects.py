@@ -18,9 +18,9 @@ from torch import Tensor
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.seedling.scene_benchmarks import sample_objects, sample_scene, samples
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.calibration.calibration_images import question
@@ -89,7 +89,7 @@ def kept_shares(job: Job, adapter: Adapter) -> dict[str, float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
     # Imports transformers, which reads the variables above at import time.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     # The questions come from this module, so one benchmark is enough.

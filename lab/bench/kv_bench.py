@@ -113,7 +113,9 @@ QUICK_PLAN = (
 
 def adapter_of(overrides: Sequence[str]) -> Adapter:
     """Return the model of a command line, loaded."""
-    from espalier.harness.models.adapter import load_adapter  # transformers takes seconds to import
+    from espalier.harness.models.build_adapter import (
+        load_adapter,  # transformers takes seconds to import
+    )
 
     return load_adapter(_spec(overrides).model)
 

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from espalier.harness.cost.free_memory import DeviceMemory
-from espalier.harness.cost.peak_memory import reset_resident_peak, resident_peak
-from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.cost.bounds import Gain
+from espalier.harness.cost.memory import DeviceMemory, reset_resident_peak, resident_peak
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.record import GeneratedBatch
@@ -20,7 +19,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.session_setup import PassEviction
 from espalier.harness.evaluation.latency import LatencyRound, StepReads, alternate, tokens_of
 from espalier.harness.evaluation.synthetic_prompts import compose_prompt, parts
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method

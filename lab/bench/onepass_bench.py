@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.shared_prefill import unreduced_layers
-from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.engine.prompt import unreduced_layers
+from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.runner import Runner
 from espalier.harness.store import Store

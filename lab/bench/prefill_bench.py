@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from espalier.harness.cost.bounds import Gain, prefill_bound
 from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import SampleFlops, layer_flops, sample_flops
-from espalier.harness.cost.row_work import Work
-from espalier.harness.cost.speedup_bound import Gain, prefill_bound
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.stats import ratio_interval
 from lab.bench.bench_setup import Figure

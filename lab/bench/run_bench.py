@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from espalier.harness.cost.peak_memory import peak_memory, reset_resident_peak, resident_peak
+from espalier.harness.cost.memory import peak_memory, reset_resident_peak, resident_peak
 from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.store import Store
 from lab.bench.bench_setup import Figure, Setup, TimedPair, paired, reducer

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.seedling.scene_benchmarks import (
     rec_metrics,
     sample_objects,
@@ -215,7 +215,7 @@ def _text_scorer(target: str) -> Callable[[str], float]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line for each cell; return 0, or 2 after one line on standard error."""
     # Imports transformers, which reads the variables above at import time.
-    from espalier.harness.models.adapter import load_adapter
+    from espalier.harness.models.build_adapter import load_adapter
     from espalier.harness.runs.admission import admit
 
     arguments = parser("second_question")

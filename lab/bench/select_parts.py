@@ -12,8 +12,7 @@ from time import process_time
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.free_memory import free_memory
-from espalier.harness.cost.peak_memory import peak_memory, resident_peak
+from espalier.harness.cost.memory import free_memory, peak_memory, resident_peak
 from espalier.methods.select.cosines import memory_limit
 from lab.bench.bench_setup import Setup
 from lab.bench.selection_times import (

@@ -44,20 +44,19 @@ from espalier.harness.reports.curves.plot_style import line_look, looks
 from espalier.harness.runs.environment import device_name
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.served.backend_check import check_backend
-from espalier.harness.runs.served.engine_folders import code_folder, model_folder
-from espalier.harness.runs.served.engine_pool import engine_arguments
+from espalier.harness.runs.served.engine_pool import code_folder, engine_arguments, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
-from espalier.harness.specs.backend_spec import PRUNERS
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.command_help import PlainParser
 from espalier.harness.specs.commands import command, print_error
+from espalier.harness.specs.run_spec import PRUNERS
 from espalier.harness.stats import Interval, ratio_interval
 from espalier.harness.store.files import durable
 from espalier.methods.base import TokenReducer
 from espalier.serve.setting import Setting
 
 if TYPE_CHECKING:
-    from espalier.harness.runs.served.served_chats import ServedPrompt
+    from espalier.harness.runs.served.served_session import ServedPrompt
     from espalier.harness.specs.run_spec import RunSpec
 
 #: `--narrow`: random weights, few and narrow layers, so that processors of a laptop serve a model's prompts.
@@ -161,8 +160,8 @@ def measure(
         EngineEnded: the engine's process has ended.
     """
     # Imports transformers, which takes seconds.
-    from espalier.harness.models.adapter import load_adapter_without_weights
-    from espalier.harness.runs.served.served_chats import ServedCodec
+    from espalier.harness.models.build_adapter import load_adapter_without_weights
+    from espalier.harness.runs.served.served_session import ServedCodec
 
     spec = sides[0].spec
     adapter = load_adapter_without_weights(spec.model)

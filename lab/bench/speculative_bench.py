@@ -28,9 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from espalier.harness.decoding.speculative.acceptance import Greedy, Row
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy, Row
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport

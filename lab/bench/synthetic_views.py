@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.methods.base import Need, Site, View
-from espalier.methods.signals import SIGNALS
 
 #: Words of the prompt without the visual tokens.
 WORDS = 16

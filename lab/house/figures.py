@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     figures = measure()
     if options.run:
-        figures |= run_path.measure()
+        figures |= run_path.measure()[0]
     print(json.dumps(figures, indent=1))
     return 0
 

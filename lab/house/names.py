@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lab.house import ceilings
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("harness", "methods", "lab", "serve", "tasks")
-CEILINGS = Path(__file__).with_name("ceilings.json")
 
 #: Files named -ing that hold a thing: `Setting` is a class.
 NOUNS = frozenset(["setting"])
@@ -127,27 +127,13 @@ def measure(root: Path = ROOT) -> tuple[dict[str, float], list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print counts; exit code 1 if `--check` finds one above its ceiling."""
     parser = argparse.ArgumentParser(prog="python -m lab.house.names", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail above a ceiling")
-    parser.add_argument("--lower", action="store_true", help="write lower counts")
     parser.add_argument("--list", action="store_true", help="print every occurrence")
+    ceilings.add_options(parser)
     options = parser.parse_args(argv)
     counts, places = measure()
-    ceilings: dict[str, float] = json.loads(CEILINGS.read_text(encoding="utf-8"))
     if options.list:
         print("\n".join(places))
-    print(json.dumps(counts))
-    if options.lower:
-        lowered = {name: min(count, ceilings.get(name, count)) for name, count in counts.items()}
-        CEILINGS.write_text(json.dumps(lowered, indent=1) + "\n", encoding="utf-8")
-    above = [name for name, count in counts.items() if count > ceilings[name]]
-    if options.check and above:
-        for name in above:
-            print(
-                f"error: {name}={counts[name]:g} is above its ceiling; valid: at most {ceilings[name]:g}",
-                file=sys.stderr,
-            )
-        return 1
-    return 0
+    return ceilings.hold(counts, options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -37,12 +39,17 @@ class CallTrace:
 
     def hook(self, frame: FrameType, event: str, _: object) -> None:
         """Record a call."""
-        path = own_file(frame)
+        path = own_file(frame.f_code.co_filename)
         if event != "call" or path is None or frame.f_code.co_name == "<module>":
             return
         self.files.add(path)
         config = path.startswith(
-            ("harness/config/", "harness/kinds/checks/", "harness/runs/admission")
+            (
+                "harness/config/",
+                "harness/kinds/signal_check",
+                "harness/kinds/checkpoint_check",
+                "harness/runs/admission",
+            )
         )
         if config and path != self._last:
             self.changes += 1
@@ -51,9 +58,9 @@ class CallTrace:
             self.plan_stack = stack(frame)
 
 
-def own_file(frame: FrameType) -> str | None:
-    """Return a frame's file below the repository, links resolved; None for library code."""
-    name = frame.f_code.co_filename
+@cache
+def own_file(name: str) -> str | None:
+    """Return a file's path below the repository, links resolved; None for library code."""
     if not name.startswith(f"{ROOT}/") or "site-packages" in name:
         return None
     return name.removeprefix(f"{ROOT}/").removeprefix("espalier/")
@@ -64,15 +71,15 @@ def stack(frame: FrameType) -> list[str]:
     frames = []
     current: FrameType | None = frame
     while current is not None:
-        path = own_file(current)
+        path = own_file(current.f_code.co_filename)
         if path is not None and not path.startswith("lab/house/"):
             frames.append(f"{path}:{current.f_code.co_qualname}")
         current = current.f_back
     return frames[::-1]
 
 
-def measure(arguments: Sequence[str] = ARGUMENTS) -> dict[str, object]:
-    """Run and return the figures.
+def measure(arguments: Sequence[str] = ARGUMENTS) -> tuple[dict[str, float], list[str]]:
+    """Run and return the figures, and the own frames at `plan`. The run prints on standard error.
 
     Raises:
         RuntimeError: the run fails.
@@ -84,7 +91,8 @@ def measure(arguments: Sequence[str] = ARGUMENTS) -> dict[str, object]:
         threading.setprofile(trace.hook)
         sys.setprofile(trace.hook)
         try:
-            code = run.main([*arguments, f"store={store}"])
+            with redirect_stdout(sys.stderr):
+                code = run.main([*arguments, f"store={store}"])
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
@@ -94,15 +102,16 @@ def measure(arguments: Sequence[str] = ARGUMENTS) -> dict[str, object]:
     imported = {
         path for path in paths if path.startswith(f"{ROOT}/") and "site-packages" not in path
     }
-    return {
+    figures: dict[str, float] = {
         "files_entered": len(trace.files),
         "files_imported": sum("/lab/house/" not in path for path in imported),
-        "frames_at_plan": len(trace.plan_stack),
+        "own_frames_at_plan": len(trace.plan_stack),
         "files_at_plan": len({frame.partition(":")[0] for frame in trace.plan_stack}),
         "changes_of_file_before_a_run": trace.changes,
-        "plan_stack": trace.plan_stack,
     }
+    return figures, trace.plan_stack
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1:] or ARGUMENTS), indent=1))
+    counts, frames = measure(sys.argv[1:] or ARGUMENTS)
+    print(json.dumps(counts | {"plan_stack": frames}, indent=1))

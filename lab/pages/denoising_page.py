@@ -26,11 +26,11 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.reports.curves.plot_style import RESOLUTION, STYLE
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scene, Scenes

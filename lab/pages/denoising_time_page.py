@@ -21,7 +21,8 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prompt import Prompt
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, save
 from espalier.harness.reports.curves.plot_style import COLOURS
 from espalier.harness.reports.curves.stored_rows import read_results

@@ -28,9 +28,10 @@ from torch import Tensor
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts.priors import Prior, prior_for
+from espalier.harness.engine.artifacts import Prior, prior_for
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.command_help import PlainParser

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_names import MethodName, former_names
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
 from espalier.harness.specs.commands import command
@@ -37,7 +38,7 @@ is followed, else `paper`; [config files](#config-files) shows which. Command li
 hyper-parameters from `conf/method/NAME.yaml`. In results a method with both readings has the reading after its name.
 
 `acts at` lists the sites for the default settings on LLaVA-1.5 7B: {blocks} tower blocks and {depth} decoder layers.
-`reads` lists the signals; `methods/signals.py` explains them. `cost` is the cost of choosing tokens, without what the
+`reads` lists the [signals](#signals). `cost` is the cost of choosing tokens, without what the
 model computes anyway. N: visual tokens, T: text tokens, D: width of the decoder, Dk and Dh: width of a key, H: heads.
 
 Three shared test files cover every method of the first table except `none`:
@@ -108,6 +109,12 @@ What each method follows where paper and code leave a choice, and where it depar
 without a line depart in nothing that is known.
 """
 
+READABLE = """\
+## Signals
+
+What a method may read beyond the tokens: it returns `Need(name)` from `needs` and reads `view.signals[name]`.
+"""
+
 #: The mark of a paragraph in a method's docstring that the page lists under `Differences`.
 DIFFERS = "Differs: "
 
@@ -143,6 +150,10 @@ def page(root: Path = ROOT) -> str:
             table(evicts, compressors),
             DENOISERS,
             table(head, denoisers),
+            READABLE,
+            table(
+                ("signal", "shape and meaning"), ((f"`{name}`", SIGNALS[name]) for name in SIGNALS)
+            ),
             CONFIGS,
             table(("method", "what it is", "`official`", "`paper`"), files),
             DIFFERENCES,

@@ -72,7 +72,7 @@ def families_table(models: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             (
                 f"`{family}`",
-                _class_name(adapter.model_class),
+                _class_name(adapter.data.model_class),
                 _media(family, adapter),
                 _sites(facts, partial),
                 kinds,
@@ -102,7 +102,7 @@ def _media(family: str, adapter: Any) -> str:
     words = [
         ("a picture", any(parts.count("image") == 1 for parts in kinds)),
         ("several", any(parts.count("image") > 1 for parts in kinds)),
-        ("video", adapter.takes_video and any("video" in parts for parts in kinds)),
+        ("video", adapter.data.takes_video and any("video" in parts for parts in kinds)),
         ("both", any({"image", "video"} <= set(parts) for parts in kinds)),
     ]
     return ", ".join(word for word, holds in words if holds) or "embedded models"
@@ -127,7 +127,7 @@ def _formats(family: str, adapter: Any) -> str:
     """Return how a release in the format of its own code is read."""
     if family in CONVERTED:
         return f"`espalier convert {CONVERTED[family]}`"
-    return "as it is" if adapter.renames or adapter.checkpoint_types else "transformers'"
+    return "as it is" if adapter.data.renames or adapter.data.types else "transformers'"
 
 
 def files_table(cells: Sequence[Mapping[str, Any]]) -> str:

@@ -62,7 +62,7 @@ def page() -> str:
 def _line(spec: ModelSpec) -> list[str]:
     """Return a line of the table."""
     family = ADAPTERS.load(spec.adapter)
-    config = family.configuration(spec, byte_tokenizer(family.special))
+    config = family.configuration(spec, byte_tokenizer(family.data.special))
     skeleton = build_skeleton(family.class_of(config), config, spec)
     weights = weight_bytes(skeleton)
     sizes = [f"{weights / GIB:.1f}", f"{spec.longest:,}", f"{prompt_bytes(spec) / GIB:.1f}"]

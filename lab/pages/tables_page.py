@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from espalier.harness.config.stand_ins import stand_ins
+from espalier.harness.config.grids import stand_ins
 from espalier.harness.reports.tables.cell_runs import CellRun, choice, run_of_cell
 from espalier.harness.reports.tables.panels import display_name, name_of
 from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper

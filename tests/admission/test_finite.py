@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks import checkpoint_check as finite
-from espalier.harness.kinds.checks.checkpoint_check import check_finite
+from espalier.harness.kinds import checkpoint_check as finite
+from espalier.harness.kinds.checkpoint_check import check_finite
 from tests.tiny import LLAVA
 
 

@@ -10,22 +10,20 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
-from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.generation_check import (
-    INSTEAD,
-    UNCHECKED,
-    VALUES,
-    check_settings,
-)
 from espalier.harness.paths import CONF
-from espalier.harness.specs.canvas import CANVAS
-from espalier.harness.specs.generation import DENOISING, settings
+from espalier.harness.specs.generation import (
+    CANVAS,
+    DENOISING,
+    GENERATION,
+    check_generation,
+    check_settings,
+    settings,
+)
 from run import main
+from tests import commands
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 
@@ -155,9 +153,11 @@ def test_drawing_at_temperature_0_is_refused_where_somebody_asks_for_it() -> Non
     assert settings(task, benchmark={"temperature": 0.5}).generate["do_sample"] is True
 
 
-@pytest.mark.parametrize(
-    "name", sorted({*GenerationConfig().to_dict()} - {*VALUES, *UNCHECKED, *INSTEAD})
-)
+INSTEAD = {name: known.instead for name, known in GENERATION.items() if known.instead is not None}
+VALUES = {name for name, known in GENERATION.items() if known.hint is not None}
+
+
+@pytest.mark.parametrize("name", sorted({*GenerationConfig().to_dict()} - {*VALUES, *INSTEAD}))
 def test_settings_of_the_library_that_no_answer_depends_on_are_refused(name: str) -> None:
     def check() -> None:
         check_settings("benchmark.generation", {name: 3})
@@ -169,8 +169,8 @@ def test_settings_of_the_library_that_no_answer_depends_on_are_refused(name: str
 
 def test_settings_are_the_library_s_or_denoising() -> None:
     library = {*GenerationConfig().to_dict()}
-    assert {*UNCHECKED, *INSTEAD} <= library
-    assert {*VALUES} - library == {"until", "thinking", *DENOISING, *CANVAS}
+    assert {*INSTEAD} <= library
+    assert VALUES - library == {"until", "thinking", *DENOISING, *CANVAS}
 
 
 @pytest.mark.parametrize(("name", "remedy"), INSTEAD.items())
@@ -198,8 +198,6 @@ def test_escapes_of_a_shell_are_read_in_stop_strings(table: str) -> None:
         rf'+{table}.generation.until=["\n\n", "\\text", "\boxed", "a\tb", " "]',
         rf'+{table}.generation.stop_words="\n"',
     ]
-    command = read_command(line)
-    assert command is not None
-    generation = getattr(build_spec(command.cells[0]), table).generation
+    generation = getattr(commands.spec_of(*line), table).generation
     assert list(generation["until"]) == ["\n\n", r"\text", r"\boxed", "a\tb", " "]
     assert generation["stop_words"] == "\n"

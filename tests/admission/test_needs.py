@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks import benchmark_check as needs
-from espalier.harness.kinds.checks.benchmark_check import check_needs
+from espalier.harness.specs import conflicts
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 
 PLAIN = BenchmarkSpec("captions", "captions", None, None, ("cider",), "cider")
+
+
+def check_needs(spec: BenchmarkSpec) -> None:
+    conflicts.refuse("tools of a benchmark", SimpleNamespace(benchmark=spec))
 
 
 def test_a_benchmark_without_needs_passes() -> None:
@@ -20,15 +24,15 @@ def test_a_benchmark_without_needs_passes() -> None:
 
 @pytest.mark.parametrize("found", ["/usr/bin/java", None])
 def test_java_has_to_be_on_the_path(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
-    monkeypatch.setattr(needs.shutil, "which", {"java": found}.get)
+    monkeypatch.setattr(conflicts.shutil, "which", {"java": found}.get)
     spec = replace(PLAIN, needs=("java",))
     if found:
         check_needs(spec)
         return
-    with pytest.raises(UserError, match=r"^benchmark=captions: .*Java.*no java on PATH; valid: "):
+    with pytest.raises(UserError, match=r"^benchmark='captions': .*Java.*no java on PATH; valid: "):
         check_needs(spec)
 
 
 def test_what_a_server_scores_is_refused_in_any_case() -> None:
-    with pytest.raises(UserError, match=r"^benchmark=captions: .*submission server.*; valid: "):
+    with pytest.raises(UserError, match=r"^benchmark='captions': .*submission server.*; valid: "):
         check_needs(replace(PLAIN, needs=("server",)))

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.benchmark_check import check_template, families
 from espalier.harness.paths import CONF
+from espalier.harness.runs.admission import check_template, families
+from tests import commands
 
 TASK = """\
 task: counting
@@ -43,6 +42,4 @@ def test_families_are_the_tables_below_the_key(tmp_path: Path) -> None:
     "path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem
 )
 def test_every_models_template_is_known(path: Path) -> None:
-    command = read_command([f"model={path.stem}"])
-    assert command is not None
-    check_template(build_spec(command.cells[0]).model.template, None)
+    check_template(commands.spec_of(f"model={path.stem}").model.template, None)

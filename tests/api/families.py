@@ -17,7 +17,7 @@ def loaded(name: str) -> tuple[Any, Any]:
     """Return model and processor of a tiny family as somebody would have them."""
     spec = FAMILIES[name].spec
     family = ADAPTERS.load(spec.adapter)
-    model = family.model_class.from_pretrained(saved(name))
+    model = family.data.model_class.from_pretrained(saved(name))
     processor = family.load_processor(replace(spec, path=saved(name), weights="trained"))
     return model, processor
 

@@ -263,7 +263,7 @@ REFUSED = {
     "positions='renumbered' closes": lambda m: espalier.apply(
         m, "vanilla_sd", positions="renumbered"
     ),
-    "draft: method='fastv' takes no draft": lambda m: espalier.apply(
+    ": method='fastv' takes no draft model; valid: without draft": lambda m: espalier.apply(
         m, "fastv", draft="seedling_draft"
     ),
     "transport='threads': method='fastv' takes no draft": lambda m: espalier.apply(
@@ -281,7 +281,7 @@ REFUSED = {
     "draft='seedling_drat' is unknown": lambda m: espalier.apply(m, "pearl", draft="seedling_drat"),
     "K: an instance of a method": lambda m: espalier.apply(m, FastV(), K=3),
     "method=FastV is a class; valid: an instance, FastV(...)": lambda m: espalier.apply(m, FastV),
-    "method=3; valid: a name of conf/method": lambda m: espalier.apply(m, 3),
+    "method is a int; valid: a name of conf/method": lambda m: espalier.apply(m, 3),
     "model is a str; valid: the result of espalier.load": lambda m: espalier.apply(
         "seedling", "fastv"
     ),

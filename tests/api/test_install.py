@@ -17,12 +17,11 @@ import pytest
 from packaging.requirements import Requirement
 
 import espalier
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 #: What the package is made from, and a run that needs neither network nor GPU.
 FOLDERS = (
@@ -290,9 +289,7 @@ def test_commands_run_outside_the_repository(installed: Installed) -> None:
     assert (installed.folder / "results/runs" / row["run_key"] / "row.json").is_file()
 
     # The same files are the same run.
-    command = read_command(RUN)
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*RUN)
     method = build_method(spec.method.name, spec.method.params)
     assert run_key(key_parts(spec, method, Digests())) == row["run_key"]
 

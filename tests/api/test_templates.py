@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import espalier
-from espalier.harness.models import chat_templates as templates
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models import conversations as templates
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.run_spec import CHECKPOINT
 from tests.families import FAMILIES
@@ -115,7 +114,7 @@ def folder_of(family: str, layout: str, template: str | None, texts: str, to: Pa
 
 def prompt(model: espalier.Model) -> str:
     with model.open_adapter() as adapter:
-        return render_chat(adapter, CHAT)
+        return adapter.render(CHAT)
 
 
 @pytest.fixture
@@ -136,7 +135,7 @@ def test_a_folder_is_asked_in_its_own_format(
     assert prompt(espalier.load(folder, device="cpu")) == expected
     assert lines == []
     spec = replace(FAMILIES[family].spec, path=folder, weights="trained", conversation=CHECKPOINT)
-    assert render_chat(load_adapter(spec), CHAT) == expected
+    assert load_adapter(spec).render(CHAT) == expected
     if "texts" not in layout:
         assert templates.local_template(spec) == template
 
@@ -149,12 +148,12 @@ def test_the_familys_own_format_is_told_where_the_folder_has_another(
     folder = folder_of(family, layout, template, texts, tmp_path)
     spec = replace(FAMILIES[family].spec, path=folder, weights="trained", conversation=None)
     adapter = load_adapter(spec)
-    assert render_chat(adapter, CHAT) != expected
+    assert adapter.render(CHAT) != expected
     (line,) = lines
     assert "prompts follow the family's own format" in line
     assert "model.conversation=checkpoint" in line
     model = espalier.load(folder, device="cpu", conversation=None)
-    assert prompt(model) == render_chat(adapter, CHAT)
+    assert prompt(model) == adapter.render(CHAT)
     assert len(lines) == 2
 
 
@@ -170,5 +169,5 @@ def test_a_wrapped_processor_is_asked_alike(layout: str, tmp_path: Path) -> None
     folder = folder_of(family, layout, template, texts, tmp_path)
     spec = replace(FAMILIES[family].spec, path=folder, weights="trained")
     adapter = ADAPTERS.load(spec.adapter)
-    model = adapter.model_class.from_pretrained(folder)
+    model = adapter.data.model_class.from_pretrained(folder)
     assert prompt(espalier.wrap(model, adapter.load_processor(spec))) == expected

@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import espalier
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import config_of
-from espalier.harness.models.measured_facts import read_facts
+from espalier.harness.models.measured_facts import unlisted_facts
 from espalier.harness.paths import CONF
 from tests.api.families import loaded
 from tests.families import FAMILIES
@@ -104,7 +104,7 @@ def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
 def test_facts_are_read_off_the_model(name):
     spec = FAMILIES[name].spec
     adapter = adapter_of(name)
-    facts = read_facts(adapter, adapter.lacking, adapter.patch_tokens)
+    facts = unlisted_facts(adapter)
     for fact in (
         "text",
         "tower",
@@ -125,8 +125,8 @@ def test_families_lack_what_their_files_say(file):
     spec = model_spec(compose_section("model", file) | {"weights": "random"})
     family = ADAPTERS.load(spec.adapter)
     lacking = set(compose_section("model", file)["facts"]["lacking"])
-    assert set(family.lacking) == lacking
-    assert family.patch_tokens == spec.facts.patch_tokens
+    assert set(family.data.lacking) == lacking
+    assert family.data.patch_tokens == spec.facts.patch_tokens
 
 
 def test_the_user_goes_on_with_the_model_and_nothing_is_left():

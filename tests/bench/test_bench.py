@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import sample_flops
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.record import SampleRecord
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError
 from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.divprune import DivPrune
-from espalier.methods.signals import SIGNALS
 from lab.bench import engine_bench as bench_engine
 from lab.bench import prefill_bench as bench_prefill
 from lab.bench import select_parts as bench_select_parts

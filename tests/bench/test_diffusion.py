@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.cost.bounds import Gain
 from lab.bench import diffusion_bench as diffusion
 from lab.bench.diffusion_page import step_targets, targets
 from lab.bench.diffusion_sides import DiffusionRow

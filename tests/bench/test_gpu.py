@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from espalier.harness.cost import decode_bound as measured
+from espalier.harness.cost import bounds as measured
 from espalier.harness.cost.clock import Clock
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.methods.base import Need, Site
-from espalier.methods.signals import SIGNALS
 from lab.bench import gpu_bench as bench_gpu
 from lab.bench import gpu_page as bench_gpu_page
 from lab.bench import gpu_parts as bench_gpu_parts

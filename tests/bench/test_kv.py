@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.cost.speedup_bound import Gain
+from espalier.harness.cost.bounds import Gain
 from lab.bench import kv_bench as kv
 from lab.bench.kv_page import page, targets
 from lab.bench.kv_sides import CacheRow

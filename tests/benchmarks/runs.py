@@ -6,13 +6,12 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
+from tests import commands
 from tests.benchmarks.answering import Told
 from tests.benchmarks.fixtures import ARGUMENTS, FIXTURES, Answer
 
@@ -47,9 +46,7 @@ def spec_of(name: str, root: Path, store: Path) -> RunSpec:
 
 @cache
 def _composed(name: str, root: Path) -> RunSpec:
-    command = read_command(arguments(name, root, root.parent / "store"))
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(*arguments(name, root, root.parent / "store"))
 
 
 def told(spec: RunSpec, answer: Answer) -> Evaluation:

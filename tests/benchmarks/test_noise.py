@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import Evaluation, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.sample_contributions import aggregation
 from espalier.harness.evaluation.stated_answers import strict_scoring
 from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import RunSpec
+from tests import commands
 from tests.benchmarks.fixtures import ANSWERS, FIXTURES, NOTHING, WRONG, Answer
 from tests.benchmarks.hub import picture
 from tests.benchmarks.noise import ILLEGIBLE, LOOPS, NOISE
@@ -147,9 +146,7 @@ def test_what_states_nothing_is_counted_where_no_task_tells(
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_noise_is_worth_nothing_to_the_embedded_benchmarks(name: str, tmp_path: Path) -> None:
-    command = read_command([f"benchmark={name}", f"store={tmp_path}", "engine.paired=0"])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(f"benchmark={name}", f"store={tmp_path}", "engine.paired=0")
     loaded = open_benchmark(spec, shelf=SHELF)
     for task in loaded.tasks:
         docs = [dict(task.eval_docs[number]) for number in range(6)]
@@ -184,9 +181,7 @@ def own_data(root: Path, score: str, answers: list[str], more: Mapping[str, Any]
 def of_own_data(tmp_path: Path, score: str, answers: list[str], say: Any) -> Evaluation:
     file = own_data(tmp_path / "data", score, answers, OWN_DATA[score][1])
     words = ["benchmark=data", f"benchmark.path={file}", f"benchmark.score={score}"]
-    command = read_command([*words, f"store={tmp_path / 'store'}", "engine.paired=0"])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*words, f"store={tmp_path / 'store'}", "engine.paired=0")
     return told(spec, say)
 
 

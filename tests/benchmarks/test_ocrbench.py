@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from tests import commands
 from tests.benchmarks.hub import PICTURE, TEXT, TEXTS, picture, write_repository
 from tests.benchmarks.runs import arguments, told
 
@@ -37,9 +36,7 @@ def test_the_score_is_the_share_of_right_answers(
 ) -> None:
     write_ocrbench(tmp_path / "data")
     words = arguments("task:ocrbench", tmp_path / "data", tmp_path / "store")
-    command = read_command(words)
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*words)
     spec = replace(spec, benchmark=replace(spec.benchmark, limit=limit))
     assert spec.benchmark.headline == "ocrbench_accuracy"
 

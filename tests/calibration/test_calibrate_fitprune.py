@@ -14,7 +14,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import StackFacts
-from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.tools.calibration.calibration_images import ImageDigest, question

@@ -13,9 +13,9 @@ from torch.nn.functional import interpolate
 
 from espalier.harness.cli.calibrate import read_request, run
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts import calibration_files as artifacts
-from espalier.harness.engine.artifacts.calibration_files import Artifact
-from espalier.harness.engine.artifacts.priors import (
+from espalier.harness.engine import artifacts
+from espalier.harness.engine.artifacts import (
+    Artifact,
     load_prior,
     prior_artifact,
     require_prior,
@@ -245,9 +245,8 @@ def test_what_cannot_be_read_is_refused_with_the_command(
     """The first is what earlier versions left behind for a model whose images have two views."""
     stored(spec, tensor, **description)
     command = r"run: python -m espalier calibrate .*model=tiny layer=1"
-    with pytest.raises(UserError, match=f"{line}.*{command}") as caught:
+    with pytest.raises(UserError, match=f"{line}.*{command}"):
         load_prior(spec, 1)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_prior_of_mixed_views_is_refused_before_the_model_loads(spec: ModelSpec):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -42,7 +44,15 @@ def adapter_of(name: str) -> Adapter:
         return llada.adapter_of(name, "float32")
     if name in diffusion_gemma.CANVASES:
         return diffusion_gemma.loaded("float32")
-    return family_runs.adapter_of(name, "float32")
+    return with_patch_tokens(family_runs.adapter_of(name, "float32"))
+
+
+def with_patch_tokens(adapter: Adapter) -> Adapter:
+    """The adapter with methods inside the tower, where its family's visual tokens are patches."""
+    facts = replace(adapter.facts, patch_tokens=adapter.data.patch_tokens)
+    changed = copy(adapter)
+    changed.facts, changed.spec = facts, replace(adapter.spec, facts=facts)
+    return changed
 
 
 def outcome(model: Model, name: str, method: str, options: Mapping[str, Any]) -> Sequence[Any]:

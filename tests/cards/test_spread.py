@@ -46,6 +46,7 @@ EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
     ("llava", "onsd", "late", {}),
     ("llava", "hired", "tower_cut", {}),
     ("llava", "visionzip", "tower_apart", {}),
+    *(("llava", method, "tower_cut", {}) for method in ("ivtp", "tome", "flowcut", "pixelprune")),
     ("gemma3", "fastv", "tower_cut", {}),
     ("qwen3_vl", "fastv", "late", {}),
     ("llada_v", "none", "late", {}),

@@ -14,9 +14,8 @@ from espalier.harness.config.group_lists import choices
 from espalier.harness.cost.budget import NOMINAL_TEXT
 from espalier.harness.cost.flops import head_flops, layer_flops, text_flops
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.length_check import decoder_bytes
-from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.checkpoint_check import decoder_bytes
+from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
 from espalier.harness.runs.cluster.cost_estimate import UnknownCost, answer_lengths, cost_of

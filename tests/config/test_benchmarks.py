@@ -13,18 +13,19 @@ from pathlib import Path
 import pytest
 
 import run
-from espalier.harness.config import compose
+from espalier.harness.config import catalogue
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import asked_groups, choices, comment, read_choice
 from espalier.harness.config.group_table import CONTROLS, listing
 from espalier.harness.config.lmms_task_files import leaves
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.settings import setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
+from tests import commands
 
 NAMES = choices("benchmark")
 
@@ -76,9 +77,7 @@ DESCRIBED = {
 
 @cache
 def spec_of(*argv: str) -> BenchmarkSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0]).benchmark
+    return commands.spec_of(*argv).benchmark
 
 
 @pytest.mark.parametrize("printed", PRINTED)
@@ -171,40 +170,24 @@ def test_a_metric_of_which_less_is_better_says_so() -> None:
 
 
 def test_tasks_are_swept_beside_files() -> None:
-    command = read_command(["-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9"])
-    assert command is not None
-    found = [build_spec(cell).benchmark.name for cell in command.cells]
+    found = [
+        build_spec(cell).benchmark.name
+        for cell in commands.cells_of("-m", "benchmark=seedling_rec,task:ai2d", "ratio=0.5,0.9")
+    ]
     assert found == ["seedling_rec"] * 2 + ["task:ai2d"] * 2
 
 
 def test_a_task_takes_the_place_of_a_presets_benchmark() -> None:
-    command = read_command(["+experiment=quickstart", "benchmark=task:pope", "method=none"])
-    assert command is not None
-    assert {cell["benchmark"]["name"] for cell in command.cells} == {"task:pope"}
+    assert {
+        cell["benchmark"]["name"]
+        for cell in commands.cells_of(
+            "+experiment=quickstart", "benchmark=task:pope", "method=none"
+        )
+    } == {"task:pope"}
 
 
 def test_a_task_is_a_section_like_any_other() -> None:
     assert compose_section("benchmark", "task:pope")["task"] == "pope"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("task:vstar_bnch", ("no task 'vstar_bnch'", "did you mean vstar_bench")),
-        ("task:", ("no task ''",)),
-        ("task:vqav2_test", ("vqav2_test is scored by a submission server alone",)),
-        ("task:mmlu_anatomy", ("is of type multiple_choice", "valid: generate_until")),
-        ("tusk:pope", ("benchmark='tusk:pope' is unknown", "pope")),
-    ],
-)
-@pytest.mark.parametrize("line", ["benchmark={}", "-m benchmark=seedling_rec,{}"])
-def test_a_task_that_cannot_run_is_one_line(name: str, words: tuple[str, ...], line: str) -> None:
-    with pytest.raises(UserError) as error:
-        read_command(line.format(name).split())
-    told = str(error.value)
-    assert "\n" not in told
-    assert all(word in told for word in words), told
-    assert "doc_id" not in told
 
 
 #: A file with one mistake of each kind.
@@ -243,7 +226,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ that tests may add to."""
     place = tmp_path / "conf"
     shutil.copytree(CONF, place)
-    monkeypatch.setattr(compose, "CONF", place)
+    monkeypatch.setattr(catalogue, "CONF", place)
     return place
 
 
@@ -269,11 +252,6 @@ def test_a_file_that_is_no_yaml_names_itself_and_the_line(conf: Path) -> None:
 def test_every_key_of_the_base_is_read() -> None:
     base = read_choice("base", "benchmark")
     assert set(setting_hints(BenchmarkSpec)) == set(base) | {"name", "task", "metrics", "headline"}
-
-
-def test_one_mistake_is_told_alone() -> None:
-    with pytest.raises(UserError, match=r"^benchmark\.kind='x' is unknown; valid: [a-z, ]+$"):
-        read_command(["benchmark=pope", "benchmark.kind=x"])
 
 
 QUICK = """

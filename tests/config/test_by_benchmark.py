@@ -8,12 +8,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 PAPERS = ROOT / "results" / "papers"
 TABLE_2 = PAPERS / "d3tom_table2.csv"
@@ -26,9 +26,7 @@ PRESET = "+experiment=d3tom"
 
 
 def specs_of(*argv: str) -> list[RunSpec]:
-    command = read_command(["-m", PRESET, *argv])
-    assert command is not None
-    return [build_spec(cell) for cell in command.cells]
+    return [build_spec(cell) for cell in commands.cells_of("-m", PRESET, *argv)]
 
 
 def test_every_cell_composes_with_its_printed_length() -> None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.resolvers import register
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.specs.run_spec import RunSpec
+from tests import commands
 
-
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 @pytest.mark.parametrize(

@@ -13,25 +13,21 @@ from pathlib import Path
 import pytest
 
 import espalier
-from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.checkpoint_names import hub_names, model_choice
 from espalier.harness.config.compose import read_command
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS, GENERIC, MODEL_TYPES, family_of
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.revisions import model_revision
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.signals import SIGNALS
+from tests import commands
 
 SEEDLING = ROOT / "harness" / "seedling" / "weights" / "seedling"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def hub_cache(home: Path) -> dict[str, str]:
@@ -49,9 +45,10 @@ def test_a_hub_id_of_conf_is_another_name_of_its_file() -> None:
     assert by_id is not None
     assert by_name is not None
     assert by_id.cells == by_name.cells
-    sweep = read_command(["-m", "model=seedling,Qwen/Qwen2-VL-7B-Instruct"])
-    assert sweep is not None
-    assert [cell["model"]["name"] for cell in sweep.cells] == ["seedling", "qwen2_vl_7b"]
+    assert [
+        cell["model"]["name"]
+        for cell in commands.cells_of("-m", "model=seedling,Qwen/Qwen2-VL-7B-Instruct")
+    ] == ["seedling", "qwen2_vl_7b"]
     assert len(set(hub_names().values())) == len(hub_names()) > 20
 
 
@@ -148,11 +145,10 @@ def test_a_checkpoint_that_no_family_supports_is_one_line(
 def test_the_types_of_checkpoints_are_those_of_the_families() -> None:
     types = {name: ADAPTERS.load(name).types() for name in ADAPTERS.names()}
     assert all(name in types[family] for name, family in MODEL_TYPES.items())
-    # A family that is missing from the table is found too: it is imported.
     # The generic family reads what no other does.
     del types[GENERIC]
     for family, names in types.items():
-        assert all(family_of(name) in (family, MODEL_TYPES.get(name)) for name in names)
+        assert all(family_of(name) in (family, MODEL_TYPES[name]) for name in names)
     with pytest.raises(UserError, match="model_type='nosuch' is unknown"):
         family_of("nosuch")
 

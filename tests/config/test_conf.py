@@ -13,18 +13,18 @@ import yaml
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_config import Cell
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import Cell, compose_section
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import configs, methods, register
-from espalier.harness.config.single_section import compose_section, section_in_full
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
 from espalier.harness.specs.run_spec import POSITIONS, RunSpec
 from espalier.methods.base import Decoder, Method, Positions, TokenReducer
+from tests import commands
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log", "cluster")
 CHOICES = [
@@ -38,9 +38,7 @@ CHOICES = [
 @cache
 def cell_of(*argv: str) -> Cell:
     """Compose once what several tests look at."""
-    command = read_command(argv)
-    assert command is not None
-    return command.cells[0]
+    return commands.cells_of(*argv)[0]
 
 
 def spec_of(*argv: str) -> RunSpec:
@@ -51,7 +49,6 @@ def spec_of(*argv: str) -> RunSpec:
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
     cell = cell_of(f"{group}={name}")
-    # A section alone is read without Hydra, where it refers to no other.
     assert compose_section(group, name) == cell[group]
     spec = build_spec(cell)
     part = {"budget": spec.budget.rule, "log": spec.log}.get(group)
@@ -76,7 +73,7 @@ def test_content_that_defaults_put_elsewhere_is_where_hydra_puts_it(tmp_path: Pa
         "defaults: [fastv, /fifth@params, _self_]\nname: fastv\n"
     )
     section = compose_section("method", "mine", folders=[tmp_path])
-    assert section == section_in_full("method", "mine", "method", folders=[tmp_path])
+    assert section == cell_of(f"--config-dir={tmp_path}", "method=mine")["method"]
     assert section["params"]["K"] == 5
 
 
@@ -257,9 +254,13 @@ def test_the_sweep_leaves_out_what_cannot_run_and_writes_into_the_documentation(
 @pytest.mark.slow
 def test_method_configs_differ_in_their_settings() -> None:
     """Rows are told apart by method and settings, and curves by method and label."""
-    command = read_command(["-m", f"method={','.join(setting_names())}"])
-    assert command is not None
-    specs = dict(zip(setting_names(), map(build_spec, command.cells), strict=True))
+    specs = dict(
+        zip(
+            setting_names(),
+            map(build_spec, commands.cells_of("-m", f"method={','.join(setting_names())}")),
+            strict=True,
+        )
+    )
     assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
     labels = {name: (spec.method.name, label_of(spec)) for name, spec in specs.items()}
     assert len(set(labels.values())) == len(labels)
@@ -278,14 +279,12 @@ def test_quickstart_is_a_sweep_that_the_command_line_narrows() -> None:
     assert set(methods) == set(names_of(TokenReducer))
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--cfg", "job"], ["--hydra-help"]])
-def test_questions_to_hydra_are_not_composed(argv: list[str]) -> None:
-    assert read_command(argv) is None
-
-
-def test_sweep_without_m_says_so() -> None:
-    with pytest.raises(UserError, match=r"ratio=0\.5,0\.9 is a sweep; add -m"):
-        read_command(["ratio=0.5,0.9"])
+def test_command_lines_that_look_have_no_cells() -> None:
+    assert read_command(["--help"]) is None
+    command = read_command(["--cfg", "job"])
+    assert command is not None
+    assert (command.cells, command.lines) == ((), ())
+    assert command.text
 
 
 def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() -> None:
@@ -299,22 +298,3 @@ def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() ->
     assert (benchmark.cluster, benchmark.blocks) == (Cluster("index", 1000), 50)
     assert spec_of("benchmark.cluster=scene").benchmark.cluster == Cluster("scene")
     assert spec_of().benchmark.derived == {}
-
-
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("+benchmark.derived.both={product:[a,b]}", r"benchmark\.derived\.both\.setting='product'"),
-        ("+benchmark.derived.both={}", r"benchmark\.derived\.both=\{\} must be one of sum, mean"),
-        (
-            "+benchmark.derived.both={sum:[]}",
-            r"benchmark\.derived\.both\.sum=\[\] must be a non-empty",
-        ),
-        ("benchmark.cluster={column:index}", r"benchmark\.cluster\.modulo is missing"),
-        ("benchmark.cluster={column:index,modulo:1}", r"benchmark\.cluster\.modulo=1 must be"),
-        ("benchmark.blocks=-1", r"benchmark\.blocks=-1 must be an integer of at least 0"),
-    ],
-)
-def test_a_wrong_combination_is_told_with_its_key(argument: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        spec_of(argument)

@@ -12,34 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import run
-from espalier.harness.config import compose
+from espalier.harness.config import catalogue
 from espalier.harness.config.build_spec import build_spec, read_budget
-from espalier.harness.config.compose import read_command
 from espalier.harness.config.kept_tokens import ratio_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.hints import next_step
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 #: Values that are neither a number of tokens nor a share.
 VALUES = (0, -3, 6.5, True, "abc", "64%%", "110%", "0%", "-5%", "10 %", "64", [64], {})
-
-#: Command lines with a mistake in their budget, and words of the line that says so.
-MISTAKES = (
-    ("keep=???", "error: keep: Missing mandatory value"),
-    (
-        "keep=6.5",
-        "error: keep=6.5 must be a number of visual tokens, 1 and more, or a share above 0%",
-    ),
-    ("keep=64%%", "error: keep='64%%' must be a number"),
-    ("ratio=0.9 keep=64", "error: ratio=0.9 and keep=64 both set the budget; valid: one of them"),
-    ("-m ratio=0.9 keep=64,10%", "ratio=0.9 and keep=64,10% both set"),
-    ("n_tokens=64", "n_tokens is not a config key (did you mean keep?)"),
-    ("keep=64 +spare=${ratio}", "keep=64: another setting is ${ratio}"),
-)
 
 
 def count(number: int) -> Budget:
@@ -52,25 +37,11 @@ def share(ratio: float) -> Budget:
     return Budget("kept", ratio)
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def budgets(*argv: str) -> list[Budget]:
-    command = read_command(argv)
-    assert command is not None
-    return [build_spec(cell).budget for cell in command.cells]
-
-
-@pytest.mark.parametrize(("line", "words"), MISTAKES)
-def test_a_mistake_is_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(line.split()) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert words in printed.err
+    return [build_spec(cell).budget for cell in commands.cells_of(*argv)]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
@@ -125,7 +96,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of conf/ to which a test adds presets."""
     folder = tmp_path / "conf"
     shutil.copytree(CONF, folder)
-    monkeypatch.setattr(compose, "CONF", folder)
+    monkeypatch.setattr(catalogue, "CONF", folder)
     return folder
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import with_question
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import METHODS
 from espalier.harness.specs.prompt_templates import checked, rendered
-from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, RunSpec, VideoSpec
+from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, VideoSpec
 from espalier.harness.specs.template_child import is_given
+from tests import commands
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
@@ -27,12 +26,9 @@ NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
 BLOCKS = {"text", "table", "formula", "chart"}
 
 
-def composed(*line: str) -> RunSpec:
-    command = read_command(
-        ["model.weights=random", "model.device=cpu", "model.dtype=float32", *line]
-    )
-    assert command is not None
-    return build_spec(command.cells[0])
+composed = partial(
+    commands.spec_of, "model.weights=random", "model.device=cpu", "model.dtype=float32"
+)
 
 
 def model_of(
@@ -52,15 +48,6 @@ def test_every_set_of_every_model_can_be_had(name: str) -> None:
     assert sets <= {*NAMES, *BLOCKS, "d3tom"}
     for one in sets:
         assert model_of(name, one).prompt.name == one
-
-
-def test_a_set_that_a_family_lacks_is_refused_with_those_it_has() -> None:
-    with pytest.raises(
-        UserError, match=r"model\.prompt='vlmevalkit' is unknown.*valid: hub, lmms_eval, original"
-    ):
-        composed("model=llava15_7b", "model.prompt=vlmevalkit")
-    with pytest.raises(UserError, match=r"model\.prompt='hub' is unknown.*valid: .*vlmevalkit"):
-        composed("model=llava_video_7b", "model.prompt=hub")
 
 
 def test_a_set_chooses_frames_pixels_and_length_together() -> None:

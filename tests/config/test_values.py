@@ -7,41 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.reports import results
 from espalier.harness.runs import wandb_log
-
-#: A command line, and words of its line.
-WRONG = (
-    ("compressor.variant=other", "compressor.variant='other' is unknown"),
-    ("+model.prompts.mine=5", "model.prompts.mine=5 must be a table"),
-    ("+model.prompts.mine={nosuch:1}", "model.prompts.mine.nosuch is not a config key"),
-    ("+benchmark.texts.nosuch=a", "benchmark.texts='nosuch' is unknown"),
-    ("log.samples=3", "log.samples=3 with log=none"),
-    ("model.facts.projector=x", "model.facts.projector='x' must be a list"),
-    ("judge.base_url='http://exa mple/v1'", "must be the address of a server"),
-)
-
-
-@pytest.mark.parametrize(("override", "words"), WRONG)
-def test_a_value_is_refused(override: str, words: str) -> None:
-    command = read_command([override])
-    assert command is not None
-    with pytest.raises(UserError) as caught:
-        build_spec(command.cells[0])
-    assert words in str(caught.value)
+from tests import commands
 
 
 @pytest.mark.parametrize("override", ["cluster.memory=0", "cluster.gpu_memory=0GiB"])
 def test_a_machine_has_memory(override: str) -> None:
     from espalier.harness.runs.cluster.cluster_spec import cluster_of
 
-    command = read_command([override])
-    assert command is not None
     with pytest.raises(UserError, match="must be a size above 0"):
-        cluster_of(command.cells)
+        cluster_of(commands.cells_of(override))
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
@@ -288,7 +288,6 @@ def refusal(source: Path) -> str:
     target = source.parent / "refused"
     with pytest.raises(UserError) as caught:
         conversion.convert(source, target, lambda line: None)
-    assert "\n" not in str(caught.value)
     assert not target.exists()
     return str(caught.value)
 
@@ -362,7 +361,7 @@ def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -
     start = f"{system}{SYSTEM}{end}{user}"
     # Llama's tokenizer puts a space before the first special token of a text.
     lead = " " if kind == "phi3" else ""
-    prompt = render_chat(adapter, chat("is it?", 0, 1))
+    prompt = adapter.render(chat("is it?", 0, 1))
     numbered = "Image-1: <IMG_CONTEXT>\nImage-2: <IMG_CONTEXT>\n"
     assert prompt == f"{lead}{start}{numbered}is it?{end}{assistant}"
     turns = [

@@ -17,9 +17,8 @@ import espalier
 from espalier.harness.config.checkpoint_names import model_choice
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_check import check_model
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.kinds.checkpoint_check import check_model
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -210,13 +209,13 @@ def test_a_converted_release_answers_as_the_model_it_holds(
     question = chat("w1", 0)
     with espalier.load(tmp_path / "out", device="cpu").open_adapter() as alone:
         assert type(alone) is type(adapter)
-        assert render_chat(alone, question) == render_chat(adapter, question)
+        assert alone.render(question) == adapter.render(question)
 
 
 def prompt_of(folder: Path) -> str:
     """The prompt of a folder that describes itself."""
     with espalier.load(folder, device="cpu").open_adapter() as adapter:
-        return render_chat(adapter, chat("is it?", 0))
+        return adapter.render(chat("is it?", 0))
 
 
 def test_mistral_is_asked_in_its_own_format(
@@ -252,7 +251,7 @@ def test_ids_are_those_of_llavas_code(
     assert conversion.main([*arguments(folder, version)[:-1], str(tmp_path / "out")]) == 0
     adapter = load_adapter(replace(SPECS[version], path=tmp_path / "out", weights="trained"))
     pieces = SentencePieceProcessor(str(folder / "tokenizer.model"))
-    before, after = render_chat(adapter, chat("what is  the word 树?", 0)).split("<image>")
+    before, after = adapter.render(chat("what is  the word 树?", 0)).split("<image>")
     ids = adapter.processor.tokenizer(f"{before}<image>{after}").input_ids
     assert ids == [1, *pieces.encode(before), TOKENS, *pieces.encode(after)]
 

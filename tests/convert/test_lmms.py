@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 import espalier
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.tools.convert import convert_llava_onevision, convert_llava_video
 from tests.families.onevision import ONEVISION, PINPOINTS, VIDEO, video, watch
 from tests.tiny import load_tiny, picture, save_tiny
@@ -148,7 +147,7 @@ def test_a_onevision_checkpoint_describes_itself(releases, tmp_path):
     assert convert_llava_onevision.main([str(folder), str(tmp_path / "out")]) == 0
     model = espalier.load(tmp_path / "out", device="cpu")
     with model.open_adapter() as adapter:
-        assert render_chat(adapter, CHATS[1]) == render_chat(source, CHATS[1])
+        assert adapter.render(CHATS[1]) == source.render(CHATS[1])
 
 
 def test_a_tied_head_need_not_be_there(releases, tmp_path):

@@ -61,7 +61,7 @@ def test_a_published_config_of_llava_is_the_one_of_the_config_file(version: str,
     spec = model_of(f"model={version}_{size}")
     tokenizer = byte_tokenizer()
     expected = ADAPTERS.load(spec.adapter).configuration(spec, tokenizer)
-    skeleton = build_skeleton(ADAPTERS.load(spec.adapter).model_class, expected, spec)
+    skeleton = build_skeleton(ADAPTERS.load(spec.adapter).data.model_class, expected, spec)
     shapes = {released(name): tuple(value.shape) for name, value in skeleton.state_dict().items()}
     shapes["model.embed_tokens.weight"] = (32000, SIZES[size]["hidden_size"])
     release = {**COMMON, **SIZES[size], **stated, **VIEWS[version]}
@@ -112,7 +112,7 @@ def test_a_published_config_of_onevision_is_the_one_of_the_config_file(tmp_path:
     spec = model_of("model=llava_ov_7b")
     adapter, tokenizer = ADAPTERS.load(spec.adapter), byte_tokenizer()
     expected = adapter.configuration(spec, tokenizer)
-    skeleton = build_skeleton(adapter.model_class, expected, spec)
+    skeleton = build_skeleton(adapter.data.model_class, expected, spec)
     shapes = {released(name): tuple(value.shape) for name, value in skeleton.state_dict().items()}
     shapes["model.embed_tokens.weight"] = (152064, 3584)
     release = Release(tmp_path, ONEVISION, (), shapes)

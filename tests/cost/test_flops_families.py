@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import (
     head_flops,
     projector_flops,
@@ -18,7 +19,6 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site, TokenReducer

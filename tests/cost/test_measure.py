@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from espalier.harness.cost import peak_memory as memory
+from espalier.harness.cost import memory
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.peak_memory import kv_bytes, peak_memory
+from espalier.harness.cost.memory import kv_bytes, peak_memory
 from espalier.harness.models.llava import LlavaAdapter
 
 # ------------------------------------------------------------------------- clock

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.cost import free_memory as available
-from espalier.harness.cost.free_memory import fits_in_free_memory
+from espalier.harness.cost import memory as available
+from espalier.harness.cost.memory import fits_in_free_memory
 
 
 def test_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.acceptance import RandomNumbers
-from espalier.harness.decoding.speculative.cached_model import CachedModel, Prefill
+from espalier.harness.decoding.speculative.cached_model import CachedModel, Prefill, SparseDrafter
+from espalier.harness.decoding.speculative.drafts import RandomNumbers
 from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
-from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text.cuda_graphs import Graphs
+from espalier.harness.engine.text_stack import Graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction

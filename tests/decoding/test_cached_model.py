@@ -10,14 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, resolved_config
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
+from espalier.harness.engine import text_stack as stack
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text import text_stack as stack
-from espalier.harness.engine.text.text_only import text_only_prefill
+from espalier.harness.engine.text_stack import text_only_prefill
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from espalier.methods.uniform import Uniform

@@ -8,8 +8,13 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
-from espalier.harness.decoding.speculative.acceptance import Greedy, RandomNumbers, Rule, Sampling
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import (
+    Draft,
+    Greedy,
+    RandomNumbers,
+    Rule,
+    Sampling,
+)
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from tests.decoding.elsewhere import Elsewhere, ending_elsewhere

@@ -10,8 +10,6 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculation import Speculation
@@ -21,6 +19,7 @@ from espalier.methods.onsd import OnSD
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.specvlm_sd import SpecVLMSD
 from espalier.methods.std import STD
+from tests import commands
 from tests.families import FAMILIES
 from tests.tiny import load_tiny, save_tiny
 
@@ -52,9 +51,7 @@ def in_doubles(name: str):
 
 @cache
 def base() -> RunSpec:
-    command = read_command(["method=parallelvlm", "engine.transport=sequential"])
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of("method=parallelvlm", "engine.transport=sequential")
 
 
 def run_of(model: ModelSpec, method: Decoder, ratio: float) -> RunSpec:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculation import Speculation
-from espalier.harness.engine.text import fixed_steps as fixed
-from espalier.harness.engine.text.cuda_graphs import CudaGraphs
-from espalier.harness.engine.text.text_only import prefill_words
-from espalier.harness.engine.text.text_stack import TextStack
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.engine import text_stack as fixed
+from espalier.harness.engine.text_stack import CudaGraphs, TextStack, prefill_words
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder
 from lab.bench.graph_steps import steps_with_and_without_graphs
 from lab.bench.speculative_bench import chat_of
+from tests import commands
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -27,10 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_caption")
 
 
 def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:

@@ -13,18 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.decoding.speculative import draft_model, speculation
-from espalier.harness.decoding.speculative.acceptance import Greedy, RandomNumbers, Rule, Sampling
-from espalier.harness.decoding.speculative.cached_model import CachedModel
+from espalier.harness.decoding.speculative.cached_model import CachedModel, SparseDrafter
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
-from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft
-from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
+from espalier.harness.decoding.speculative.drafts import (
+    EMPTY_DRAFT,
+    Draft,
+    Greedy,
+    RandomNumbers,
+    Rule,
+    Sampling,
+)
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
-from espalier.harness.engine.text import fixed_steps as fixed
-from espalier.harness.engine.text.cuda_graphs import WARMING, CudaGraphs, graphs_for
-from espalier.harness.engine.text.step_attention import step_mask
+from espalier.harness.engine import text_stack as fixed
+from espalier.harness.engine.kv_cache import step_mask
+from espalier.harness.engine.text_stack import WARMING, CudaGraphs, graphs_for
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.speculative_check import check_graphs
+from espalier.harness.kinds.decoder import check_graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.uniform import Uniform
@@ -361,7 +366,7 @@ def test_what_can_be_recorded_is() -> None:
             devices.append(device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("espalier.harness.engine.text.cuda_graphs.CudaGraphs", Made)
+        patch.setattr("espalier.harness.engine.text_stack.CudaGraphs", Made)
         adapter = like()
         adapter.device = torch.device("cuda:0")
         assert isinstance(graphs_for(adapter, True), Made)

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.drafts import Draft, walk
+from espalier.harness.decoding.speculative.decoding_record import DecodingTrace
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy, walk
 from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
-from espalier.harness.decoding.speculative.trace import DecodingTrace
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 
 Next = Callable[[Sequence[int]], int]

@@ -13,8 +13,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from espalier.harness.decoding.speculative.acceptance import RandomNumbers, Sampling
-from espalier.harness.decoding.speculative.drafts import Draft, walk
+from espalier.harness.decoding.speculative.drafts import Draft, RandomNumbers, Sampling, walk
 from espalier.harness.decoding.speculative.state_machine import Machine
 from lab.analytic.speculative_simulation import Virtual
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.decoding_record import DecodingTrace
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.renewal import (
     acceptance_of_run,
     best_window,
@@ -19,7 +19,6 @@ from espalier.harness.decoding.speculative.renewal import (
     sequential_tokens,
 )
 from espalier.harness.decoding.speculative.state_machine import Machine
-from espalier.harness.decoding.speculative.trace import DecodingTrace
 from lab.analytic.speculative_simulation import Virtual, played
 from lab.analytic.speculative_simulation import main as plan
 

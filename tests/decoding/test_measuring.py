@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from espalier.harness.decoding.speculative.decoding_record import DecodingTrace, Round
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.forward_times import (
     DRAFTED,
@@ -17,9 +18,7 @@ from espalier.harness.decoding.speculative.forward_times import (
     best_window_of,
     measure_forwards,
 )
-from espalier.harness.decoding.speculative.meter import Lap
-from espalier.harness.decoding.speculative.state_machine import DrafterLost, TimedRound
-from espalier.harness.decoding.speculative.trace import DecodingTrace, Round
+from espalier.harness.decoding.speculative.state_machine import DrafterLost, Lap, TimedRound
 
 #: A quarter of the rounds is fast, a quarter slow.
 SPEEDS = (1.0, 2.0, 2.0, 8.0)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.decoding.speculative.meter import Meter
-from espalier.harness.decoding.speculative.transports import SequentialTransport, verify_only
+from espalier.harness.decoding.speculative.state_machine import Meter
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 
 ONE, TWO = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -66,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     """The clocks that meters, transports and the clock of phases read."""
     clock = Time()
     clocks = SimpleNamespace(perf_counter=lambda: clock.wall, thread_time=lambda: clock.processor)
-    monkeypatch.setattr("espalier.harness.decoding.speculative.meter.time", clocks)
+    monkeypatch.setattr("espalier.harness.decoding.speculative.state_machine.time", clocks)
     monkeypatch.setattr("espalier.harness.decoding.speculative.transports.time", clocks)
     monkeypatch.setattr(
         "espalier.harness.cost.clock.perf_counter_ns", lambda: round(clock.wall * 1_000_000_000)
@@ -134,7 +134,7 @@ def test_transports_time_the_target_to_its_end(
 
     target, draft = Meter.of([ONE]), Meter.of([TWO])
     plays = {
-        "alone": lambda: verify_only(rows, target),
+        "alone": lambda: SequentialTransport(target).verify_only(rows),
         "in turn": lambda: SequentialTransport(target, draft).in_turn(lambda: None, rows),
     }
     done = plays[play]()

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.device_places import (
+from espalier.harness.decoding.speculative.drafters import (
     devices_of,
     extra_gpus,
+    halves,
     indexed,
     one_gpu,
     placed,
     transport_of,
 )
-from espalier.harness.decoding.speculative.drafters import halves
 from tests.tiny import LLAVA
 
 CPU, ONE, TWO = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))

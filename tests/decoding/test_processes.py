@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.draft_process import Factory, ProcessTransport
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine
+from espalier.harness.decoding.speculative.transports import Factory, ProcessTransport
 from tests.decoding import drafters as drafters
 
 LIMIT = 40

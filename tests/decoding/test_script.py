@@ -56,7 +56,7 @@ def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text
 def test_two_sides_on_a_cpu_have_processes_only_where_a_guard_stands(tmp_path: Path) -> None:
     call = (
         "from torch import device\n"
-        "from espalier.harness.decoding.speculative.device_places import transport_of\n"
+        "from espalier.harness.decoding.speculative.drafters import transport_of\n"
         'def chosen(): return transport_of("auto", True, [device("cpu")], [device("cpu")])\n'
     )
     (tmp_path / "own.py").write_text(f"{call}print(chosen())\n{GUARD}    print(chosen())\n")
@@ -122,7 +122,7 @@ def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None:
     (tmp_path / "own.py").write_text(
-        f"from espalier.harness.decoding.speculative.main_guard import check_script\n{text}\n",
+        f"from espalier.harness.decoding.speculative.transports import check_script\n{text}\n",
         encoding="utf-8",
     )
     done = run_own(tmp_path)
@@ -132,7 +132,7 @@ def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None
 
 def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
     code = (
-        "from espalier.harness.decoding.speculative.main_guard import check_script; check_script()"
+        "from espalier.harness.decoding.speculative.transports import check_script; check_script()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     piped = [sys.executable, "-"]
@@ -143,7 +143,7 @@ def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
 def test_whoever_imports_a_script_for_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from multiprocessing import current_process
 
-    from espalier.harness.decoding.speculative.main_guard import check_script
+    from espalier.harness.decoding.speculative.transports import check_script
     from espalier.harness.errors import UserError
 
     monkeypatch.setattr(current_process(), "_inheriting", True, raising=False)

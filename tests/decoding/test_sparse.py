@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.acceptance import Greedy
-from espalier.harness.decoding.speculative.drafts import Draft
-from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
+from espalier.harness.decoding.speculative.cached_model import SparseDrafter
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from tests.decoding.models import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, ForwardTimes
 from espalier.harness.decoding.speculative.draft_model import DraftModel, draft_of
@@ -23,15 +21,15 @@ from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceRea
 from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.specs.catalogue import build_method, names_of
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, MethodError, Positions
 from espalier.methods.none import NoReduction
 from espalier.methods.parallelvlm import ParallelVLM
 from lab.bench.speculative_bench import chat_of
+from tests import commands
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -54,10 +52,7 @@ def target():
     return load_adapter(spec_of("method=none").model)
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_caption")
 
 
 def speculation(name: str, *overrides: str) -> Speculation:

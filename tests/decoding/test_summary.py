@@ -13,9 +13,9 @@ from espalier.harness.decoding.speculative.decoding_record import (
     DecodingRecord,
     ForwardTimes,
     Mismatch,
+    Round,
 )
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
-from espalier.harness.decoding.speculative.trace import Round
 
 
 def decoded(**changed: Any) -> DecodingRecord:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import RULES, Budget
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import flops_block, sample_flops
-from espalier.harness.cost.row_work import Work
 from espalier.harness.engine.session import Session
 from espalier.harness.models.chat_media import place_media
-from espalier.harness.models.chat_templates import render_chat
 from espalier.methods.none import NoReduction
 from tests.decoding.test_speculation import DECODERS, GREEDY, speculation, target
 from tests.families import FAMILIES
@@ -120,7 +119,9 @@ def test_every_decoder_answers_a_text_alone(name: str) -> None:
 
 def words(adapter: Any, question: list[dict]) -> str:
     """What the prompt of a chat says, as it goes to the processor."""
-    return str(render_chat(adapter, place_media(question, adapter.placeholders, adapter.inline)))
+    return str(
+        adapter.render(place_media(question, adapter.data.placeholders, adapter.data.inline))
+    )
 
 
 @pytest.mark.parametrize(

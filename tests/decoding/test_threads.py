@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.draft_thread import ThreadTransport
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.state_machine import DrafterLost
+from espalier.harness.decoding.speculative.transports import ThreadTransport
 
 CPU = (torch.device("cpu"),)
 SAID = Draft((1,))

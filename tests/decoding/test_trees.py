@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.decoding.speculative.acceptance import Greedy
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
-from espalier.harness.engine.text.text_only import text_only_prefill
+from espalier.harness.engine.text_stack import text_only_prefill
 from espalier.harness.errors import UserError
 from espalier.methods.base import TokenReducer
 from espalier.methods.uniform import Uniform

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -15,18 +14,14 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 import espalier
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import text_flops
-from espalier.harness.decoding.diffusion.canvas_flops import canvas_flops
+from espalier.harness.decoding.diffusion.answer_flops import canvas_flops
 from espalier.harness.engine.finite_logits import NonFiniteLogits
-from espalier.harness.engine.reduce import Decision
+from espalier.harness.engine.prefill import Decision
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.diffusion_gemma import DiffusionGemmaAdapter
-from espalier.harness.runs.admission import admit
-from espalier.harness.store.files.digests import Digests
 from espalier.methods.none import NoReduction
 from tests.families.diffusion_gemma import CANVAS, CHATS, SPEC, WINDOW, loaded, saved
 from tests.methods.cases import CASES, DEPTH, build, case_id, signals_of
@@ -265,7 +260,7 @@ def test_pairs_are_those_of_masks_by_hand():
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_method_in_the_prompt(case):
     method = build(case)
-    if signals_of(method) & set(DiffusionGemmaAdapter.lacking) or method.tower_sites(2):
+    if signals_of(method) & set(DiffusionGemmaAdapter.data.lacking) or method.tower_sites(2):
         pytest.skip("reads or changes the tower")
     if method.shrinks_pictures or method.needs_frames() or method.decode_site(DEPTH) is not None:
         pytest.skip("refused on such models, or needs videos")
@@ -292,51 +287,6 @@ def test_logits_that_are_not_finite_fail_the_sample():
     with pytest.raises(NonFiniteLogits, match="hold NaN or infinity in the prefill"):
         run(adapter, batch_of(adapter, (0,)), **LONG)
     handle.remove()
-
-
-GEMMA = ("model=diffusion_gemma_26b", "model.weights=random", "benchmark=seedling_vqa")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        ("method=d3tom ratio=0.5", "ranks visual tokens by the places that a step unmasks"),
-        ("method=redvtp ratio=0.5", "and model='diffusion_gemma_26b' has no masks"),
-        ("method=h2o ratio=0.5", "needs a model that generates one token after another"),
-        ("method=vanilla_sd method.draft=gemma3_4b", "denoises its answers"),
-        ("method=fastv ratio=0.5 compressor=h2o", "compressor='h2o' needs a model that generates"),
-        ("method=tome ratio=0.5", "acts inside the vision tower"),
-        ("method=visionzip ratio=0.5", "needs cls_attention, tower_keys"),
-        ("method=downsample ratio=0.5", "changes the pictures"),
-        ("method=fastv ratio=0.5 engine.positions=renumbered", "after the whole prompt"),
-        ("method=fastv ratio=0.5 engine.rescore=true", "valid: false"),
-        ("method=none benchmark=latency", "benchmark='latency' fixes the length of answers"),
-        ("method=fastv ratio=0.5 engine.decode=generate", "denoises canvases; valid: loop"),
-        (
-            "method=fastv ratio=0.5 +model.generation.temperature=0.5",
-            "temperature=0.5 is for other",
-        ),
-        ("method=fastv ratio=0.5 +model.generation.do_sample=false", "do_sample=False is for"),
-        ("method=fastv ratio=0.5 +model.generation.remasking=random", "remasking='random' is for"),
-        ("method=fastv ratio=0.5 +model.generation.max_new_tokens=300", "valid: 256"),
-        ("method=fastv ratio=0.5 +model.generation.t_max=0.3", "valid: above"),
-        ("method=fastv ratio=0.5 +model.generation.entropy_bound=0", "a number above 0"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_loading(overrides, line):
-    command = read_command([*GEMMA, *overrides.split()])
-    assert command is not None
-    with pytest.raises(UserError, match=re.escape(line)):
-        admit(build_spec(command.cells[0]), Digests())
-
-
-@pytest.mark.parametrize("model", ["gemma3_4b", "llada_v_8b"])
-def test_settings_of_canvases_are_refused_on_other_models(model):
-    settings = ("method=fastv", "ratio=0.5", "+model.generation.entropy_bound=0.2")
-    command = read_command([f"model={model}", *GEMMA[1:], *settings])
-    assert command is not None
-    with pytest.raises(UserError, match=re.escape("generation.entropy_bound=0.2 is for models")):
-        admit(build_spec(command.cells[0]), Digests())
 
 
 @pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])

@@ -11,8 +11,7 @@ from transformers import DynamicCache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_summary import verify_steps
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, verify_steps
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.errors import Refused
 from espalier.harness.specs.catalogue import build_method

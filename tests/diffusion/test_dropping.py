@@ -6,12 +6,11 @@ import math
 
 import pytest
 
-from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.denoising_cost import DenoisingCost
+from espalier.harness.cost.budget import Budget, BudgetError, frame_of
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.schedule import frame_of
+from espalier.harness.cost.flops import DenoisingCost
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verify_steps
+from espalier.harness.decoding.diffusion.denoising_record import diffusion_block, verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.base import MethodError, TokenReducer

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_summary import run_flops, verify_steps
+from espalier.harness.decoding.diffusion.denoising_record import verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.errors import Refused
 from espalier.methods.base import MethodError
 from espalier.methods.fastv_first_step import FastVFirstStep

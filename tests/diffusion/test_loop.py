@@ -7,8 +7,11 @@ import torch
 
 from espalier.harness.cost.budget import Budget, BudgetError, BudgetMismatch
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_summary import diffusion_block, verify_steps
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
+    diffusion_block,
+    verify_steps,
+)
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.d3tom import D3ToM

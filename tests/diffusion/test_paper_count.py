@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from espalier.harness.cost.denoising_cost import DenoisingCost
 from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.cost.flops import DenoisingCost
+from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_summary import run_flops
 from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv import FastV

@@ -9,18 +9,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.cached_prompt import cached_flops
+from espalier.harness.decoding.diffusion.answer_flops import cached_flops, run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_summary import (
+from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisingRecord,
     denoising_records,
     diffusion_block,
-    run_flops,
     verify_steps,
 )
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.errors import Refused
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT

@@ -11,10 +11,8 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.denoising_summary import verify_steps
-from espalier.harness.decoding.diffusion.schedules import counts
+from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, verify_steps
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, counts
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.errors import UserError
 from espalier.harness.specs.generation import settings

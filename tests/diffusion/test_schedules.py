@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.candidates import candidates
-from espalier.harness.decoding.diffusion.denoising_settings import REMASKING, Denoising
-from espalier.harness.decoding.diffusion.schedules import SCHEDULES, counts, drawn_counts
+from espalier.harness.decoding.diffusion.answer_progress import candidates
+from espalier.harness.decoding.diffusion.denoising_settings import (
+    Denoising,
+    counts,
+    drawn_counts,
+)
 from espalier.harness.errors import UserError
+from espalier.harness.specs.generation import REMASKING, SCHEDULES
 
 
 def read(**settings) -> Denoising:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.session import Session
 from espalier.methods.base import MethodError
 from espalier.methods.d3tom import D3ToM

@@ -12,13 +12,10 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import head_flops
+from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
+from espalier.harness.decoding.diffusion.denoising_record import denoising_records, diffusion_block
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.denoising_summary import (
-    denoising_records,
-    diffusion_block,
-    run_flops,
-)
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.errors import Refused, UserError
 from espalier.methods.d3tom import D3ToM

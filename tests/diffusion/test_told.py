@@ -9,22 +9,19 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget, BudgetMismatch
-from espalier.harness.cost.flops import head_flops, mlp_flops, text_flops
-from espalier.harness.cost.paper_flops import split_layer
+from espalier.harness.cost.flops import head_flops, mlp_flops, split_layer, text_flops
+from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import (
     DenoisingRecord,
     StepCounts,
-    record_of,
-)
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
-from espalier.harness.decoding.diffusion.denoising_summary import (
     denoising_records,
     diffusion_block,
-    run_flops,
+    record_of,
     step_times,
     verify_steps,
 )
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.deepstack import FEATURES, MASK, DeepStack, extract_features
+from espalier.harness.engine.prefill import FEATURES, MASK, DeepStack, extract_features
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Assignment, Mixture, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction

@@ -380,11 +380,8 @@ def test_every_layer_keeps_an_entry_however_high_the_ratio(load):
 def test_a_window_that_leaves_nothing_to_evict_is_refused(load):
     chats = FAMILIES["llava"].chats[:1]
     method = build_method("snapkv", {"scope": "prompt", "window": 1000})
-    with pytest.raises(
-        UserError, match=r"none of its \d+ prompt tokens may be evicted.* valid: "
-    ) as error:
+    with pytest.raises(UserError, match=r"none of its \d+ prompt tokens may be evicted.* valid: "):
         run(load("llava"), method, chats)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("params", [{"window": "continuous"}, {"window": "visual"}])

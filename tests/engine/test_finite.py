@@ -11,8 +11,6 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
@@ -20,10 +18,12 @@ from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.engine.finite_logits import FiniteLogits, NonFiniteLogits
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from espalier.methods.none import NoReduction
+from tests import commands
 from tests.tiny import CHATS, DEPTH, Scatter, load_llava, save_llava
 
 NONE, HALF = Budget("kept", 0.0), Budget("kept", 0.5)
@@ -151,9 +151,7 @@ def test_windows_of_a_decoder_are_looked_at() -> None:
 @pytest.mark.parametrize("method", ["method=uniform ratio=0.5", "method=autoregressive"])
 def test_a_model_with_a_broken_layer_has_no_score(method: str, tmp_path: Path) -> None:
     """Such samples used to get the first id as every token, and a score of 0.0."""
-    command = read_command(["limit=2", "model.device=cpu", "engine.warmup=0", *method.split()])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of("limit=2", "model.device=cpu", "engine.warmup=0", *method.split())
     adapter = load_adapter(spec.model)
     with torch.no_grad():
         adapter.decoder.layers[2].self_attn.v_proj.weight[0, 0] = float("nan")

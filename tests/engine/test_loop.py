@@ -10,11 +10,11 @@ from transformers import LogitsProcessorList
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import generation_loop as loop
+from espalier.harness.engine import kv_cache as attention
+from espalier.harness.engine import kv_cache as cache
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text import kv_cache as cache
-from espalier.harness.engine.text import step_attention as attention
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import DecodeLoop

@@ -9,14 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.brightness import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.runs.admission import admit
-from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.select.sobel import edge_share
 from tests.families import FAMILIES
@@ -226,19 +222,3 @@ def test_letterbox_has_no_edges():
 def test_a_family_without_pictures_says_so():
     with pytest.raises(UserError, match=r"signal 'luma' .*model='tiny' has none"):
         watched("qwen2_5_vl", [FAMILIES["qwen2_5_vl"].chats[0]])
-
-
-@pytest.mark.parametrize("name", ["qwen2_vl_7b", "qwen2_5_vl_7b", "llava_ov_7b", "llava_video_7b"])
-def test_it_is_refused_before_anything_is_loaded(name: str):
-    command = read_command([f"model={name}", "method=rtprune_dynamic", "ratio=0.5"])
-    assert command is not None
-    spec = build_spec(command.cells[0])
-    with pytest.raises(UserError, match=rf"method='rtprune' needs luma, which model='{name}' does"):
-        admit(spec, Digests())
-
-
-def test_an_unknown_signal_to_lack_is_refused():
-    command = read_command(["model=seedling", "method=none", "model.facts.lacking=[lumen]"])
-    assert command is not None
-    with pytest.raises(UserError, match=r"model\.facts\.lacking='lumen' .*luma"):
-        build_spec(command.cells[0])

@@ -12,8 +12,8 @@ from espalier.harness.engine.attention_probe import (
     received_unmasked,
     word_rows,
 )
+from espalier.harness.engine.prompt import idle
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.vision_pass import idle
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site
 from tests.families import FAMILIES

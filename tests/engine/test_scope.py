@@ -8,12 +8,12 @@ import torch
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.item_scope import joined
+from espalier.harness.engine.prefill import joined
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.checks.signal_check import check_scope
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.conflicts import refuse
 from espalier.methods.base import Plan
 from espalier.methods.plans import Assignment, Mixture
 from tests.tiny import chat, load_llava, picture, save_llava
@@ -75,4 +75,4 @@ def test_a_method_that_sees_the_whole_prompt_is_refused(name):
     command = read_command((f"method={name}", "engine.scope=item"))
     spec = build_spec(command.cells[0])
     with pytest.raises(Refused, match=r"engine.scope='item': method='\w+' does not act"):
-        check_scope(spec, method_of(spec.method))
+        refuse("scope", spec, method_of(spec.method))

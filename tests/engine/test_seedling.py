@@ -10,9 +10,9 @@ import torch
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts.priors import prior_for
+from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from tests.methods.cases import CASES, build, case_id
 

@@ -20,10 +20,9 @@ from espalier.harness.decoding.speculative.speculation import Speculation
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
-from espalier.harness.kinds.checks.separator_check import OF_PATCHES
-from espalier.harness.kinds.checks.signal_check import signals_of
 from espalier.harness.kinds.compressor import cache_blocks, check_held
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.kinds.signal_check import OF_PATCHES, signals_of
 from espalier.harness.models.llava_onevision import Pooling
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.model_parts import coarse
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.small_pictures import coarse
 from espalier.methods.base import MethodError
 from espalier.methods.downsample import Downsample
 from espalier.methods.uniform import Uniform

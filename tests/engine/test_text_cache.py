@@ -11,10 +11,10 @@ import torch
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.engine import kv_cache as cache
+from espalier.harness.engine.kv_cache import IndexedLayer
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text import kv_cache as cache
-from espalier.harness.engine.text.kv_cache import IndexedLayer
 from espalier.harness.models.adapter import Adapter
 from tests.families import FAMILIES
 from tests.family_runs import Tiny

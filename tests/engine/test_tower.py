@@ -14,14 +14,13 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.flops import tower_flops
-from espalier.harness.engine.rollout import rollout
+from espalier.harness.engine.attention_probe import rollout
+from espalier.harness.engine.layout import CAUSAL, VisualItem, read_layout, rectangle
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import rollout_of_words
 from espalier.harness.engine.signals.tower_attention import TowerStates
-from espalier.harness.engine.tower.tower_images import ImageOwners, share_out
-from espalier.harness.engine.tower.tower_views import TowerPlanner
-from espalier.harness.engine.visibility import CAUSAL
-from espalier.harness.engine.visual_items import VisualItem, read_layout, rectangle
+from espalier.harness.engine.tower_images import ImageOwners, share_out
+from espalier.harness.engine.tower_sites import TowerPlanner
 from espalier.harness.errors import UserError
 from espalier.methods.base import (
     Assignment,

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.cost.free_memory import DeviceMemory, free_memory
+from espalier.harness.cost.memory import DeviceMemory, free_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out
@@ -27,6 +25,7 @@ from espalier.harness.runs.admission import admit
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 
 
@@ -230,9 +229,7 @@ def test_a_batch_that_runs_out_later_is_answered_one_by_one(tmp_path: Path) -> N
 
 
 def spec_of(store: Path, *overrides: str) -> RunSpec:
-    command = read_command([f"store={store}", "model.device=cpu", *overrides])
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(f"store={store}", "model.device=cpu", *overrides)
 
 
 def test_the_key_holds_auto(tmp_path: Path) -> None:

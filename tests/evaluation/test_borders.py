@@ -22,7 +22,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.data_sources import AllowedSources, allowed_sources
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, load_tasks
 from espalier.harness.evaluation.local_data import local_data
-from espalier.harness.runs.run_key import task_files
+from espalier.harness.runs.run_settings import task_files
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -168,11 +168,10 @@ def test_media_outside_of_the_folder_are_refused_and_no_request_is_made(
         assert loaded.borders is not None
         (task,) = loaded.tasks
         docs = task.test_docs()
-        for row, (way, path) in enumerate(ways.items(), start=1):
+        for row, path in enumerate(ways.values(), start=1):
             with loaded.serving():
-                with pytest.raises(UserError, match=r"valid: .*benchmark\.path=") as got:
+                with pytest.raises(UserError, match=r"valid: .*benchmark\.path="):
                     docs[row]
-                assert "\n" not in str(got.value), way
                 for kind in ("image", "video"):
                     with pytest.raises(UserError, match=r"in the data"):
                         loaded.borders.chat([{"content": [{"type": kind, kind: path}]}])
@@ -260,9 +259,8 @@ def test_a_table_at_an_address_is_refused_offline(
     table = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {address}/x.jsonl}}}}"
     (folder / "shown.yaml").write_text(TASK.replace("dataset_path: somebody/pictures", table))
     (folder / "utils.py").write_text(UTILS)
-    with pytest.raises(UserError, match="offline=true") as got:
+    with pytest.raises(UserError, match="offline=true"):
         load_tasks("shown", folder)
-    assert "\n" not in str(got.value)
     assert requests == []
 
 

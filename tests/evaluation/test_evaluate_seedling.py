@@ -7,19 +7,21 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests import commands
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
 from espalier.harness.kinds.sample_counts import token_means
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
@@ -33,12 +35,9 @@ def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-def make_spec(*overrides: str) -> RunSpec:
-    command = read_command(
-        [f"limit={LIMIT}", "model.device=cpu", "benchmark=seedling_rec", "ratio=0.75", *overrides]
-    )
-    assert command is not None
-    return build_spec(command.cells[0])
+make_spec = partial(
+    commands.spec_of, f"limit={LIMIT}", "model.device=cpu", "benchmark=seedling_rec", "ratio=0.75"
+)
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests import commands
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation import prefetch as feeding
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
 from espalier.harness.evaluation.prefetch import AHEAD, ReadAhead, ReadingTimes, batches_ahead
-from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.kinds.lookup import kind_of, method_of
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.store import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.families import FAMILIES
@@ -250,9 +249,7 @@ def test_answers_of_every_kind_are_the_same_to_the_byte(
     overrides: tuple[str, ...], tmp_path: Path
 ) -> None:
     common = ("limit=4", "model.device=cpu", "engine.batch_size=2", "engine.paired=0")
-    command = read_command([*common, "benchmark=seedling_rec", "engine.warmup=0", *overrides])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*common, "benchmark=seedling_rec", "engine.warmup=0", *overrides)
     assert spec.engine.prefetch == "auto"
     method = method_of(spec.method)
     spec = kind_of(method, spec).normalise(spec, method)

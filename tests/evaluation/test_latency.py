@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 
 import run
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation import latency
@@ -34,16 +34,12 @@ from espalier.harness.evaluation.synthetic_prompts import (
     parts,
     words,
 )
-from espalier.harness.kinds.checks import length_check as lengths
+from espalier.harness.kinds import checkpoint_check as lengths
 from espalier.harness.runs.result_row import _reported
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
+from tests import commands
 
-
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(["benchmark=latency", *argv])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, "benchmark=latency")
 
 
 # ------------------------------------------------------------------ prompts
@@ -201,9 +197,10 @@ def test_where_the_whole_cache_does_not_fit_the_method_stands_alone(
 
 
 def test_lengths_are_settings_that_a_sweep_goes_through() -> None:
-    command = read_command(["-m", "benchmark=latency", "benchmark.prompt_tokens=256,500"])
-    assert command is not None
-    specs = [build_spec(cell).benchmark for cell in command.cells]
+    specs = [
+        build_spec(cell).benchmark
+        for cell in commands.cells_of("-m", "benchmark=latency", "benchmark.prompt_tokens=256,500")
+    ]
     assert [one.prompt_tokens for one in specs] == [256, 500]
     asked = spec_of("benchmark.new_tokens=7", "engine.batch_size=3")
     assert asked.benchmark.generation == {"min_new_tokens": 7, "max_new_tokens": 7}

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.cost.bounds import Gain, first_token_bound, prefill_bound
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import sample_flops
-from espalier.harness.cost.row_work import Work
-from espalier.harness.cost.speedup_bound import Gain, first_token_bound, prefill_bound
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate
@@ -30,11 +28,13 @@ from espalier.harness.evaluation.paired_times import (
     plan_pairs,
 )
 from espalier.harness.kinds.kind import PairedSessions
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
+from tests import commands
 from tests.tiny import LLAVA
 
 # ------------------------------------------------------------------ how much
@@ -203,9 +203,7 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
 
 def spec_of(*overrides: str) -> RunSpec:
     settings = ["limit=8", "model.device=cpu", "engine.batch_size=4", "ratio=0.75", *overrides]
-    command = read_command(settings)
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(*settings)
 
 
 @pytest.fixture(scope="module")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.rescore import Rescored, acceptance, judge
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
 from run import main
+from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, extended, positions
 from tests.tiny import VOCABULARY, Scatter
@@ -177,18 +177,13 @@ def test_the_full_model_accepts_itself(name):
 # ------------------------------------------------------------------ the trained model, end to end
 
 
-def make_spec(*overrides: str) -> RunSpec:
-    command = read_command(
-        [
-            "limit=12",
-            "model.device=cpu",
-            "benchmark=seedling_caption",
-            "engine.warmup=0",
-            *overrides,
-        ]
-    )
-    assert command is not None
-    return build_spec(command.cells[0])
+make_spec = partial(
+    commands.spec_of,
+    "limit=12",
+    "model.device=cpu",
+    "benchmark=seedling_caption",
+    "engine.warmup=0",
+)
 
 
 @pytest.fixture(scope="module")

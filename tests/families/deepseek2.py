@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from espalier.harness.models.deepseek_ocr2 import DeepseekOcr2Adapter
-from espalier.methods.signals import SIGNALS
+from espalier.harness.engine.signals.table import SIGNALS
+from espalier.harness.models.deepseek_ocr import DeepseekOcr2Adapter
 from tests.families.deepseek import STEM, TEXT, modes
 from tests.tiny import Family, StackFacts, chat, picture, tiny_spec
 
@@ -37,7 +37,7 @@ SPEC = tiny_spec(
 )
 SPEC = replace(
     SPEC,
-    facts=replace(SPEC.facts, signals=frozenset(SIGNALS) - set(DeepseekOcr2Adapter.lacking)),
+    facts=replace(SPEC.facts, signals=frozenset(SIGNALS) - set(DeepseekOcr2Adapter.data.lacking)),
 )
 
 FAMILIES = {

@@ -11,18 +11,15 @@ from random import Random
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT, located
+from tests import commands
 from tests.fuzz.case import CELLS
 from tests.fuzz.judges import ANSWERS
 
 
 def path(key: str, value: str) -> None:
     """Set a path on a command line and see that it comes back as it was typed."""
-    from espalier.harness.config.build_spec import build_spec
-    from espalier.harness.config.compose import read_command
 
-    command = read_command([f"{key}={value}", "limit=1"])
-    assert command is not None
-    section: object = build_spec(command.cells[0])
+    section: object = commands.spec_of(f"{key}={value}", "limit=1")
     for part in key.split("."):
         section = getattr(section, part)
     assert section == located(value.strip()), f"{section} is not {value}"

@@ -10,8 +10,7 @@ from tests.fuzz.case import CELLS, HERE, KEY, STORE, Case, run
 
 #: What only looks at a config, or sweeps.
 DOORS = (
-    *(("--cfg", "job"), ("--cfg=all",), ("--cfg", "hydra"), ("-c", "job"), ("--help",), ("-h",)),
-    *(("--info",), ("--info=config",), ("--info", "defaults-tree"), ("--cfg=job", "--resolve")),
+    *(("--cfg", "job"), ("-c", "job"), ("--help",), ("-h",), ("--cfg=job", "--resolve")),
     *(("-m",), ("--multirun", "--dry"), ("--dry",)),
 )
 

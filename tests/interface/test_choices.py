@@ -10,7 +10,7 @@ import pytest
 
 import espalier
 from espalier.harness.config.group_lists import choices
-from espalier.harness.config.method_kinds import KINDS, method_kind
+from espalier.harness.config.method_names import KINDS, method_kind
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.catalogue import METHODS
 from espalier.methods.base import Decoder, TokenReducer

@@ -117,7 +117,7 @@ def test_without_a_judge_it_is_refused_before_a_model_is_loaded(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        "espalier.harness.models.adapter.load_adapter", lambda spec: pytest.fail("loaded")
+        "espalier.harness.models.build_adapter.load_adapter", lambda spec: pytest.fail("loaded")
     )
     argv = [
         word

@@ -5,31 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.cost.budget import Budget, BudgetMismatch
-from espalier.harness.cost.peak_memory import Peak
-from espalier.harness.cost.schedule import frame_of, shortened_layer
+from espalier.harness.cost.budget import Budget, BudgetMismatch, frame_of, shortened_layer
+from espalier.harness.cost.memory import Peak
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.lookup import KINDS, kind_of
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import METHODS, build_method
-from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec, RunSpec
+from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, Method, MethodError, Site, TokenReducer
 from espalier.methods.composed import Composed
@@ -38,6 +36,7 @@ from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.uniform import Uniform
 from espalier.methods.vanilla_sd import VanillaSD
+from tests import commands
 from tests.kinds.idle import (
     CacheReducer,
     DropDenoising,
@@ -53,10 +52,7 @@ SCENES = (0, 1, 2)
 FASTV = FastV(K=2)
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_caption")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +13,26 @@ import pytest
 
 import run
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import BudgetMismatch
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.kinds.compressor import cache_blocks, check_held
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.kinds.sample_counts import first_token
 from espalier.harness.runs import console, hints
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import name as curve_name
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.compressor import CacheCompressor
+from tests import commands
 
 SEEDLING = ("model=seedling", "benchmark=seedling_caption", "limit=3", "engine.paired=0")
 STACK = ("method=d2pruner", "compressor=aircache", "ratio=0.5", "compressor.ratio=0.9")
 DEPTH, VISUAL = 6, 40
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command([*SEEDLING, *overrides])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, *SEEDLING)
 
 
 def compressor(name: str, **params: object) -> CacheCompressor:
@@ -59,52 +56,18 @@ def test_each_of_the_two_has_its_own_ratio_and_hyper_parameters() -> None:
 
 
 def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
-    command = read_command(
-        [*SEEDLING, "-m", "method=fastv", "compressor=none,aircache,h2o", "compressor.ratio=.5,.9"]
-    )
-    assert command is not None
-    found = [build_spec(cell).method for cell in command.cells]
+    found = [
+        build_spec(cell).method
+        for cell in commands.cells_of(
+            *SEEDLING,
+            "-m",
+            "method=fastv",
+            "compressor=none,aircache,h2o",
+            "compressor.ratio=.5,.9",
+        )
+    ]
     assert [one.title for one in found[::2]] == ["fastv", "fastv+aircache", "fastv+h2o"]
     assert [one.compressor.ratio for one in found if one.compressor] == [0.5, 0.9, 0.5, 0.9]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("method=h2o compressor=aircache", "method=h2o compressor=aircache: both evict"),
-        (
-            "method=fastv compressor=divprune",
-            "compressor='divprune' evicts no cache entries; valid",
-        ),
-        ("method=vanilla_sd compressor=h2o", "decodes speculatively keeps its caches whole"),
-        ("method=fastv compressor=airkache", "compressor='airkache' is unknown (did you mean"),
-        ("method=[d2pruner,aircache]", "a list is no method; valid: method=<drops tokens>"),
-        ("method=fastv ratio=[0.5,0.9]", "ratio=[0.5, 0.9] must be a number in [0, 1)"),
-        ("method=fastv compressor=h2o compressor.ratio=1", "compressor.ratio=1 must be a number"),
-        ("method=fastv compressor=h2o budget=flops", "budget='flops': method='h2o' evicts"),
-        ("method=fastv compressor=h2o engine=emulate", "engine.backend='emulate': method='h2o'"),
-        ("method=h2o engine.decode=generate", "engine.decode='generate': method='h2o'"),
-        (
-            "method=fastv compressor=snapkv model.attention=eager",
-            "model.attention='eager': method='snapkv'",
-        ),
-        (
-            "method=fastv compressor=aircache compressor.params.alpha=2",
-            "compressor.params.alpha=2.0 is out of range; valid: 0 to 1",
-        ),
-        (
-            "method=fastv compressor=aircache compressor.params.alfa=2",
-            "compressor.params.alfa is not a config key (did you mean compressor.params.alpha?)",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_told_in_one_line(
-    line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run.main([*SEEDLING, f"store={tmp_path}", *line.split()]) == 2
-    error = capsys.readouterr().err.strip()
-    assert said in error
-    assert error.count("\n") == 0
 
 
 def test_rows_of_different_settings_share_neither_key_nor_name(tmp_path: Path) -> None:

@@ -315,11 +315,8 @@ def test_rotation_is_applied(folder: Path) -> None:
 
 def test_a_short_video_is_an_error_or_each_frame_once(folder: Path) -> None:
     path = encode(folder / "short.mp4", 5, options=H264)
-    with pytest.raises(
-        UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames, .*8"
-    ) as got:
+    with pytest.raises(UserError, match=r"model\.video\.frames=8.*short\.mp4.* 5 frames, .*8"):
         sample_frames(path, 8, short="error")
-    assert "\n" not in str(got.value)
     for rule in ("uniform", "centre"):
         clip = sample_frames(path, 8, rule, short="all")
         assert clip.indices == (0, 1, 2, 3, 4)
@@ -411,7 +408,6 @@ def test_files_that_are_no_videos_are_named(folder: Path) -> None:
         with pytest.raises(UserError, match=words) as got:
             sample_frames(folder / name, 2)
         assert name in str(got.value)
-        assert "\n" not in str(got.value)
 
 
 def test_cover_art_is_no_video_wherever_it_stands() -> None:
@@ -569,9 +565,8 @@ def test_half_an_image_is_refused_whatever_others_switched(
     with pytest.raises(UserError, match="'bytes' cannot be read"):
         open_image(half)
     (tmp_path / "half.image").write_bytes(half)
-    with pytest.raises(UserError, match=r"half\.image' cannot be read") as got:
+    with pytest.raises(UserError, match=r"half\.image' cannot be read"):
         open_image(tmp_path / "half.image")
-    assert "\n" not in str(got.value)
     assert switch is ImageFile.LOAD_TRUNCATED_IMAGES
 
 
@@ -588,9 +583,8 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
         (7, "image=int cannot be opened; valid: a PIL image"),
     ]
     for source, words in cases:
-        with pytest.raises(UserError, match=words) as got:
+        with pytest.raises(UserError, match=words):
             open_image(source)  # type: ignore[arg-type]
-        assert "\n" not in str(got.value)
 
 
 def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Decoder, Need, Site, TokenReducer, View
 from espalier.methods.evs import EVS
-from espalier.methods.signals import SIGNALS
 
 DEPTH = 6
 BLOCKS = 3

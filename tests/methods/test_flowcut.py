@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.tower.flow import block_flow
+from espalier.harness.engine.tower_images import block_flow
 from espalier.methods.base import MethodError, Need, Site
 from espalier.methods.flowcut import FlowCut
 from tests.families import FAMILIES

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.methods.base import MethodError, Need, Plan, Site, View
 from espalier.methods.ivtp import IVTP
+from tests import commands
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.runs import adapter_of, kept_by, recall
@@ -87,9 +86,7 @@ def test_schedules_fall_and_grow_with_the_share(n_sites: int):
 
 @pytest.mark.parametrize("ratio", [0.5, 0.889])
 def test_llava_meets_its_budget(ratio: float):
-    command = read_command(["model=llava15_7b"])
-    assert command is not None
-    facts = build_spec(command.cells[0]).model.facts
+    facts = commands.spec_of("model=llava15_7b").model.facts
     kept = Budget("kept", ratio).keep(IVTP(), facts, 576, 32)
     assert len(kept) == 7 + 4
     assert kept[-1] == round(576 * (1 - ratio))

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.schedule import equivalent_tokens
+from espalier.harness.cost.budget import Budget, equivalent_tokens
 from espalier.harness.engine.session import Session
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.nuwa import Nuwa

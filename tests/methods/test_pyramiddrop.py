@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.schedule import equivalent_tokens
+from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.next_layer_attention import NextRow
 from espalier.methods.base import MethodError, Need, Site
 from espalier.methods.pyramiddrop import PyramidDrop
+from tests import commands
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
 from tests.methods.engine import NAMES, OTHERS, check_method
@@ -103,17 +102,16 @@ def test_stages_are_as_late_as_half_of_each_allows(depth: int, S: int):
 
 
 def test_the_layout_follows_the_ratio_of_the_command_line():
-    command = read_command(
-        [
+    params = [
+        build_spec(cell).method.params
+        for cell in commands.cells_of(
             "-m",
             "method=pyramiddrop",
             "budget=average",
             "ratio=0.5,0.8",
             "method.params.ratio=${ratio}",
-        ]
-    )
-    assert command is not None
-    params = [build_spec(cell).method.params for cell in command.cells]
+        )
+    ]
     assert [one["ratio"] for one in params] == [0.5, 0.8]
 
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.none import NoReduction
 from espalier.methods.rtprune import RTPrune
 from espalier.methods.select.page_share import own_count
+from tests import commands
 from tests.methods.cases import make_view, replaced, rows_of_view
 from tests.methods.runs import adapter_of, kept_by, views_of
 from tests.runs.helpers import make_bench
@@ -257,9 +257,7 @@ def test_a_row_of_results_says_that_counts_are_the_methods_own(
 
 @pytest.fixture(scope="module")
 def seedling() -> Adapter:
-    command = read_command(["model=seedling"])
-    assert command is not None
-    return load_adapter(build_spec(command.cells[0]).model)
+    return load_adapter(commands.spec_of("model=seedling").model)
 
 
 def records_of(

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from espalier.harness.engine.signals.table import SIGNALS
 from espalier.methods.base import TokenReducer, View
-from espalier.methods.signals import SIGNALS
 from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, make_view, replaced
 from tests.methods.runs import recall
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.schedule import equivalent_tokens
+from espalier.harness.cost.budget import Budget, equivalent_tokens
 from espalier.methods.base import MethodError, Site, View
 from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
 from espalier.methods.select.raters import rater_weights

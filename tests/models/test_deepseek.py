@@ -17,9 +17,8 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.deepseek_ocr import as_transformers, as_vllm
-from espalier.harness.models.deepseek_ocr_images import OcrImageProcessor
+from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.models.deepseek_ocr import OcrImageProcessor, as_transformers, as_vllm
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
@@ -496,7 +495,7 @@ def test_the_config_file_builds_the_released_architecture():
     adapter = ADAPTERS.load(spec.adapter)
     config = adapter.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
-        model = adapter.model_class(config)
+        model = adapter.data.model_class(config)
     # The release's file holds 6672212480 bytes, with CLIP's own patch embedding, which is not used.
     unused = 1024 * 3 * 14 * 14
     assert 2 * (sum(p.numel() for p in model.parameters()) + unused) == 6_672_212_480

@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 
 import espalier
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
-from espalier.harness.runs.admission import admit
-from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, saved
@@ -77,23 +73,6 @@ def test_kept_queries_cannot_be_drawn_on_the_picture() -> None:
         answer.show()
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ("visionzip", "cls_attention"),
-        ("vispruner", "cls_attention"),
-        ("tome", r"model\.facts\.patch_tokens"),
-    ],
-)
-def test_methods_that_read_the_encoder_s_attention_or_act_inside_are_refused(
-    method: str, words: str
-) -> None:
-    command = read_command(["model=deepseek_ocr2", f"method={method}"])
-    assert command is not None
-    with pytest.raises(UserError, match=words):
-        admit(build_spec(command.cells[0]), Digests())
-
-
 def test_keys_and_states_of_the_encoder_are_those_of_its_queries() -> None:
     tiny = Tiny("deepseek_ocr2", "float32")
     adapter, keys, states = tiny.adapter, list[Tensor](), list[Tensor]()
@@ -142,7 +121,7 @@ def test_the_config_file_builds_the_released_architecture() -> None:
     spec = model_of("model=deepseek_ocr2")
     adapter = ADAPTERS.load(spec.adapter)
     with torch.device("meta"):
-        model = adapter.model_class(adapter.configuration(spec, byte_tokenizer()))
+        model = adapter.data.model_class(adapter.configuration(spec, byte_tokenizer()))
     count = sum(parameter.numel() for parameter in model.parameters())
     # The release's index states 6779249408 bytes and lists the tensors built here. The remainder is the size of tables
     # for 64, 100 and 400 queries.

@@ -14,8 +14,7 @@ from espalier.harness.cost.facts import LinearFacts, ModelFacts, StackFacts
 from espalier.harness.cost.flops import tower_flops
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.build_adapter import build_skeleton
+from espalier.harness.models.build_adapter import build_skeleton, load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.measured_facts import UNCONFIRMED, check_facts
 from espalier.harness.models.random_weights import byte_tokenizer
@@ -187,9 +186,9 @@ def spec_of(name: str) -> ModelSpec:
 def without_weights(spec: ModelSpec) -> Any:
     """The adapter of a model at full size, built without weights."""
     family = ADAPTERS.load(spec.adapter)
-    tokenizer = byte_tokenizer(family.special)
+    tokenizer = byte_tokenizer(family.data.special)
     config = family.configuration(spec, tokenizer)
-    skeleton = build_skeleton(family.model_class, config, spec)
+    skeleton = build_skeleton(family.data.model_class, config, spec)
     assert all(parameter.is_meta for parameter in skeleton.parameters())
     return family(skeleton, family.new_processor(spec, tokenizer), spec)
 

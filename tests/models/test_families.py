@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.reduce import Decision
+from espalier.harness.engine.prefill import Decision
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site
 from espalier.methods.none import NoReduction

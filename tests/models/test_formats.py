@@ -11,7 +11,7 @@ import pytest
 
 import espalier
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from tests.tiny import LLAVA
 
 

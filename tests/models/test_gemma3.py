@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.cache_utils import DynamicCache
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import (
     head_flops,
@@ -26,10 +23,7 @@ from espalier.harness.cost.flops import (
 )
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.gemma3 import Gemma3Adapter
-from espalier.harness.runs.admission import admit
-from espalier.harness.store.files.digests import Digests
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.families.gemma3 import TYPES, WINDOW, sees
@@ -138,7 +132,7 @@ def test_prompts_are_those_of_the_released_template(turns, text):
     tokens = adapter.processor.tokenizer.decode(inputs["input_ids"][0])
     picture = f"\n\n{PICTURE}{16 * '<image_soft_token>'}<end_of_image>\n\n"
     assert tokens == f"<bos>{text}{MODEL}".replace(PICTURE, picture)
-    assert render_chat(adapter, [*SYSTEM, *chat("w1")]).count(USER) == 1
+    assert adapter.render([*SYSTEM, *chat("w1")]).count(USER) == 1
 
 
 #: Names of the released files, and the library's.
@@ -226,29 +220,6 @@ def test_a_loop_outside_the_engine_is_refused_after_dropping():
         pytest.raises(RuntimeError, match="needs the engine in every step"),
     ):
         session.prefill(TINY.inputs(0), DynamicCache())
-
-
-GEMMA = ("model=gemma3_4b", "model.weights=random", "benchmark=seedling_vqa")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        ("method=tome ratio=0.5", "acts inside the vision tower"),
-        (
-            "method=vanilla_sd method.draft=gemma3_4b",
-            "29 of 34 decoder layers of model='gemma3_4b' hold a win",
-        ),
-        ("method=h2o ratio=0.5 budget=kv_bytes", "29 of 34 decoder layers"),
-        ("method=h2o ratio=0.5 model.scale.layers=5", "all 5 of model='gemma3_4b' hold a window"),
-        ("method=fastv ratio=0.5 +model.processor.do_pan_and_scan=true", "do_pan_and_scan"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_loading(overrides, line):
-    command = read_command([*GEMMA, *overrides.split()])
-    assert command is not None
-    with pytest.raises(UserError, match=re.escape(line)):
-        admit(build_spec(command.cells[0]), Digests())
 
 
 def test_attention_without_masks_is_refused():

@@ -19,11 +19,10 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import build_adapter
+from espalier.harness.models.build_adapter import build_adapter, read_checkpoint
 from espalier.harness.models.families import GENERIC, MODEL_TYPES
 from espalier.harness.models.generic import NOWHERE, GenericAdapter
 from espalier.harness.models.generic_proof import prove
-from espalier.harness.models.unlisted_checkpoint import read_checkpoint
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import AnswerSpec, Backend, EngineSpec, MethodSpec
 from run import main

@@ -15,7 +15,6 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import build_skeleton
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.think_tags import spoken
@@ -31,7 +30,7 @@ def test_reasoning_is_turned_off_by_the_words_of_the_published_template(value: s
     generation = {} if value is None else {"thinking": value}
     adapter = load_tiny(replace(GLM4V, generation=generation), saved("glm4v"))
     end = "/nothink<|assistant|>\n<think></think>\n" if value == "off" else "<|assistant|>\n"
-    assert render_chat(adapter, chat("Why?")) == f"[gMASK]<sop><|user|>\nWhy?{end}"
+    assert adapter.render(chat("Why?")) == f"[gMASK]<sop><|user|>\nWhy?{end}"
     assert adapter.answer_lead == ""
 
 
@@ -87,6 +86,6 @@ def test_config_files_build_as_many_parameters_as_the_releases_hold(
 ) -> None:
     spec = model_of(f"model={file}", "model.weights=random")
     family = ADAPTERS.load(spec.adapter)
-    config = family.configuration(spec, byte_tokenizer(family.special))
+    config = family.configuration(spec, byte_tokenizer(family.data.special))
     skeleton = build_skeleton(family.class_of(config), config, spec)
     assert sum(item.numel() for item in skeleton.parameters()) + buffers == parameters

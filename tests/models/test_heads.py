@@ -16,8 +16,7 @@ from safetensors.torch import load, save_file
 import espalier
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.build_adapter import weight_bytes
+from espalier.harness.models.build_adapter import load_adapter, weight_bytes
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
 from tests.tiny import save_tiny
@@ -115,7 +114,6 @@ def refusal(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(base, "load_checkpoint", None)
     with pytest.raises(UserError) as caught:
         load_adapter(spec)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
@@ -249,7 +249,7 @@ def test_the_config_file_builds_the_released_architecture(name, millions):
     adapter = ADAPTERS.load(spec.adapter)
     config = adapter.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
-        model = adapter.model_class(config)
+        model = adapter.data.model_class(config)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
     projector = model.model.multi_modal_projector
     widths = (projector.linear_1.in_features, projector.linear_1.out_features)

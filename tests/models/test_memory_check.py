@@ -10,14 +10,11 @@ import pytest
 import torch
 from transformers.integrations import accelerate
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks import checkpoint_check as checkpoints
-from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds import checkpoint_check as checkpoints
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.build_adapter import build_skeleton, weight_bytes
+from espalier.harness.models.build_adapter import build_skeleton, load_adapter, weight_bytes
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
@@ -33,6 +30,7 @@ from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from lab.pages.placement_page import page, verdict
 from run import main
+from tests import commands
 from tests.families.onevision import ONEVISION
 from tests.tiny import LLAVA, random_model, save_llava
 
@@ -118,9 +116,11 @@ PUBLISHED = {
 def test_a_plan_leaves_room_for_the_longest_prompt(
     name: str, cards: list[int], fits: bool, offload: bool
 ) -> None:
-    command = read_command([f"model={name}", "model.device_map=auto", "benchmark=textvqa"])
-    assert command is not None
-    spec = replace(build_spec(command.cells[0]).model, offload=offload, device="cuda")
+    spec = replace(
+        commands.spec_of(f"model={name}", "model.device_map=auto", "benchmark=textvqa").model,
+        offload=offload,
+        device="cuda",
+    )
     room = {n: int(0.98 * size * GIB) for n, size in enumerate(cards)} | {"cpu": 200 * GIB}
     needed = int(2 * PUBLISHED[name])
     places = weight_limits(spec, room)
@@ -160,11 +160,13 @@ def plan_of(skeleton: torch.nn.Module, spec: ModelSpec, free: dict) -> set[str]:
 def test_a_plan_that_is_accepted_leaves_no_layer_on_disk(
     name: str, plans: dict[tuple[int, int], str]
 ) -> None:
-    command = read_command([f"model={name}", "model.weights=random"])
-    assert command is not None
-    spec = replace(build_spec(command.cells[0]).model, device="cuda:0", device_map="auto")
+    spec = replace(
+        commands.spec_of(f"model={name}", "model.weights=random").model,
+        device="cuda:0",
+        device_map="auto",
+    )
     family = ADAPTERS.load(spec.adapter)
-    config = family.configuration(spec, byte_tokenizer(family.special))
+    config = family.configuration(spec, byte_tokenizer(family.data.special))
     skeleton = build_skeleton(family.class_of(config), config, spec)
     for (number, size), word in plans.items():
         free = {card: (size - 1) * GIB for card in range(number)} | {"cpu": 0}
@@ -194,9 +196,7 @@ def test_many_frames_take_their_room() -> None:
     lines = {}
     for frames in (32, 128):
         argv = ["model=llava_ov_72b", "benchmark=videomme", f"model.video.frames={frames}"]
-        command = read_command(argv)
-        assert command is not None
-        lines[frames] = build_spec(command.cells[0]).model
+        lines[frames] = commands.spec_of(*argv).model
     assert lines[128].longest > 128 * 196
     assert lines[128] == replace(lines[32], video=lines[128].video)  # no other model
     assert prompt_bytes(lines[128]) > 2 * prompt_bytes(lines[32])
@@ -226,9 +226,7 @@ def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
     """Return the target of a run on a machine with two reported GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    command = read_command(["method=vanilla_sd", *argv])
-    assert command is not None
-    return build_spec(command.cells[0]).model
+    return commands.spec_of("method=vanilla_sd", *argv).model
 
 
 @pytest.mark.slow
@@ -247,9 +245,7 @@ def test_the_spared_card_is_the_drafts_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_random_weights_are_built_on_one_device() -> None:
-    command = read_command(["model=llava_ov_72b", "model.weights=random"])
-    assert command is not None
-    assert build_spec(command.cells[0]).model.device_map is None
+    assert commands.spec_of("model=llava_ov_72b", "model.weights=random").model.device_map is None
 
 
 def test_a_model_is_refused_before_its_weights_are_read(

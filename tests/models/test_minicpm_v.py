@@ -8,16 +8,14 @@ import pytest
 import torch
 from transformers import MiniCPMV4_6ForConditionalGeneration
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.view_placement import PictureView
 from espalier.methods.none import NoReduction
+from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, generation, plain, saved
 from tests.linear_attention import in_doubles
@@ -86,7 +84,7 @@ def test_prompts_are_those_of_the_released_template(thinking: str | None, lead: 
     adapter = load_tiny(replace(spec, generation={"thinking": thinking}), saved("minicpm_v"))
     parts = [*chat(" w1 ", 0, 1)[0]["content"], *chat("w2", 2)[0]["content"]]
     text = f"{USER}{MARK}\n{MARK}\n w1 \n{MARK}\nw2{END}{ANSWER}{lead}"
-    assert render_chat(adapter, [{"role": "user", "content": parts}]) == text
+    assert adapter.render([{"role": "user", "content": parts}]) == text
 
 
 def test_other_modes_and_videos_are_refused() -> None:
@@ -100,14 +98,12 @@ def test_other_modes_and_videos_are_refused() -> None:
 
 
 def test_the_config_file_builds_as_many_parameters_as_the_hub_counts() -> None:
-    command = read_command(("model=minicpm_v_4_6",))
-    assert command is not None
-    spec = build_spec(command.cells[0]).model
+    spec = commands.spec_of("model=minicpm_v_4_6").model
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("minicpmv4_6") == spec.adapter
-    tokenizer = byte_tokenizer(adapter.special)
+    tokenizer = byte_tokenizer(adapter.data.special)
     with torch.device("meta"):
-        built = adapter.model_class._from_config(adapter.configuration(spec, tokenizer))
+        built = adapter.data.model_class._from_config(adapter.configuration(spec, tokenizer))
     assert sum(parameter.numel() for parameter in built.parameters()) == 1_300_428_016
     images = adapter.new_processor(spec, tokenizer).image_processor
     for (width, height), tokens in (((640, 480), spec.facts.visual_tokens), ((2480, 3508), 574)):

@@ -18,7 +18,6 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import place_media
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.molmo2 import Molmo2Adapter
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.view_placement import WHOLE, PictureView
@@ -91,7 +90,7 @@ LATER = [{"role": "assistant", "content": [{"type": "text", "text": "Two."}]}, *
 def test_prompts_are_those_of_the_released_template(turns: list[dict], text: str) -> None:
     adapter = TINY.adapter
     expected = f"<|im_end|>{text}{ANSWER}"
-    assert render_chat(adapter, place_media(turns, adapter.placeholders, None)) == expected
+    assert adapter.render(place_media(turns, adapter.data.placeholders, None)) == expected
     if "<|image|>" not in expected:  # the processor adds no second begin token
         ids = adapter.processor(text=[expected])["input_ids"][0]
         assert adapter.processor.tokenizer.decode(ids) == expected
@@ -218,9 +217,11 @@ def test_a_release_loads_under_its_own_names_and_keys(tmp_path: Path) -> None:
 def test_the_config_file_builds_the_released_architecture(name: str, parameters: int) -> None:
     """As many parameters as in the 4B release's index, and as in 34.66 GB of single precision of the 8B release."""
     spec = model_of(f"model={name}")
-    tokenizer = byte_tokenizer(Molmo2Adapter.special)
+    tokenizer = byte_tokenizer(Molmo2Adapter.data.special)
     with torch.device("meta"):
-        built = Molmo2Adapter.model_class._from_config(Molmo2Adapter.configuration(spec, tokenizer))
+        built = Molmo2Adapter.data.model_class._from_config(
+            Molmo2Adapter.configuration(spec, tokenizer)
+        )
     assert sum(parameter.numel() for parameter in built.parameters()) == parameters
     fewer = Molmo2Adapter.new_processor(replace(spec, processor={"max_crops": 1}), tokenizer)
     assert fewer.image_processor.get_number_of_image_patches(480, 640) == 2 * 14**2

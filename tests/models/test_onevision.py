@@ -12,8 +12,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.layout import mix
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.llava_onevision import Pooling
 from espalier.methods.base import Need, Site
 from tests.families.onevision import (
@@ -296,7 +295,7 @@ def test_probe_needs_a_head():
 
 def test_prompt_is_the_format_that_the_family_was_trained_with():
     adapter = load_adapter(ONEVISION)
-    assert render_chat(adapter, watch("How many?", video(0), picture(1))) == (
+    assert adapter.render(watch("How many?", video(0), picture(1))) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<video> <image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )

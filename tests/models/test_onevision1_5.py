@@ -60,9 +60,9 @@ def test_config_files_build_the_published_billions_of_parameters(
     spec = model_of(f"model={name}")
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("llavaonevision1_5") == spec.adapter
-    tokenizer = byte_tokenizer(adapter.special)
+    tokenizer = byte_tokenizer(adapter.data.special)
     with torch.device("meta"):
-        built = adapter.model_class._from_config(adapter.configuration(spec, tokenizer))
+        built = adapter.data.model_class._from_config(adapter.configuration(spec, tokenizer))
     counts = [
         sum(item.numel() for item in part.parameters()) for part in (built, built.model.visual)
     ]

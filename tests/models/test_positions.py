@@ -14,10 +14,10 @@ from transformers.cache_utils import DynamicCache
 
 import espalier
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.positions import ORDER, MisplacedText
+from espalier.harness.engine.layer_inputs import ORDER, MisplacedText
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.qwen_positions import IMAGE, TEXT, VIDEO, released_positions
+from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.models.qwen_vl import IMAGE, TEXT, VIDEO, released_positions
 from espalier.methods.none import NoReduction
 from tests.api.families import loaded
 from tests.families import FAMILIES
@@ -167,7 +167,7 @@ def test_placeholders_without_a_picture_are_refused(grids):
 def model_alone(name: str, dtype: str) -> Any:
     """A model that no adapter has touched."""
     spec = FAMILIES[name].spec
-    model_class = type(Tiny(name, dtype).adapter).model_class
+    model_class = type(Tiny(name, dtype).adapter).data.model_class
     model = model_class.from_pretrained(saved(name), dtype=getattr(torch, dtype)).eval()
     assert "get_rope_index" not in vars(model.model)
     assert spec.adapter in type(model).__module__

@@ -11,17 +11,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from espalier.harness.models import chat_templates
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.chat_templates import other_template
-from espalier.harness.models.conversations import sha256_of
-from espalier.harness.models.reference_prompts import (
+from espalier.harness.models import conversations
+from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.models.conversations import other_template, sha256_of
+from espalier.harness.specs.run_spec import VideoSpec
+from espalier.harness.tools.benchmarks.checkpoint_prompts import (
     SEEN,
     PromptTokens,
     compare_tokens,
     piecewise_ids,
 )
-from espalier.harness.specs.run_spec import VideoSpec
 from tests.families import FAMILIES
 from tests.family_runs import saved
 from tests.tiny import load_tiny, picture
@@ -135,7 +134,7 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
 
 def test_another_template_beside_the_weights_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(chat_templates.log, "warning", lambda form, line: lines.append(form % line))
+    monkeypatch.setattr(conversations.log, "warning", lambda form, line: lines.append(form % line))
     spec = replace(FAMILIES["llava"].spec, path=saved("llava"), weights="trained", dtype="float32")
     sha256 = sha256_of(load_adapter(spec).shipped_template)
     assert not lines  # nothing is known, so nothing is another

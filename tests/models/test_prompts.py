@@ -23,15 +23,14 @@ from lmms_eval.utils import load_yaml_config
 
 import run
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import with_question
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.checks.checkpoint_check import check_model
+from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.media.frames import Clip
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import Media
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.conversations import FRAMES, template_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
@@ -448,14 +447,12 @@ def test_turns_of_a_longer_chat_and_a_system_turn_of_its_own() -> None:
         {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
         {"role": "user", "content": "r"},
     ]
-    assert (
-        render_chat(Tiny("llava").adapter, turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
-    )
+    assert Tiny("llava").adapter.render(turns) == "s USER: q ASSISTANT: a</s>USER: r ASSISTANT:"
     head = "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
     tail = (
         "<|im_start|>assistant\na<|im_end|>\n<|im_start|>user\nr<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert render_chat(Tiny("qwen2_vl").adapter, turns) == head + tail
+    assert Tiny("qwen2_vl").adapter.render(turns) == head + tail
 
 
 def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from transformers import BitsAndBytesConfig, LlavaForConditionalGeneration
 
 import espalier
 from espalier.harness.api.loaded_models import named_spec
+from espalier.harness.cost.bounds import step_bytes
 from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.decode_bound import step_bytes
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, load_adapter
-from espalier.harness.models.build_adapter import weight_bytes
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter, weight_bytes
 from espalier.harness.models.quantisation import (
     MODULES,
     quantisation_of,

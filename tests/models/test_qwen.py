@@ -19,19 +19,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from transformers.vision_utils import get_vision_window_index
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import projector_flops, tower_flops
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.media.frames import Clip
-from espalier.harness.models.adapter import load_adapter
-from espalier.harness.models.chat_templates import render_chat
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import VideoSpec
 from espalier.methods.base import Need, Site
+from tests import commands
 from tests.families.qwen import (
     BOUNDS,
     IMAGES,
@@ -140,7 +139,7 @@ def test_every_unit_holds_the_pixels_of_its_grid_place(name):
     film = np.repeat(painted(2, 3, 3, 150), 2, axis=0).astype(np.uint8)
     film = Clip(film, (0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0), 1.0, 4, 4.0)
     parts = [{"type": kind} for kind in ("video", "image", "image")]
-    text = render_chat(adapter, video_chat("w1", *parts))
+    text = adapter.render(video_chat("w1", *parts))
     inputs = adapter.process([text], [[Image.fromarray(pixels) for pixels in still]], [[film]])
     layout = adapter.layout(inputs)
     with torch.inference_mode():
@@ -480,7 +479,7 @@ def test_the_last_of_an_odd_number_of_frames_is_doubled(name):
 
 
 def test_the_prompt_is_qwens(name):
-    prompt = render_chat(fresh(name), MIXED[0])
+    prompt = fresh(name).render(MIXED[0])
     system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     film = "<|vision_start|><|video_pad|><|vision_end|>"
     if name == "qwen3_vl":
@@ -544,9 +543,10 @@ def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise
 
 @pytest.mark.parametrize("file", ["qwen2_vl_7b", "qwen2_5_vl_3b", "qwen3_vl_2b"])
 def test_models_bound_frames_as_lmms_eval_does_and_qwen3_under_hub_as_released(file):
-    command = read_command(("-m", f"model={file}", "model.prompt=original,lmms_eval,hub"))
-    assert command is not None
-    bounds = [build_spec(cell).model.processor["cap_pixels_per_frame"] for cell in command.cells]
+    bounds = [
+        build_spec(cell).model.processor["cap_pixels_per_frame"]
+        for cell in commands.cells_of("-m", f"model={file}", "model.prompt=original,lmms_eval,hub")
+    ]
     assert bounds == [True, True, file != "qwen3_vl_2b"]
 
 
@@ -563,9 +563,11 @@ def test_unknown_and_impossible_settings_of_the_processor_are_refused(name):
 def test_the_last_block_spans_the_image_at_every_scale(layers):
     spec = model("qwen2_5_vl_7b")
     facts = spec.facts.scaled(1, layers)
-    tower = ADAPTERS.load(spec.adapter).tower_config(facts)
-    assert tower["fullatt_block_indexes"][-1] == layers - 1
-    assert len(set(tower["fullatt_block_indexes"])) == layers - facts.tower.window_layers
+    scaled = replace(spec, facts=facts)
+    config = ADAPTERS.load(spec.adapter).configuration(scaled, byte_tokenizer())
+    blocks = config.vision_config.fullatt_block_indexes
+    assert blocks[-1] == layers - 1
+    assert len(set(blocks)) == layers - facts.tower.window_layers
 
 
 def model(name):
@@ -587,7 +589,7 @@ def test_config_files_build_the_published_architectures(file, billions):
     adapter_class = ADAPTERS.load(spec.adapter)
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
-        built = adapter_class.model_class._from_config(config)
+        built = adapter_class.data.model_class._from_config(config)
     assert sum(item.numel() for item in built.parameters()) / 1e9 == pytest.approx(
         billions, abs=0.005
     )
@@ -619,7 +621,7 @@ def test_config_files_of_qwen3_build_as_many_parameters_as_the_hub_counts(file, 
     adapter_class = ADAPTERS.load(spec.adapter)
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
-        built = adapter_class.model_class._from_config(config)
+        built = adapter_class.data.model_class._from_config(config)
     assert sum(item.numel() for item in built.parameters()) == parameters
     assert config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 

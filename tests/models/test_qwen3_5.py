@@ -14,16 +14,12 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.budget import Budget, frame_of
 from espalier.harness.cost.flops import linear_cost, quadratic, text_flops
-from espalier.harness.cost.schedule import frame_of
 from espalier.harness.engine.eviction import CacheBudget, ScoredEviction
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.runs.admission import admit
@@ -32,6 +28,7 @@ from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import MethodError, Need, Site
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
+from tests import commands
 from tests.engine.test_eviction import METHODS, built, places
 from tests.families import FAMILIES
 from tests.family_runs import ROWS, Tiny, answered, extended, generation, positions, saved
@@ -308,7 +305,7 @@ def test_prompts_are_those_of_the_released_template(turns, text, thinking, lead)
     spec = FAMILIES["qwen3_5"].spec
     settings = {} if thinking is None else {"thinking": thinking}
     adapter = load_tiny(replace(spec, generation=settings), saved("qwen3_5"))
-    assert render_chat(adapter, turns) == f"{text}{ANSWER}{lead}"
+    assert adapter.render(turns) == f"{text}{ANSWER}{lead}"
 
 
 def random_spec(file: str) -> ModelSpec:
@@ -332,7 +329,7 @@ def test_config_files_build_as_many_parameters_as_the_hub_counts(file, parameter
     adapter_class = ADAPTERS.load(spec.adapter)
     config = adapter_class.configuration(spec, byte_tokenizer())
     with torch.device("meta"):
-        model = adapter_class.model_class._from_config(config)
+        model = adapter_class.data.model_class._from_config(config)
     assert sum(item.numel() for item in model.parameters()) == parameters
     types = ["linear_attention"] * 3 + ["full_attention"]
     assert config.text_config.layer_types == types * (spec.facts.text.layers // 4)
@@ -361,9 +358,7 @@ def test_the_flops_rule_counts_layers_of_both_kinds():
 
 def admitted(overrides: str) -> None:
     settings = ("model=qwen3_5_9b", "model.weights=random", "benchmark=seedling_vqa")
-    command = read_command([*settings, *overrides.split()])
-    assert command is not None
-    admit(build_spec(command.cells[0]), Digests())
+    admit(commands.spec_of(*settings, *overrides.split()), Digests())
 
 
 @pytest.mark.parametrize(

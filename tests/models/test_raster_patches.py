@@ -116,11 +116,11 @@ def test_the_config_files_build_the_released_architectures(
 ) -> None:
     spec = model(name)
     adapter = ADAPTERS.load(spec.adapter)
-    config = adapter.configuration(spec, byte_tokenizer(adapter.special))
+    config = adapter.configuration(spec, byte_tokenizer(adapter.data.special))
     with torch.device("meta"):
-        built = adapter.model_class._from_config(config)
+        built = adapter.data.model_class._from_config(config)
     assert sum(parameter.numel() for parameter in built.parameters()) == parameters
-    images = adapter.new_processor(spec, byte_tokenizer(adapter.special)).image_processor
+    images = adapter.new_processor(spec, byte_tokenizer(adapter.data.special)).image_processor
     for size, tokens in (((480, 640), spec.facts.visual_tokens), ((3508, 2480), page)):
         patches = torch.tensor(images.get_number_of_image_patches(*size)).prod()
         assert patches // 4 == tokens

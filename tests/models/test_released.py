@@ -27,7 +27,8 @@ from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVide
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec, VideoSpec
 from espalier.harness.tools.convert import convert_internvl, convert_llava_video

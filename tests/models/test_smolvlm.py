@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.models.view_placement import PictureView
 from tests.families import FAMILIES
 from tests.family_runs import Tiny
@@ -24,7 +23,7 @@ def test_prompts_are_those_of_the_library_s_template(turns: list[dict]) -> None:
     expected = adapter.processor.tokenizer.apply_chat_template(
         turns, chat_template=DEFAULT_CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
     )
-    ours = render_chat(adapter, turns)
+    ours = adapter.render(turns)
     # The template writes no blank before an answer of an earlier turn, where its model card does.
     assert ours.replace("Assistant:Two", "Assistant: Two") == expected
 

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.runs.served.engine_server import EngineServer
-from espalier.harness.runs.served.served_chats import served_prompt
+from espalier.harness.runs.served.served_session import served_prompt
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.models.test_generic import REFUSED, load
@@ -40,7 +40,7 @@ def with_tokens(adapter: Adapter, lead: str, adds_end: bool) -> Adapter:
         single=pieces, special_tokens=list(ids.items())
     )
     around = [getattr(changed.processor, f"image_{end}_token", "") for end in ("start", "end")]
-    mark = type(adapter).placeholders[0].join(around)
+    mark = type(adapter).data.placeholders[0].join(around)
     changed.processor.chat_template = (
         f"{lead}{{% for turn in messages %}}{{% for part in turn.content %}}"
         f"{{{{ {mark!r} if part.type == 'image' else part.text }}}}{{% endfor %}}{{% endfor %}}"

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.reasoning_limit import CLOSING
+from espalier.harness.engine.generation_loop import CLOSING
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.chat_templates import render_chat
 from espalier.harness.specs.catalogue import build_method
 from run import main
 from tests.families import FAMILIES
@@ -55,19 +54,19 @@ def test_the_checkpoint_s_switch_follows_the_setting(
     shutil.copytree(saved(TINY), tmp_path / "hybrid")
     (tmp_path / "hybrid" / "chat_template.jinja").write_text(HYBRID)
     adapter = thinker(value, tmp_path / "hybrid")
-    assert render_chat(adapter, chat("Why?")) == f"Why?{end}"
+    assert adapter.render(chat("Why?")) == f"Why?{end}"
     ids = torch.tensor([adapter.processor.tokenizer.encode("It is.")])
     assert adapter.decode(ids) == [f"{lead}It is."]
 
 
 @pytest.mark.parametrize(("value", "tail"), [(None, ""), ("strip", "<think>\n")])
 def test_the_family_s_frame_begins_the_reasoning(value: str | None, tail: str) -> None:
-    assert render_chat(thinker(value), chat("Why?")).endswith(f"<|im_start|>assistant\n{tail}")
+    assert thinker(value).render(chat("Why?")).endswith(f"<|im_start|>assistant\n{tail}")
 
 
 def test_a_format_without_a_switch_cannot_turn_reasoning_off() -> None:
     with pytest.raises(UserError, match=r"model\.generation\.thinking='off': .*enable_thinking"):
-        render_chat(thinker("off"), chat("Why?"))
+        thinker("off").render(chat("Why?"))
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
@@ -121,29 +120,6 @@ def test_an_answer_without_reasoning_has_no_budget() -> None:
     with Session(adapter, build_method("none", {}), Budget("kept", 0.0)) as session:
         plain = session.generate(inputs, **settings).ids
         assert torch.equal(session.generate(inputs, thinking_budget=18, **settings).ids, plain)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["+model.generation.thinking=loud"],
-            "must be strip, keep, off or budget:N with N at least 16",
-        ),
-        (["+model.generation.thinking=budget:3"], "must be strip, keep, off or budget:N"),
-        (["+benchmark.generation.thinking=keep"], "valid: model.generation.thinking"),
-        (
-            ["+model.generation.thinking=budget:64", "engine.rescore=true"],
-            "engine.rescore judges the model's own tokens; valid: strip, keep",
-        ),
-    ],
-)
-def test_wrong_settings_are_one_line(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert main([*arguments, f"store={tmp_path}", "limit=1"]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert words in line
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.none import NoReduction
 from lab.pages.denoising_page import ENDED, MASKED, PLACES, main
 from lab.pages.denoising_time_page import MODEL, TimePoint, drawn, timed

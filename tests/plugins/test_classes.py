@@ -16,13 +16,14 @@ from espalier.harness.cli.run import CELLS
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.plugins.code_reference import CodeReference, ImportedFiles
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 from tests.plugins.packages import method, write
 from tests.runs.helpers import Bench, make_bench
 
@@ -178,8 +179,10 @@ def test_the_key_is_that_of_the_code_and_not_of_its_place(folder: Path) -> None:
         return job.key, job.parts["plugins"]
 
     first = key("other.py:FirstTokens")
-    write(folder, {"elsewhere/other.py": f"# A comment.\n{method('FirstTokens')}"})
+    write(folder, {"elsewhere/other.py": method("FirstTokens")})
     assert key("elsewhere/other.py:FirstTokens") == first
+    write(folder, {"elsewhere/other.py": f"# A comment.\n{method('FirstTokens')}"})
+    assert key("elsewhere/other.py:FirstTokens") != first
     write(folder, {"other.py": method("FirstTokens").replace('"prefix"', '"layer", 2')})
     changed = key("other.py:FirstTokens")
     assert changed[0] != first[0]
@@ -221,9 +224,11 @@ def test_another_process_reads_its_objects(folder: Path) -> None:
 def test_a_job_runs_it_from_another_folder(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = read_command(["method=own.py:FirstTokens", "limit=3"])
-    assert command is not None
-    cell = {key: value for key, value in command.cells[0].items() if key != "cluster"}
+    cell = {
+        key: value
+        for key, value in commands.cells_of("method=own.py:FirstTokens", "limit=3")[0].items()
+        if key != "cluster"
+    }
     row = folder / "store" / "row.json"
     entry = {"key": "k", "row": str(row), "before": None}
     config = {**cell, "store": str(folder / "store")}

@@ -11,13 +11,14 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.cluster import cluster_sweep
 from espalier.harness.runs.cluster.job_file import JobFile
 from espalier.harness.runs.cluster.launched_jobs import JobGroup
 from espalier.harness.specs.run_spec import RunSpec
+from tests import commands
 from tests.cluster.test_sweep import Here
 from tests.plugins.packages import config, method, write
 from tests.runs.helpers import Bench, make_bench
@@ -88,9 +89,9 @@ def test_its_paths_start_at_the_folder(own: Path, flags: tuple[str, ...]) -> Non
     # The line runs from any folder.
     assert f'hydra.searchpath=["file://{own}"]' in command.argv
     assert all(f'hydra.searchpath=["file://{own}"]' in line for line in command.lines)
-    typed = read_command([*flags, "benchmark=sums", "benchmark.include_path=/else"])
-    assert typed is not None
-    assert build_spec(typed.cells[0]).benchmark.include_path == Path("/else")
+    assert commands.spec_of(
+        *flags, "benchmark=sums", "benchmark.include_path=/else"
+    ).benchmark.include_path == Path("/else")
 
 
 def test_a_run_takes_its_names_and_lines_list_them(bench: Bench) -> None:
@@ -162,14 +163,13 @@ def test_looking_shows_the_same_config(bench: Bench, own: Path) -> None:
 @pytest.mark.slow
 def test_a_sweep_composes_sections_once(own: Path) -> None:
     line = ["-m", "method=none,fastv,first", "ratio=0.1,0.5,0.9", "benchmark=sums"]
-    command = read_command(["--config-dir", "own", *line])
-    assert command is not None
+    cells = commands.cells_of("--config-dir", "own", *line)
     alone = [
         read_command(["--config-dir", "own", f"method={name}", f"ratio={ratio}", line[-1]])
         for name in ("none", "fastv", "first")
         for ratio in (0.1, 0.5, 0.9)
     ]
-    assert list(command.cells) == [one.cells[0] for one in alone if one is not None]
+    assert list(cells) == [one.cells[0] for one in alone if one is not None]
 
 
 def test_a_job_finds_a_draft_of_the_folder(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import espalier
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.paths import ROOT
@@ -18,13 +18,13 @@ from tests.plugins.packages import config, imported_from, install, method
 from tests.runs.helpers import Bench, make_bench
 
 FAMILY = """
-from typing import Any, ClassVar
+from dataclasses import replace
 
 from espalier.harness.models.llava import LlavaAdapter
 
 
 class Twin(LlavaAdapter):
-    checkpoint_types: ClassVar[tuple[str, ...]] = ("twin", "llava")
+    data = replace(LlavaAdapter.data, types=("twin", "llava"))
 
 
 class Other: ...

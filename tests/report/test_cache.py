@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.cache_report import PRESETS, REPORT, main
 from espalier.harness.reports.curves.cache_results import ablation, compared, read_caches, stacked
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.store import Store
+from tests import commands
 from tests.report.stored_rows import settings
 
 N, LAYERS, VISUAL = 200, 6, 144
@@ -161,10 +161,9 @@ def test_what_cannot_be_shown_is_one_line(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS.values())
 def test_the_sweeps_compose(preset: str, tmp_path: Path) -> None:
-    command = read_command([preset, f"store={tmp_path}"])
-    assert command is not None
-    assert {cell["model"]["name"] for cell in command.cells} == {"seedling"}
-    assert {cell["benchmark"]["name"] for cell in command.cells} <= {
+    cells = commands.cells_of(preset, f"store={tmp_path}")
+    assert {cell["model"]["name"] for cell in cells} == {"seedling"}
+    assert {cell["benchmark"]["name"] for cell in cells} <= {
         "seedling_ocr",
         "seedling_caption",
     }

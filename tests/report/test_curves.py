@@ -11,8 +11,6 @@ import pytest
 from lmms_eval.tasks.pope.utils import pope_aggregate_f1_score
 
 from espalier.harness.cli.curves import main
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.influence import influence
@@ -29,6 +27,7 @@ from espalier.harness.reports.curves.report_page import config_names
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.stats import holm, paired_pvalue
 from espalier.harness.store import Store
+from tests import commands
 from tests.report.stored_rows import settings
 
 N = 200
@@ -222,10 +221,7 @@ def report_of(store: Path, out: Path, *left_out: tuple[RunSpec, str]) -> dict[st
     return {path.name: path.read_text() for path in paths}
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def row_of(page: str, name: str) -> list[str]:

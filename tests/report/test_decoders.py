@@ -17,9 +17,9 @@ from espalier.harness.decoding.speculative.decoding_record import (
     AnswerTimes,
     DecodingRecord,
     ForwardTimes,
+    Round,
 )
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
-from espalier.harness.decoding.speculative.trace import Round
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample

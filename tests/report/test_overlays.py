@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.reports.html import overlays as module
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
+from tests import commands
 
 #: Runs by what is special about them.
 RUNS = {
@@ -32,9 +31,7 @@ OTHER_FAMILY = "qwen2_vl"
 @cache
 def run(name: str) -> tuple[RunSpec, Method]:
     """Return one of RUNS."""
-    command = read_command(RUNS[name])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*RUNS[name])
     if spec.method.draft is not None:
         draft = replace(spec.method.draft, adapter=OTHER_FAMILY)
         spec = replace(spec, method=replace(spec.method, draft=draft))
@@ -82,14 +79,3 @@ def other_code(text: str) -> str:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             node.body.append(ast.parse("del len").body[0])
     return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def other_words(text: str) -> str:
-    """Return a file without its comments, formatted otherwise, with another docstring wherever one may stand."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            if ast.get_docstring(node) is not None:
-                del node.body[0]
-            node.body.insert(0, ast.Expr(ast.Constant("Said otherwise.")))
-    return "# A comment.\n" + ast.unparse(ast.fix_missing_locations(tree))

@@ -150,5 +150,5 @@ def make_bench(
         "espalier.harness.evaluation.evaluate.open_benchmark",
         lambda spec, *more: SimpleNamespace(tasks=()),
     )
-    monkeypatch.setattr("espalier.harness.models.adapter.load_adapter", load)
+    monkeypatch.setattr("espalier.harness.models.build_adapter.load_adapter", load)
     return Bench(store, capsys, fake)

@@ -17,14 +17,13 @@ import torch
 
 import run
 from espalier.harness.cli.calibrate import main as calibrate
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import SUBSTITUTES
 from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec, VideoSpec
 from espalier.harness.store import Store
+from tests import commands
 from tests.families import FAMILIES
 from tests.families.qwen import write_clip
 from tests.runs.helpers import Outcome
@@ -120,9 +119,7 @@ def answers(root: Path, row: dict[str, Any], store: str = "store") -> dict[int, 
 
 
 def spec_of(root: Path, *argv: str) -> RunSpec:
-    command = read_command([f"store={root / 'store'}", "engine.warmup=0", *argv])
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(f"store={root / 'store'}", "engine.warmup=0", *argv)
 
 
 @pytest.mark.sampled(6)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.cost.peak_memory import Peak
+from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.store import Store
 from tests.runs.helpers import Bench, make_bench
@@ -63,7 +63,7 @@ def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
     assert done.code == 0, done.err
     row = done.last
     assert_contract(row, CONTRACT)
-    assert (row["schema"], row["status"], row["n_samples"]) == (3, "done", 3)
+    assert (row["schema"], row["status"], row["n_samples"]) == (4, "done", 3)
     assert (row["method"], row["ratio"], row["budget_rule"]) == ("fastv", 0.75, "kept")
     assert row["tokens"]["visual"] == 144
     assert row["tokens"]["requested_keep"] == row["tokens"]["kept_final"] == 36
@@ -167,7 +167,7 @@ def test_the_peak_is_that_of_all_devices_of_the_model_until_the_run_has_ended(
         yield peak
         peak.stop()
 
-    monkeypatch.setattr("espalier.harness.cost.peak_memory.peak_memory", peak_memory)
+    monkeypatch.setattr("espalier.harness.cost.memory.peak_memory", peak_memory)
     bench.fake.devices = ("cuda:0", "cuda:1")
     row = bench("method=fastv").last
     assert asked == [("cuda:0", "cuda:1")]

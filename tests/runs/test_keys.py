@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.kinds.method_stack import method_of
-from espalier.harness.runs import run_key as keys
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.runs.admission import admit
 from espalier.harness.runs.run_key import key_parts, run_key
+from espalier.harness.runs.served import engine_process, engine_server
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 
 def spec_of(store: Path, *argv: str) -> RunSpec:
-    command = read_command([f"store={store}", "method=fastv", "ratio=0.5", *argv])
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(f"store={store}", "method=fastv", "ratio=0.5", *argv)
 
 
 def key_of(store: Path, *argv: str) -> str:
@@ -204,8 +201,9 @@ def test_the_version_of_the_program_that_answers_is_part_of_the_key(
     place = {"engine": "backend.python=/bin/python", "server": "backend.url=http://localhost:1"}
     spec = spec_of(store, "method=divprune", "backend=vllm", place[served])
     found = []
+    module = {"engine": engine_process, "server": engine_server}[served]
     for version in ("1.0", "1.1", "1.0"):
-        monkeypatch.setattr(keys, f"{served}_version", lambda _, version=version: version)
+        monkeypatch.setattr(module, f"{served}_version", lambda _, version=version: version)
         found.append(run_key(key_parts(spec, method_of(spec.method), Digests())))
     assert found[0] == found[2] != found[1]
 

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.engine.artifacts.fitprune_schemes import save_scheme, scheme_artifact
-from espalier.harness.engine.artifacts.priors import load_prior, save_prior
+from espalier.harness.engine.artifacts import load_prior, save_prior, save_scheme, scheme_artifact
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.admission import Job, admit
-from espalier.harness.runs.code_files import SourceFile, Stamp, code_files
-from espalier.harness.runs.run_key import EXCLUDED, key_parts, run_key, task_files
+from espalier.harness.runs.run_key import EXCLUDED, code_files, imports_of, key_parts, run_key
+from espalier.harness.runs.run_settings import task_files
 from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.plugins.code_reference import own_code
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 #: Files of a checkpoint that shape what goes in or comes out.
 CHECKPOINT = (
@@ -54,9 +54,7 @@ SCORED = ("ocean_ocr_document_zh", "nocaps", "llava_bench")
 
 
 def spec_of(store: Path, *argv: str) -> RunSpec:
-    command = read_command([f"store={store}", "method=fastv", "ratio=0.5", *argv])
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(f"store={store}", "method=fastv", "ratio=0.5", *argv)
 
 
 def job_of(store: Path, *argv: str) -> Job:
@@ -152,16 +150,6 @@ def test_task_files_count_named_or_not(
 # ---------------------------------------------------------------- code
 
 
-def test_notes_in_the_code_of_a_task_do_not_count(tmp_path: Path, plain: Job) -> None:
-    (tmp_path / "utils.py").write_text("one = 1\n")
-    (tmp_path / "empty.py").write_text("")
-    spec = replace(plain.spec, benchmark=replace(plain.spec.benchmark, sources=(tmp_path,)))
-    before = key_of(spec, plain)
-    (tmp_path / "utils.py").write_text('"""What it does."""\n\none = 1  # because\n')
-    (tmp_path / "empty.py").write_text("# nothing\n")
-    assert key_of(spec, plain) == before
-
-
 def test_a_task_that_is_no_python_is_its_bytes(tmp_path: Path, plain: Job) -> None:
     (tmp_path / "utils.py").write_text("one = (")
     spec = replace(plain.spec, benchmark=replace(plain.spec.benchmark, sources=(tmp_path,)))
@@ -173,65 +161,123 @@ def test_a_task_that_is_no_python_is_its_bytes(tmp_path: Path, plain: Job) -> No
 def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
     for module in ("scene_scores", "counter_random"):
         (tmp_path / "utils.py").write_text(f"from espalier.harness.seedling import {module}\n")
-        closure = code_files(ROOT).closure([tmp_path / "utils.py"], EXCLUDED)
-        names = {stamp.path.name for stamp in closure}
+        names = {path.name for path in code_files([tmp_path / "utils.py"])}
         assert ("scene_scores.py" in names) == (module == "scene_scores")
 
 
-def files_of(*argv: str) -> dict[Stamp, SourceFile]:
+@pytest.mark.parametrize(
+    ("use", "names"),
+    [
+        ("from espalier.harness.other import f", {"other"}),
+        ("from espalier.harness import (\n    other,  # as well\n)", {"other"}),
+        ("import espalier.harness.other as o", {"other"}),
+        ("import torch, espalier.harness.other", {"other"}),
+        ("def main():\n    from espalier.harness.other import f", {"other"}),
+        ("from espalier.harness.between import *", {"between", "other"}),
+        ("from espalier.harness import start", set()),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from espalier.harness import other", set()),
+        ("from espalier.harness.errors import f", set()),
+        ("from espalier.harness.errors_of_tasks import f", {"errors_of_tasks"}),
+        ("import torch", set()),
+    ],
+)  # fmt: skip
+def test_imported_files_count_except_excluded_ones(
+    tmp_path: Path, use: str, names: set[str]
+) -> None:
+    files = {"start": use, "between": "from espalier.harness.other import f"}
+    files |= dict.fromkeys(("__init__", "other", "unused", "errors", "errors_of_tasks"), "")
+    (tmp_path / "harness").mkdir()
+    for name, text in files.items():
+        (tmp_path / "harness" / f"{name}.py").write_text(f"{text}\n")
+    start = tmp_path / "harness" / "start.py"
+    stems = {path.stem for path in code_files([start], tmp_path)}
+    assert stems - {"__init__"} == names | {"start"}
+    assert ("__init__" in stems) == ("espalier" in use and "TYPE_CHECKING" not in use)
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "start.py"
+    digests = []
+    for text in ("x = 1", "x = 2", "x = 1"):
+        file.write_text(text)
+        os.utime(file, (0, len(digests)))
+        digests.append(code_files([file], tmp_path)[file])
+    assert digests[0] == digests[2] != digests[1]
+
+
+def files_of(*argv: str) -> set[Path]:
     """Return the code of a run."""
     spec = spec_of(Path("store"), *argv)
     method = build_method(spec.method.name, spec.method.params)
-    code = code_files(ROOT)
-    entries = keys.entry_files(spec, method, code)
+    _, modules = own_code([type(method)])
+    entries = [*keys.entry_files(spec, method), *modules.values()]
     entries += [
         path
         for files in task_files(spec.benchmark).values()
         for path in files
         if path.suffix == ".py"
     ]
-    return code.closure(entries, EXCLUDED)
+    return set(code_files(entries))
 
 
 @pytest.fixture(scope="module")
-def every_file() -> dict[Stamp, SourceFile]:
+def every_file() -> set[Path]:
     """The code of runs of each kind and family, together."""
     families = (("method=fastv", f"model.adapter={name}") for name in ADAPTERS.names())
-    files: dict[Stamp, SourceFile] = {}
-    for argv in (
+    lines = (
         *((f"method={name}",) for name in METHODS.names()),
         *families,
         ("method=d3tom", "model=seedling_diffusion", "benchmark=video_detail_caption"),
-    ):
-        files |= files_of(*argv)
-    return files
+    )
+    return set().union(*(files_of(*argv) for argv in lines))
+
+
+def imported(files: Iterable[Path]) -> set[str]:
+    """Return the names that files import when they run, by the parser."""
+    names = set()
+    for path in files:
+        waiting: list[ast.AST] = [ast.parse(path.read_bytes())]
+        while waiting:
+            node = waiting.pop()
+            is_unused = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+            waiting += [] if is_unused else ast.iter_child_nodes(node)
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                names |= {f"{base}{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.slow
+def test_the_imports_of_every_file_are_found(every_file: set[Path]) -> None:
+    for path in every_file:
+        assert imported([path]) <= imports_of(path.read_text()), path
 
 
 @pytest.mark.exhaustive
-def test_every_exclusion_is_needed(every_file: Mapping[Stamp, SourceFile]) -> None:
-    imports = set().union(*(file.imports for file in every_file.values()))
+def test_every_exclusion_is_needed(every_file: set[Path]) -> None:
+    imports = set().union(*(imports_of(path.read_text()) for path in every_file))
     assert set(EXCLUDED) <= imports
 
 
 @pytest.mark.slow
-def test_no_code_is_imported_in_other_ways(every_file: Mapping[Stamp, SourceFile]) -> None:
+def test_no_code_is_imported_in_other_ways(every_file: set[Path]) -> None:
     """No file of a run imports by a computed name but third-party packages, or evaluates text."""
     escapes = re.compile(
         r"__import__|(?<![.\w])(eval|exec|globals)\(|import_module\((?!MODULE|\"pypdfium2|f\"\{PACKAGE)"
     )
-    for stamp in every_file:
-        if "harness" in stamp.path.parts:
-            assert not escapes.search(stamp.path.read_text()), stamp.path
+    for path in every_file:
+        if "harness" in path.parts:
+            assert not escapes.search(path.read_text()), path
 
 
-def outside(files: Mapping[Stamp, SourceFile]) -> set[str]:
-    """Return the packages outside the repository that some files import."""
-    return {name.partition(".")[0] for file in files.values() for name in file.imports}
+def outside(files: Iterable[Path]) -> set[str]:
+    """Return the packages that some files import."""
+    return {name.partition(".")[0] for name in imported(files)}
 
 
 @pytest.mark.slow
 def test_packages_that_a_run_imports_have_their_version_in_the_key(
-    every_file: Mapping[Stamp, SourceFile],
+    every_file: set[Path],
 ) -> None:
     known = packages_distributions()
     scorers = [outside(files_of("method=fastv", f"benchmark={name}")) for name in SCORED]

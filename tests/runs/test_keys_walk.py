@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.facts import LinearFacts
 from espalier.harness.errors import Refused
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs import run_key as keys
-from espalier.harness.runs.code_files import CodeFiles
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.runs.served import engine_process, engine_server
 from espalier.harness.specs.benchmark_spec import Answers, Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
+from tests import commands
 
 #: Fields that change no number: path of the field -> why.
 EXEMPT = {
@@ -162,10 +161,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 @cache
@@ -263,10 +259,10 @@ PATHS = sorted(path for path in FOUND if not any(one.startswith(f"{path}.") for 
 def _without_reading_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hash no code: a field that changes it must change the settings, too."""
     monkeypatch.setattr(keys, "entry_files", lambda *_: [])
-    monkeypatch.setattr(CodeFiles, "digest", lambda *_: "")
+    monkeypatch.setattr(keys, "code_files", lambda *_: {})
     # An interpreter that has no engine.
-    monkeypatch.setattr(keys, "engine_version", lambda _: "1.0")
-    monkeypatch.setattr(keys, "server_version", lambda _: "1.0")
+    monkeypatch.setattr(engine_process, "engine_version", lambda _: "1.0")
+    monkeypatch.setattr(engine_server, "server_version", lambda _: "1.0")
 
 
 def test_the_walk_reaches_every_description() -> None:

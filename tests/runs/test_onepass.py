@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.samples import SampleErrors
-from espalier.harness.kinds.method_stack import method_of
+from espalier.harness.kinds.lookup import method_of
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.onepass import why_not_shared
 from espalier.harness.runs.runner import Runner
 from espalier.harness.store.files.journal import Journal
 from espalier.methods.base import MethodError
+from tests import commands
 
 #: Nothing to do, scores below its layer, choices before the decoder, entries that leave the cache.
 METHODS = "none,fastv,divprune,snapkv"
@@ -55,10 +55,9 @@ def sweep(
     failing: Callable[[Runner, Exception], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a sweep as run.py does and return its rows."""
-    command = read_command(["-m", *arguments, *overrides, f"store={store}"])
-    assert command is not None
+    cells = commands.cells_of("-m", *arguments, *overrides, f"store={store}")
     runner = Runner(sweep=True, pool=POOL)
-    specs = [build_spec(cell) for cell in command.cells]
+    specs = [build_spec(cell) for cell in cells]
     runner.admit(specs)
     for spec in specs:
         try:
@@ -229,9 +228,7 @@ def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(
     ],
 )
 def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> None:
-    command = read_command(["limit=2", override])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of("limit=2", override)
     answer = why_not_shared(spec, method_of(spec.method))
     assert (answer is None) if reason is None else (reason in (answer or ""))
 

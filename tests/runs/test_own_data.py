@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,11 @@ from PIL import Image
 
 import run
 from espalier import results
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
-from espalier.harness.errors import UserError, tell_once
+from espalier.harness.errors import tell_once
 from espalier.harness.runs.admission import admit
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 
 #: The embedded model knows no words of an instruction.
 BARE = "+benchmark.prompt.post_prompt=''"
@@ -44,10 +43,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(["benchmark=data", *argv])
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = partial(commands.spec_of, "benchmark=data")
 
 
 def key_of(*argv: str) -> str:
@@ -110,9 +106,7 @@ def test_a_changed_picture_changes_the_key(table: Path) -> None:
 
 
 def test_settings_of_other_benchmarks_say_nothing_of_records() -> None:
-    command = read_command(["method=none", "benchmark=seedling_vqa"])
-    assert command is not None
-    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    job = admit(commands.spec_of("method=none", "benchmark=seedling_vqa"), Digests(), places=False)
     assert not {"score", "data"} & set(job.parts["settings"]["benchmark"])
 
 
@@ -133,25 +127,6 @@ def test_what_the_config_leaves_open_follows_from_the_data(
     pictures = f"benchmark.path={table.parent / 'pictures'}"
     benchmark = spec_of(pictures, "benchmark.question='what is there ?'").benchmark
     assert (benchmark.task, benchmark.metrics) == ("data_none", ("words",))
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ((), "benchmark.path=null: benchmark=data needs data"),
-        (("benchmark.path=https://a.b/c.csv",), "is an address"),
-        (("benchmark.path=/no/file.csv",), "does not exist"),
-        (("benchmark.path=/no/file.csv", "benchmark.score=f1"), "benchmark.score='f1' is unknown"),
-        (
-            ("benchmark.path=/no/file.csv", "benchmark.tolerance.relative=-1"),
-            "benchmark.tolerance.relative=-1",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line_before_anything_is_loaded(argv: tuple[str, ...], words: str) -> None:
-    with pytest.raises(UserError) as info:
-        read_command(["benchmark=data", *argv])
-    assert words in str(info.value)
 
 
 def test_words_that_a_closed_vocabulary_lacks_are_noted(

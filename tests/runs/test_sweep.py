@@ -89,13 +89,6 @@ def test_a_sweep_of_which_nothing_can_run_is_an_error(bench: Bench) -> None:
     assert done.out == ""
 
 
-def test_a_word_that_is_no_choice_is_refused(bench: Bench) -> None:
-    done = bench("refused=maybe")
-    assert done.code == 2
-    assert "refused='maybe' is unknown" in done.err
-    assert "error, skip" in done.err
-
-
 def test_a_second_sweep_runs_nothing_again(bench: Bench, reported: list[dict[str, Any]]) -> None:
     again = (*SWEEP, "refused=skip", f"report={bench.store}")
     first = bench(*again)

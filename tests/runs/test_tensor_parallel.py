@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import PROCESS_CHECKS
 from espalier.methods.divprune import DivPrune
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.snapkv import SnapKV
+from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import generation, saved
 from tests.runs.test_data_parallel import launch
@@ -104,9 +103,7 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
 
 
 def refusal(world: int, *overrides: str) -> str:
-    command = read_command([*RUN, "model.parallel=tensor", *overrides])
-    assert command is not None
-    spec = build_spec(command.cells[0])
+    spec = commands.spec_of(*RUN, "model.parallel=tensor", *overrides)
     with pytest.raises(UserError) as error:
         dict(PROCESS_CHECKS)["model.parallel"](spec, Ranks(world=world))
     return str(error.value)
@@ -116,11 +113,11 @@ def refusal(world: int, *overrides: str) -> str:
     ("world", "overrides", "line"),
     [
         (1, [], "needs several processes; valid: torchrun"),
-        (12, [], "12 processes: more tensor ranks than heads, model=seedling has 6 key heads"),
+        (12, [], "12 processes: more tensor ranks than heads, model='seedling' has 6 key heads"),
         (
             4,
             [],
-            "heads that do not divide, model=seedling has 6 key heads; valid: 2, 3, 6, or model.parallel=data",
+            "heads that do not divide, model='seedling' has 6 key heads; valid: 2, 3, 6, or model.parallel=data",
         ),
         (2, ["method=parallelvlm"], "does not take method='parallelvlm', which has two models"),
         (2, ["model=seedling_diffusion"], "'seedling_diffusion', which denoises"),

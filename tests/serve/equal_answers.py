@@ -22,10 +22,9 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.runs.served.engine_folders import code_folder, model_folder
+from espalier.harness.runs.served.engine_pool import code_folder, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
-from espalier.harness.runs.served.served_chats import ServedCodec
-from espalier.harness.runs.served.served_session import ServedGenerator, WrongPrompt
+from espalier.harness.runs.served.served_session import ServedCodec, ServedGenerator, WrongPrompt
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.methods.base import MethodError

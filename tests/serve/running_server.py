@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.served.engine_folders import code_folder
+from espalier.harness.runs.served.engine_pool import code_folder
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.serve.setting import KEY
 from lab.pages.serve_page import PAGE

@@ -17,8 +17,6 @@ from PIL import Image
 import espalier
 import run
 from espalier.harness.cli.store import main
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.evaluation.evaluate import open_benchmark
 from espalier.harness.runs.admission import admit
 from espalier.harness.runs.model_pool import Pool
@@ -30,6 +28,7 @@ from espalier.harness.store.answer_view import answer_lines
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import StoredAnswer
 from espalier.methods.fastv import FastV
+from tests import commands
 from tests.plugins.packages import method as code_of
 
 SETTINGS = (
@@ -73,18 +72,18 @@ def test_a_job_is_made_again_from_its_row_alone(made: Path) -> None:
     ],
 )
 def test_stacks_and_counts_are_made_again(tmp_path: Path, argv: tuple[str, ...]) -> None:
-    command = read_command([*argv, "benchmark=seedling_vqa", "limit=4", f"store={tmp_path}"])
-    assert command is not None
-    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    job = admit(
+        commands.spec_of(*argv, "benchmark=seedling_vqa", "limit=4", f"store={tmp_path}"),
+        Digests(),
+        places=False,
+    )
     row = {"run_key": job.key, **job.outline()}
     assert job_of_row(row, tmp_path).key == job.key
 
 
 def row_of_line(*argv: str) -> dict[str, Any]:
     """The row of a run, as far as it is known before it runs."""
-    command = read_command(argv)
-    assert command is not None
-    job = admit(build_spec(command.cells[0]), Digests(), places=False)
+    job = admit(commands.spec_of(*argv), Digests(), places=False)
     plugins = [{"digest": digest} for digest in job.parts.get("plugins", ())]
     row = {"run_key": job.key, **job.outline()}
     row["extra"] = {**row["extra"], "plugins": plugins}
@@ -114,9 +113,8 @@ def test_code_of_a_row_runs_while_it_has_the_digest_of_the_row(
     mark = tmp_path / "imported"
     with file.open("a", encoding="utf-8") as stream:
         stream.write(TRACE.format(str(mark)))
-    with pytest.raises(espalier.UserError, match=r"has changed since.*--set method=") as caught:
+    with pytest.raises(espalier.UserError, match=r"has changed since.*--set method="):
         job_of_row(row, tmp_path)
-    assert "\n" not in str(caught.value)
     assert not mark.exists()
     job_of_row(row, tmp_path, [f"method={file}:FirstTokens"])
     assert mark.exists()
@@ -138,9 +136,8 @@ def test_code_without_a_digest_in_the_row_is_not_imported(
     if isinstance(place, str):
         place = place.format(other=other, gone=tmp_path / "gone.py")
     row["extra"]["code"] = {"FirstTokens": place}
-    with pytest.raises(espalier.UserError, match="not imported") as caught:
+    with pytest.raises(espalier.UserError, match="not imported"):
         job_of_row(row, tmp_path)
-    assert "\n" not in str(caught.value)
     del row["extra"]["plugins"]
     row["extra"]["code"] = {"FirstTokens": f"{file}:FirstTokens"}
     with pytest.raises(espalier.UserError, match="not imported"):
@@ -174,7 +171,6 @@ def test_a_name_in_a_row_is_no_command_line(
     for text in TEXTS:
         with pytest.raises(espalier.UserError) as caught:
             job_of_row({**plain_row, key: text}, tmp_path)
-        assert "\n" not in str(caught.value)
         assert os.environ["HOME"] not in str(caught.value)
 
 
@@ -238,7 +234,6 @@ def test_a_setting_that_cannot_be_made_again_is_named(
     with pytest.raises(espalier.UserError) as caught:
         job_of_row(row, made)
     assert path[-1] in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:

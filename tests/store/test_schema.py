@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import register
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.cost.budget import Budget
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.labels import label

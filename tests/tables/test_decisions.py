@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from espalier.harness.config.group_lists import choices, read_choice
-from espalier.harness.config.prompt_section import apply_prompt_set
+from espalier.harness.config.model_section import apply_prompt_set
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
 from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom

@@ -16,7 +16,6 @@ from matplotlib.text import Text
 from omegaconf import OmegaConf
 
 import run
-from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.grids import grids_of
 from espalier.harness.config.group_table import listing
@@ -27,6 +26,7 @@ from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables, write
 from espalier.harness.reports.tables.table_presets import LISTED, preset, runs_of, titles
 from lab.pages.tables_page import page
+from tests import commands
 
 NAMES = sorted(titles())
 
@@ -69,9 +69,7 @@ def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
         first = [f"{key}={str(value).split(',')[0]}" for key, value in grid.items()]
         if tuple(first) not in seen:
             seen.add(tuple(first))
-            command = read_command([one.replace("=True", "=true") for one in first])
-            assert command is not None
-            build_spec(command.cells[0])
+            commands.spec_of(*([one.replace("=True", "=true") for one in first]))
 
 
 def test_hydra_launches_every_grid_of_every_preset() -> None:
@@ -96,8 +94,7 @@ def test_hydra_launches_every_grid_of_every_preset() -> None:
 
 def test_the_command_line_picks_out_of_the_grids() -> None:
     asked = ["method=sparsevlm,dart", "benchmark=pope", "ratio=0.88888889"]
-    command = read_command(["-m", "+experiment=d2pruner_table1", *asked])
-    assert command is not None
+    cells = commands.cells_of("-m", "+experiment=d2pruner_table1", *asked)
     cells = {
         (
             *(one[key]["name"] for key in ("model", "method")),
@@ -105,7 +102,7 @@ def test_the_command_line_picks_out_of_the_grids() -> None:
             one["benchmark"]["name"],
             one["ratio"],
         )
-        for one in command.cells
+        for one in cells
     }
     assert cells == {
         (model, method, rule, "pope", 0.88888889)

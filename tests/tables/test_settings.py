@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell
 from espalier.harness.reports.tables.cell_settings import (
-    CHOSEN,
     ComparedSettings,
     compared_settings,
     row_settings,
@@ -33,6 +30,7 @@ from espalier.harness.specs.comparable import policy, settings
 from espalier.harness.specs.row_settings import LEFT_OPEN, SECTIONS
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
+from tests import commands
 from tests.tables.stored import commit, write_paper
 from tests.tables.test_rebuilt import rebuilt
 
@@ -109,9 +107,7 @@ def examples() -> Mapping[str, CellRun]:
 
 
 def spec_of(line: tuple[str, ...]) -> RunSpec:
-    command = read_command(line)
-    assert command is not None
-    return build_spec(command.cells[0])
+    return commands.spec_of(*line)
 
 
 def stored_settings(spec: RunSpec, **contents: Any) -> dict[str, Any]:
@@ -278,12 +274,14 @@ def test_a_row_of_another_repository_or_commit_is_another_runs() -> None:
 def test_every_declared_setting_is_compared_or_left_open(part: str) -> None:
     run = next(run for run in all_runs() if run.overrides["method"] == "parallelvlm")
     cell = compared_settings(run)
-    for name in {field.name for field in fields(SECTIONS[part])} - marked(SECTIONS[part], OMITTED):
+    for name in {field.name for field in fields(SECTIONS[part])}.difference(
+        marked(SECTIONS[part], OMITTED)
+    ):
         key = f"{part}.{name}"
         row = {**cell.values, key: "other"}
         if name == "revision":
             row[key] = "some@other"
-        free = key not in cell.stated and (key in LEFT_OPEN or key in CHOSEN)
+        free = key not in cell.stated and key in LEFT_OPEN
         assert cell.difference(row).startswith(f"{key}=") is not free, key
         if free:
             sets_it = ComparedSettings({**cell.values, key: "set"}, cell.stated | {key})

@@ -174,9 +174,8 @@ DAMAGE = {
 def test_a_damaged_pickle_is_named(name: str, load: Load, root: Path) -> None:
     file = root / "opencompass/MMBench-Video/video_pkl/video_chunk_0.pkl"
     file.write_bytes(DAMAGE[name])
-    with pytest.raises(UserError, match=r"MMBench-Video: .*video_chunk_0.pkl' is damaged") as error:
+    with pytest.raises(UserError, match=r"MMBench-Video: .*video_chunk_0.pkl' is damaged"):
         load("mmbench_video", root)
-    assert "\n" not in str(error.value)
 
 
 def test_a_missing_video_names_split_and_row(load: Load, root: Path) -> None:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.prompt_text import fill_box_settings, resizing
-from espalier.harness.specs.run_spec import BOXES, RunSpec
+from espalier.harness.specs.run_spec import BOXES
 from espalier.tasks.rec import task as referring
 from espalier.tasks.rec.boxes import QUESTIONS, Resized, iou, parse, question, score, to_picture
+from tests import commands
 
 #: A picture of 640 x 480 and an object in it.
 SIZE = (640, 480)
@@ -41,10 +40,7 @@ WRONG = {
 }
 
 
-def spec_of(*argv: str) -> RunSpec:
-    command = read_command(argv)
-    assert command is not None
-    return build_spec(command.cells[0])
+spec_of = commands.spec_of
 
 
 def judge(answer: str, boxes: str, truth: tuple[float, ...] = TRUTH) -> dict[str, float]:
@@ -229,8 +225,3 @@ def test_pixels_of_an_unknown_size_are_refused() -> None:
         UserError, match=r"model\.boxes='pixels' needs model\.processor\.min_pixels"
     ):
         resizing(spec.model)
-
-
-def test_an_unknown_format_is_told_before_anything_is_loaded() -> None:
-    with pytest.raises(UserError, match=r"model\.boxes='polygon' is unknown.*unit"):
-        spec_of("model.boxes=polygon")

@@ -13,9 +13,8 @@ from lmms_eval.tasks.mlvu import utils as mlvu
 from lmms_eval.tasks.mvbench import utils as mvbench
 from lmms_eval.tasks.videomme import utils as videomme
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.paths import ROOT
+from tests import commands
 
 FOLDER = ROOT / "tasks/video_questions"
 
@@ -184,8 +183,6 @@ def test_m_avg_is_lmms_evals_where_all_kinds_are_there(utils: ModuleType) -> Non
 
 @pytest.mark.parametrize("name", ["videomme", "mvbench", "mlvu", "longvideobench"])
 def test_a_headline_is_printed_in_percent(name: str) -> None:
-    command = read_command([f"benchmark={name}"])
-    assert command is not None
-    spec = build_spec(command.cells[0]).benchmark
+    spec = commands.spec_of(f"benchmark={name}").benchmark
     assert spec.reported[spec.headline].scale == 100
     assert spec.metrics[-1] == "unparsed"

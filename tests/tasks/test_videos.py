@@ -174,23 +174,20 @@ def test_a_threshold_that_is_no_length_is_refused(
 
 
 def test_a_missing_video_is_named(load: Any) -> None:
-    with pytest.raises(UserError, match=r"'mlvu_describe': .*mlvu/plot/1\.mp4' does not") as error:
+    with pytest.raises(UserError, match=r"'mlvu_describe': .*mlvu/plot/1\.mp4' does not"):
         load("mlvu_describe", (61, None))
-    assert "\n" not in str(error.value)
 
 
 def test_a_file_that_is_no_video_is_named(load: Any, tmp_path: Path) -> None:
     (tmp_path / "mlvu/plot").mkdir(parents=True)
     (tmp_path / "mlvu/plot/1.mp4").write_bytes(b"frames")
-    with pytest.raises(UserError, match=r"'mlvu_describe': .*1\.mp4' cannot be opened") as error:
+    with pytest.raises(UserError, match=r"'mlvu_describe': .*1\.mp4' cannot be opened"):
         load("mlvu_describe", (61, None))
-    assert "\n" not in str(error.value)
 
 
 def test_if_none_is_long_enough_the_longest_is_told(load: Any) -> None:
-    with pytest.raises(UserError, match=r"none of its 2 videos lasts .*=60; .* 59\.0 s") as error:
+    with pytest.raises(UserError, match=r"none of its 2 videos lasts .*=60; .* 59\.0 s"):
         load("mlvu_describe", (4, 59))
-    assert "\n" not in str(error.value)
 
 
 def test_a_length_that_no_header_states_is_counted(load: Any, tmp_path: Path, clips: Any) -> None:

@@ -15,19 +15,15 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress
-from espalier.harness.decoding.diffusion.cached_prompt import check_caches
-from espalier.harness.decoding.diffusion.candidates import candidates
+from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress, candidates
 from espalier.harness.decoding.diffusion.denoising_record import StepCounts, record_of
-from espalier.harness.decoding.diffusion.denoising_settings import MARK, Denoising
+from espalier.harness.decoding.diffusion.denoising_settings import MARK, Denoising, check_caches
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.answer_state import AnswerState
-from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.cached_steps import CachedPrompt, StoredSequence
+from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.finite_logits import NonFiniteLogits
-from espalier.harness.engine.prefix_cache import CachedPrompt
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
-from espalier.harness.engine.stored_sequence import StoredSequence
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.run_spec import AnswerRequest

@@ -1,17 +1,21 @@
-"""The record of a denoised answer: counts of each step, next to those of the whole answer."""
+"""The record of a denoised answer, counts of each step, and the figures of a row; docs/diffusion.md defines each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.budget import Budget, BudgetMismatch, equivalent_tokens
+from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
+from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.record import SampleRecord
+from espalier.methods.base import TokenReducer
 
 
 @dataclass(frozen=True)
@@ -186,3 +190,114 @@ def _on_host(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         .split([len(part) for part in parts])
     )
     return host
+
+
+def diffusion_block(records: Sequence[SampleRecord]) -> dict[str, Any]:
+    """Return the content of `extra.diffusion`.
+
+    Values of single steps, as means over the samples, are included if all samples had the same number of steps.
+    """
+    denoisings = denoising_records(records)
+    block: dict[str, Any] = {
+        "path": " and ".join(sorted({denoising.path for denoising in denoisings})),
+        "steps": fmean(len(denoising.reveals) for denoising in denoisings),
+        "length": fmean(denoising.length for denoising in denoisings),
+        "layer_average": fmean(fmean(denoising.entering) for denoising in denoisings),
+        "layer_average_behind_first": fmean(
+            fmean(denoising.entering[1:] or denoising.entering) for denoising in denoisings
+        ),
+    }
+    even = len({len(denoising.reveals) for denoising in denoisings}) == 1
+    block["per_step"] = (
+        _per_step(denoisings, [denoising.visual for denoising in records]) if even else None
+    )
+    return block
+
+
+def step_times(records: Sequence[SampleRecord]) -> dict[str, Any]:
+    """Return median milliseconds of a sample's first step and of a later one, merging included, and which is longer.
+
+    `longer` states whether later steps take longer than the first, where that kept every visual token and they do not;
+    null otherwise, and where no time was measured.
+    """
+    times = [record.times_ms for record in records if "later_step" in record.times_ms]
+    if not times:
+        return {"first": None, "later": None, "longer": None}
+    first, later = (median(entry[name] for entry in times) for name in ("first_step", "later_step"))
+    kept = [
+        (last_of(denoising.kept, record.visual), record.visual)
+        for denoising, record in zip(denoising_records(records), records, strict=True)
+    ]
+    reduced_later = all(counts[0] == visual > counts[-1] for counts, visual in kept)
+    return {"first": first, "later": later, "longer": later > first if reduced_later else None}
+
+
+def _per_step(
+    denoisings: Sequence[DenoisingRecord], visual: Sequence[int]
+) -> dict[str, list[float]]:
+    """Return means over the samples, for each step; without a site, every visual token stays."""
+    steps: dict[str, Sequence[Sequence[float]]] = {
+        "reveals": [denoising.reveals for denoising in denoisings],
+        "requested": [
+            last_of(denoising.requested, n) for denoising, n in zip(denoisings, visual, strict=True)
+        ],
+        "kept": [
+            last_of(denoising.kept, n) for denoising, n in zip(denoisings, visual, strict=True)
+        ],
+        "layer_average": [denoising.entering for denoising in denoisings],
+    }
+    return {
+        name: [fmean(step) for step in zip(*samples, strict=True)]
+        for name, samples in steps.items()
+    }
+
+
+def last_of(counts: Sequence[Sequence[int]], visual: int) -> list[int]:
+    """Return the count after the last site of each step; `visual` without a site."""
+    return [step[-1] if step else visual for step in counts]
+
+
+def denoising_records(records: Sequence[SampleRecord]) -> list[DenoisingRecord]:
+    """Return the denoising records of samples.
+
+    Raises:
+        ValueError: an answer was not denoised.
+    """
+    entries = [record.denoising for record in records if record.denoising is not None]
+    if len(entries) != len(records):
+        raise ValueError(
+            f"{len(records) - len(entries)} of {len(records)} answers were not denoised"
+        )
+    return [DenoisingRecord.from_entry(entry) for entry in entries]
+
+
+def verify_steps(
+    method: TokenReducer, budget: Budget, facts: ModelFacts, record: SampleRecord
+) -> dict[str, float]:
+    """Compare each step of one sample with its budget; return the equivalent tokens under each rule.
+
+    They are means over the steps after the first, in which methods of denoising steps remove nothing.
+
+    Raises:
+        BudgetMismatch: a step kept a different number of tokens than its budget requested.
+    """
+    (denoising,) = denoising_records([record])
+    text = record.text + (0 if denoising.prefix_cache else denoising.length)
+    budgets = step_budgets(
+        method, budget, facts, denoising.planned, denoising.prefix_cache, denoising.blocks
+    )
+    # An answer may be complete before its last step.
+    for step, (kept, step_budget) in enumerate(zip(denoising.kept, budgets, strict=False)):
+        requested = step_budget.keep(method, facts, record.visual, text)
+        if not (method.adaptive or method.curved) and kept != requested:
+            raise BudgetMismatch(
+                f"sample {record.sample}, denoising step {step}: kept {kept}, requested {requested}"
+            )
+    later_steps = denoising.kept[1:] or denoising.kept
+    equivalents = [
+        equivalent_tokens(method, facts, record.visual, text, kept) for kept in later_steps
+    ]
+    return {
+        rule: fmean(getattr(tokens, rule) for tokens in equivalents)
+        for rule in ("kept", "average", "flops")
+    }

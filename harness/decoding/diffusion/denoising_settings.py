@@ -1,55 +1,38 @@
-"""Generation settings of a denoised answer: its length, blocks and steps, how words are chosen and where it stops."""
+"""Generation settings of a denoised answer: length, blocks and schedule, how words are chosen and where it stops."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from math import pi
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.schedules import (
+from espalier.harness.errors import UserError
+from espalier.harness.settings import read_value
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.generation import (
+    ENDINGS,
+    GENERATION,
     LINEAR,
+    MASKS,
     ORIGIN,
-    SCHEDULES,
+    REMASKING,
     TIMESTEPS,
-    counts,
+    check_answers,
 )
-from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.specs.canvas import CANVAS
-from espalier.harness.specs.generation import DENOISING
-
-#: What ranks the masked places of a block: the probability of their word, chance, the entropy of the distribution (its
-#: negative), or the distance between its two highest probabilities.
-REMASKING = ("low_confidence", "random", "entropy", "margin")
-
-#: What follows from an end token or a stop word: nothing more is unmasked at later places; the answer is cut there
-#: once it is complete; or nothing.
-STOPS = ("cut", "freeze", "none")
-
-#: Settings of sampling, which need a temperature.
-_SAMPLING = ("top_k", "top_p")
-
-#: Settings that a denoised answer has.
-VALID = ("max_new_tokens", "do_sample", "temperature", *_SAMPLING, *DENOISING, "until")
-
-#: Settings of other models, and the value at which they have no effect.
-_NEUTRAL: Mapping[str, Any] = {
-    "num_beams": 1,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_new_tokens": 0,
-}
-
-#: Settings that a reveal by confidence leaves without a meaning.
-_SCHEDULED = ("steps", "step_ratio", "schedule", "shift", "eps")
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.methods.base import TokenReducer
+from espalier.methods.denoiser import as_denoiser
 
 #: Masked places in a text to be filled: one, or as many as stated.
 MARK = re.compile(r"<mask(?::([1-9]\d*))?>")
-
-#: Settings that exclude one another.
-_CACHES = ("prefix_cache", "block_cache", "prompt_interval")
 
 
 @dataclass(frozen=True)
@@ -66,7 +49,7 @@ class Denoising:
         temperature: of the draw of words; 0 takes the likeliest.
         prefix_cache: whether the prompt attends only to itself and is run once and cached.
         remasking: one of REMASKING.
-        stop: one of STOPS.
+        stop: one of ENDINGS.
         stop_words: texts that stop an answer besides the end tokens, if it freezes.
         top_k: words that are drawn from, the likeliest; None: all.
         top_p: share of the probability that is drawn from, the likeliest words; None: all of it.
@@ -93,7 +76,7 @@ class Denoising:
     temperature: float = 0.0
     prefix_cache: bool = False
     remasking: str = REMASKING[0]
-    stop: str = STOPS[0]
+    stop: str = ENDINGS[0]
     stop_words: tuple[str, ...] = ()
     top_k: int | None = None
     top_p: float | None = None
@@ -117,13 +100,8 @@ class Denoising:
         Raises:
             UserError: settings that do not fit together, or that a denoised answer does not have.
         """
+        check_answers(generation, MASKS)
         settings = {name: value for name, value in generation.items() if value is not None}
-        for name, value in settings.items():
-            if name not in VALID and not (name in _NEUTRAL and value == _NEUTRAL[name]):
-                raise UserError(
-                    f"generation.{name}={value!r} is for models that generate one token after another, and this one "
-                    f"denoises its answers; valid: {', '.join(VALID)}"
-                )
         infill = settings.get("infill")
         if infill is not None:
             # The text sets its length and is one block; an end token does not cut what follows it.
@@ -131,35 +109,31 @@ class Denoising:
             settings.setdefault("stop", "none")
         length = int(settings.get("max_new_tokens", facts.length))
         block = int(settings.get("block_length", min(length, facts.block or length)))
-        if block > length or length % block:
-            raise UserError(
-                f"generation.max_new_tokens={length} is not a multiple of generation.block_length={block}; valid: a "
-                "length of whole blocks"
-            )
-        words = settings.get("stop_words", ())
-        denoising = cls(
-            length,
-            block,
-            _steps(settings, length, block),
-            _choice(settings, "schedule", SCHEDULES),
-            float(settings.get("shift", 3.0)),
-            _temperature(settings),
-            bool(settings.get("prefix_cache", False)),
-            _choice(settings, "remasking", REMASKING),
-            _choice(settings, "stop", STOPS),
-            (words,) if isinstance(words, str) else tuple(words),
-            settings.get("top_k") or None,
-            settings.get("top_p"),
-            settings.get("threshold"),
-            bool(settings.get("block_cache", False)),
-            settings.get("prompt_interval") or None,
-            settings.get("generation_interval") or None,
-            float(settings.get("transfer_ratio", 0.25)),
-            float(settings.get("eps", 1e-3)),
-            float(settings.get("alg_temp", 0.0)),
-            infill,
+        refuse(
+            "steps of denoising",
+            {"generation": {**settings, "max_new_tokens": length}},
+            length=length,
+            block=block,
+            of="generation.max_new_tokens" if infill is None else "the places to fill",
         )
-        denoising._check(settings)
+        names = {field.name for field in fields(cls)} & settings.keys()
+        stated: dict[str, Any] = {
+            name: read_value(f"generation.{name}", settings[name], GENERATION[name].hint)
+            for name in names
+        }
+        words = settings.get("stop_words", ())
+        stated |= {
+            "steps": _steps(settings, length, block),
+            "temperature": _temperature(settings),
+            "stop_words": (words,) if isinstance(words, str) else tuple(words),
+            # Zero is none of them.
+            **{
+                name: settings.get(name) or None
+                for name in ("top_k", "prompt_interval", "generation_interval")
+            },
+        }
+        denoising = cls(length, block, **stated)
+        refuse("denoising settings", {"generation": settings}, how=denoising)
         return denoising.starting_from([facts.mask_id] * length, facts)
 
     def starting_from(self, ids: Sequence[int], facts: DiffusionFacts) -> Denoising:
@@ -173,64 +147,6 @@ class Denoising:
         block = length if self.infill is not None else self.block
         n_preset = length - masked + is_said
         return replace(self, length=length, block=block, n_preset=n_preset, says_first=is_said)
-
-    def _check(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that change nothing beside the others."""
-        idle = {
-            "shift": (self.schedule == "shift", "schedule=shift"),
-            "stop_words": (self.stop == "freeze", "stop=freeze"),
-            "generation_interval": (self.prompt_interval is not None, "a prompt_interval"),
-            "transfer_ratio": (self.generation_interval is not None, "a generation_interval"),
-            "eps": (self.schedule in (TIMESTEPS, ORIGIN), f"schedule={TIMESTEPS}"),
-            "alg_temp": (self.remasking != "random", "another remasking than random"),
-            **dict.fromkeys(_SAMPLING, (self.temperature > 0, "a temperature above 0")),
-        }
-        for name, (used, remedy) in idle.items():
-            if settings.get(name) and not used:
-                raise UserError(
-                    f"generation.{name}={settings[name]!r} changes nothing without {remedy}; valid: {remedy}, or "
-                    f"{name}=null"
-                )
-        caches = [name for name in _CACHES if settings.get(name)]
-        if len(caches) > 1:
-            raise UserError(
-                f"generation.{caches[1]}={settings[caches[1]]!r} with generation.{caches[0]}={settings[caches[0]]!r}, "
-                f"which caches the prompt too; valid: one of {', '.join(_CACHES)}"
-            )
-        self._check_generation_interval()
-        if self.schedule == ORIGIN and self.remasking != "random":
-            raise UserError(
-                f"generation.remasking={self.remasking!r} with generation.schedule={ORIGIN!r}, which gives each place "
-                "a chance of its own; valid: random"
-            )
-        if self.threshold is not None:
-            for name in (*_SCHEDULED, "alg_temp"):
-                if name in settings:
-                    raise UserError(
-                        f"generation.{name}={settings[name]!r} with generation.threshold={self.threshold:g}: the "
-                        f"confidence of its words decides when a place is unmasked; valid: {name}=null"
-                    )
-            if self.remasking != REMASKING[0]:
-                raise UserError(
-                    f"generation.remasking={self.remasking!r} with generation.threshold={self.threshold:g}, which is "
-                    f"a probability; valid: {REMASKING[0]}"
-                )
-
-    def _check_generation_interval(self) -> None:
-        """Refuse whole sequences between two runs of the answer's places, and a share of no place."""
-        if self.generation_interval is None or self.prompt_interval is None:
-            return
-        if self.prompt_interval % self.generation_interval:
-            raise UserError(
-                f"generation.generation_interval={self.generation_interval} does not divide "
-                f"generation.prompt_interval={self.prompt_interval}: a whole sequence runs every place of the answer; "
-                "valid: a divisor"
-            )
-        if not self.part:
-            raise UserError(
-                f"generation.transfer_ratio={self.transfer_ratio:g} leaves none of {self.length} places to run; valid: "
-                f"{1 / self.length:g} to 1"
-            )
 
     @property
     def part(self) -> int:
@@ -331,13 +247,6 @@ def _masked(infill: str) -> int:
     return masked
 
 
-def _choice(settings: Mapping[str, Any], name: str, valid: tuple[str, ...]) -> str:
-    value = settings.get(name, valid[0])
-    if value not in valid:
-        raise unknown_name(f"generation.{name}", str(value), valid)
-    return str(value)
-
-
 def _temperature(settings: Mapping[str, Any]) -> float:
     sampling = settings.get("do_sample")
     if sampling is False:
@@ -347,38 +256,112 @@ def _temperature(settings: Mapping[str, Any]) -> float:
 
 def _steps(settings: Mapping[str, Any], length: int, block: int) -> int:
     """Return the steps of the whole answer."""
-    blocks = length // block
     ratio = settings.get("step_ratio")
-    if ratio is not None:
-        if "steps" in settings:
-            raise UserError(
-                f"generation.steps={settings['steps']} and generation.step_ratio={ratio:g} both set the steps; valid: "
-                "one of them, the other null"
-            )
-        if int(block * ratio) < 1:
-            raise UserError(
-                f"generation.step_ratio={ratio:g} leaves a block of {block} places no step; valid: {1 / block:g} to 1"
-            )
-        return blocks * int(block * ratio)
-    steps = int(settings.get("steps", length))
-    places = "generation.max_new_tokens" if settings.get("infill") is None else "the places to fill"
-    if steps > length:
-        raise UserError(
-            f"generation.steps={steps} is above {places}={length}: each step reveals a place; valid: 1 to {length}"
-        )
-    if steps % blocks:
-        raise UserError(
-            f"generation.steps={steps} is not divisible by {blocks} blocks (max_new_tokens={length}, "
-            f"block_length={block}); valid: a multiple of {blocks}"
-        )
-    return steps
+    if ratio is None:
+        return int(settings.get("steps", length))
+    return length // block * int(block * ratio)
 
 
-def refuse_denoising_settings(generation: Mapping[str, Any], model: str) -> None:
-    """Raise UserError if settings of denoised answers are given to an autoregressive model."""
-    for name in (*DENOISING, *CANVAS):
-        if generation.get(name) is not None:
-            raise UserError(
-                f"generation.{name}={generation[name]!r} is for models that denoise their answers, and model={model!r} "
-                "generates one token after another; valid: null"
-            )
+def counts(
+    schedule: str, places: int, steps: int, shift: float = 3.0, eps: float = 1e-3
+) -> tuple[int, ...]:
+    """Return the places unmasked at each of at most `steps` steps: at least one each, `places` in total.
+
+    `linear` distributes them evenly, the remainder to the first steps. `timesteps` is Dream's: from time t to s of
+    `steps` equal intervals between 1 and `eps`, a share 1 - s / t of the masked places, rounded down, and the rest in
+    the last step; steps that unmask nothing are left out. `origin` draws its counts (`drawn_counts`), on average those
+    of `linear`. The others follow a curve sigma(t) on t = n / steps: differences of floor(sigma(t) places), each at
+    least 1; any excess is subtracted one by one from the front, in rounds; and the result is reversed in time, so that
+    a curve that rises early unmasks late. All is computed in single precision, as in LaViDa's code: its rounding
+    decides where a product is an integer.
+
+    | schedule       | sigma(t)                                                                               |
+    | -------------- | -------------------------------------------------------------------------------------- |
+    | `shift`        | s t / (1 + (s - 1) t): with s above 1 few at first, below 1 many (LaViDa)               |
+    | `cosine`       | (1 - cos(pi t)) / 2: few at first and at last, many between (LaViDa)                    |
+    | `logit_normal` | Phi(log(t / (1 - t))), Phi of the standard normal distribution (LaViDa)                 |
+    | `maskgit`      | sin(pi t / 2), so that cos(pi t / 2) of the places are masked after a share t (MaskGIT) |
+
+    Args:
+        schedule: one of SCHEDULES.
+        places: masked ones of the block.
+        steps: more than `places` are as many as `places`, but for `timesteps`.
+        shift: s of `shift`, above 0.
+        eps: last time of `timesteps`, above 0.
+    """
+    if schedule == TIMESTEPS:
+        return _timesteps(places, steps, eps)
+    steps = min(steps, places)
+    if schedule in (LINEAR, ORIGIN):
+        each, remainder = divmod(places, steps)
+        return tuple(each + (step < remainder) for step in range(steps))
+    curves: Mapping[str, Callable[[Tensor], Tensor]] = {
+        "shift": partial(_shifted, shift),
+        "cosine": lambda t: 1 - 0.5 * (1 + torch.cos(pi * t)),
+        "logit_normal": lambda t: (
+            0.5 * (1 + torch.erf(torch.log(t / (1 - t)) / torch.tensor(2.0).sqrt()))
+        ),
+        "maskgit": lambda t: torch.sin(pi * t / 2),
+    }
+    curve = curves[schedule](torch.linspace(0, 1, steps + 1))
+    reached: list[int] = (curve * places).long().tolist()
+    unmasked = [max(b - a, 1) for a, b in pairwise(reached)]
+    step = 0
+    while sum(unmasked) > places:
+        if unmasked[step % steps] > 1:
+            unmasked[step % steps] -= 1
+        step += 1
+    # Rounding may leave a curve short of 1 at its end.
+    unmasked[-1] += places - sum(unmasked)
+    return tuple(reversed(unmasked))
+
+
+def drawn_counts(uniform: Tensor, steps: int, eps: float) -> tuple[int, ...]:
+    """Return the places unmasked at each step that unmasks some, if each has a chance of its own (Dream's `origin`).
+
+    A place that is masked at time t is unmasked before s with probability 1 - s / t, in the last step with 1: its step
+    is the interval of times that a uniform number falls into.
+
+    Args:
+        uniform: (n,) a number in [0, 1] for each place.
+        steps: of `timesteps`.
+        eps: the last time.
+    """
+    times = torch.linspace(1, eps, steps + 1, dtype=uniform.dtype, device=uniform.device)[1:-1]
+    numbers = (uniform.unsqueeze(1) <= times).sum(1)
+    return tuple(count for count in torch.bincount(numbers).tolist() if count)
+
+
+def _timesteps(places: int, steps: int, eps: float) -> tuple[int, ...]:
+    times = torch.linspace(1, eps, steps + 1)
+    unmasked: list[int] = []
+    for before, after in pairwise(times[:-1]):
+        unmasked.append(int((places - sum(unmasked)) * (1 - after / before)))
+    unmasked.append(places - sum(unmasked))
+    return tuple(count for count in unmasked if count)
+
+
+def _shifted(shift: float, t: Tensor) -> Tensor:
+    return shift * t / (1 + (shift - 1) * t)
+
+
+def check_caches(
+    settings: Denoising, model: ModelSpec, method: TokenReducer, emulate: bool, rows: int
+) -> None:
+    """Refuse caches of an answer that do not fit the model, the method or the rows of a batch.
+
+    Raises:
+        Refused: one of these.
+    """
+    sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
+    refuse(
+        "caches of denoising",
+        {
+            "model": model,
+            "generation": settings,
+            "engine": {"backend": "emulate" if emulate else "drop"},
+        },
+        denoiser=as_denoiser(method) if sites else None,
+        title=type(method).__name__,
+        rows=rows,
+    )

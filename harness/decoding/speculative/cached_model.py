@@ -1,4 +1,4 @@
-"""A loaded model as one side of speculative decoding: prefilled once, then fed the tokens that its cache lacks."""
+"""A loaded model as one side of speculative decoding; sparse-to-dense drafting on a part of its own cache."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from espalier.harness.decoding.speculative.acceptance import Row
-from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, tree_mask
-from espalier.harness.decoding.speculative.meter import Meter
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, Row, tree_mask
 from espalier.harness.decoding.speculative.samplers import TokenSampler
+from espalier.harness.decoding.speculative.state_machine import Meter
 from espalier.harness.engine.finite_logits import NonFiniteLogits
+from espalier.harness.engine.kv_cache import IndexedCache
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.text.cuda_graphs import Graphs
-from espalier.harness.engine.text.kv_cache import IndexedCache
-from espalier.harness.engine.text.text_stack import TextStack
+from espalier.harness.engine.text_stack import Graphs, TextStack
 
 #: Runs a prompt into a cache and returns the logits (V,) after it and the next position (..., 1, 1).
 Prefill = Callable[[IndexedCache], tuple[Tensor, Tensor]]
@@ -256,3 +254,64 @@ def _ids(rows: Sequence[Row]) -> list[int]:
         return [int(row) for row in rows]
     fetched = iter(torch.stack(tensors).tolist())
     return [next(fetched) if isinstance(row, Tensor) else row for row in rows]
+
+
+class SparseDrafter:
+    """Drafts with the target on a second cache: per layer all words and the kept visual tokens, at their positions.
+
+    Keys and values of verified tokens are copied from the target's cache, and the draft's own are dropped. The target
+    must not run meanwhile, since both share its weights and its cache.
+
+    Args:
+        target: the verifying side.
+        kept: (layers, K) visual tokens that each layer of the draft sees, ascending.
+        visual: (N,) position of each visual token in the prompt.
+        sampler: turns its logits into tokens; None: the target's. A sampling one needs random numbers.
+
+    Raises:
+        ValueError: `kept` does not have one row per layer.
+    """
+
+    def __init__(
+        self, target: CachedModel, kept: Tensor, visual: Tensor, sampler: TokenSampler | None = None
+    ) -> None:
+        layers = len(target.cache.lengths)
+        if kept.dim() != 2 or kept.shape[0] != layers:
+            raise ValueError(
+                f"kept visual tokens {tuple(kept.shape)} are not one row for each of {layers} layers"
+            )
+        self._target = target
+        self._kept, self._visual = kept, visual
+        draft_sampler = sampler or target.sampler
+        self._side = CachedModel(
+            target.adapter, draft_sampler, target.room, self._prefill, target.graphs
+        )
+        self._dense = 0
+
+    @property
+    def cache(self) -> IndexedCache:
+        """Keys and values that the draft attends to."""
+        return self._side.cache
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        """Return the next `count` tokens; only tokens that the target's cache lacks are fed."""
+        target, side = self._target, self._side
+        target.start()
+        side.start()
+        side.cut(min(self._dense, common_length(side.fed, tokens)))
+        # The last token's row comes from the draft's own pass, so that token is always fed, not copied.
+        self._dense = common_length(target.fed, tokens[:-1])
+        side.adopt(tokens[: self._dense], target)
+        return side.draft(tokens, count)
+
+    def _prefill(self, cache: IndexedCache) -> tuple[Tensor, Tensor]:
+        """Gather the kept part of the prompt, which the target has run."""
+        target = self._target
+        shape = len(self._kept), target.prompt_lengths[0]
+        visible = torch.ones(shape, dtype=torch.bool, device=self._kept.device)
+        visual = self._visual.to(visible.device)
+        visible[:, visual] = False
+        visible.scatter_(1, visual[self._kept], True)
+        slots = visible.nonzero()[:, 1].view(len(visible), -1)
+        cache.gather(target.cache, slots)
+        return target.first, target.stack.following

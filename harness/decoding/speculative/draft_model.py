@@ -13,25 +13,24 @@ from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.acceptance import RandomNumbers
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.drafts import Draft
+from espalier.harness.decoding.speculative.drafts import Draft, RandomNumbers
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.shared_vocabulary import common_ids
 from espalier.harness.decoding.speculative.state_machine import Drafter, DrafterLost
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.text.cuda_graphs import graphs_for
-from espalier.harness.engine.text.text_only import text_only_prefill
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.engine.text_stack import graphs_for, text_only_prefill
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs.draft_errors import in_words_of_the_draft
 from espalier.harness.specs.run_spec import (
     AnswerRequest,
     Auto,
     ModelSpec,
     PositionPolicy,
     Separators,
+    in_words_of_the_draft,
 )
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.none import NoReduction
@@ -65,7 +64,6 @@ class TreeDrafter:
 
         Cost: one forward for each level of the tree but the last, plus the tokens verified since the last draft.
         """
-        del count
         side, shape = self._side, self._shape
         logits = side.logits_after(tokens)[None]
         chosen_ids = torch.zeros(len(shape.tokens), dtype=torch.long, device=logits.device)

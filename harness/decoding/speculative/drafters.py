@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.device_places import devices_of, extra_gpus, placed
+from espalier.harness.decoding.speculative.cached_model import CachedModel, SparseDrafter
 from espalier.harness.decoding.speculative.draft_model import DraftModel, DraftRequest, DraftSpec
-from espalier.harness.decoding.speculative.draft_process import ProcessTransport
-from espalier.harness.decoding.speculative.draft_thread import ThreadTransport
 from espalier.harness.decoding.speculative.guidance import Guidance
-from espalier.harness.decoding.speculative.meter import Meter
 from espalier.harness.decoding.speculative.samplers import sampler_of
-from espalier.harness.decoding.speculative.sparse_draft import SparseDrafter
 from espalier.harness.decoding.speculative.state_machine import (
     READING,
     Drafter,
     DrafterLost,
+    Meter,
     Transport,
 )
-from espalier.harness.decoding.speculative.transports import SequentialTransport
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.decoding.speculative.transports import (
+    ProcessTransport,
+    SequentialTransport,
+    ThreadTransport,
+    why_not_imported,
+)
+from espalier.harness.errors import tell_once
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Source
 
 log = logging.getLogger(__name__)
@@ -47,24 +50,21 @@ class DraftContext:
     request: DraftRequest
 
 
-class DraftProvider(Protocol):
-    """Provides a drafter for one answer after another."""
+@dataclass
+class DraftProvider:
+    """Provides a drafter for one answer after another; by itself none, so that the target decodes alone.
 
-    @property
-    def devices(self) -> int:
-        """Number of devices used in addition to the target's."""
+    Attributes:
+        devices: number of devices used in addition to the target's.
+        transport: runs both sides.
+        drafter: of the current answer; None if there is none, for the reason in `loss`.
+        loss: why there is no drafter although the decoder needs one.
+    """
 
-    @property
-    def transport(self) -> Transport:
-        """Runs both sides."""
-
-    @property
-    def drafter(self) -> Drafter | None:
-        """The drafter of the current answer; None if there is none, for the reason in `loss`."""
-
-    @property
-    def loss(self) -> str | None:
-        """Why there is no drafter although the decoder needs one."""
+    devices: int = 0
+    transport: Transport = field(default_factory=SequentialTransport)
+    drafter: Drafter | None = None
+    loss: str | None = None
 
     def begin(self, context: DraftContext) -> None:
         """Prepare for an answer."""
@@ -77,26 +77,7 @@ class DraftProvider(Protocol):
 
 
 @dataclass
-class NoDraft:
-    """The target decodes alone."""
-
-    devices: int = 0
-    transport: Transport = field(default_factory=SequentialTransport)
-    drafter: Drafter | None = None
-    loss: str | None = None
-
-    def begin(self, context: DraftContext) -> None:
-        """Do nothing."""
-
-    def guide(self, guidance: Guidance) -> None:
-        """Do nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-
-@dataclass
-class CacheDraft(NoDraft):
+class CacheDraft(DraftProvider):
     """The target drafts on a part of its own cache."""
 
     _context: DraftContext | None = None
@@ -121,30 +102,22 @@ class CacheDraft(NoDraft):
 
 
 @dataclass
-class LocalDraft:
+class LocalDraft(DraftProvider):
     """A draft model in this process, in this thread or a separate one."""
 
-    model: DraftModel
-    transport: Transport = field(default_factory=SequentialTransport)
-    devices: int = 0
-    loss: str | None = None
-
-    @property
-    def drafter(self) -> Drafter:
-        """The model."""
-        return self.model
+    drafter: DraftModel = field(kw_only=True)
 
     def begin(self, context: DraftContext) -> None:
         """Let the model read the chat."""
-        self.model.begin(context.request)
+        self.drafter.begin(context.request)
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens."""
-        self.model.guide(guidance)
+        self.drafter.guide(guidance)
 
     def start(self) -> None:
         """Run the prompt."""
-        self.model.start()
+        self.drafter.start()
 
 
 @dataclass
@@ -239,7 +212,7 @@ def open_provider(
     kind: str,
     patience: float,
     loaded: Adapter | None = None,
-) -> Iterator[DraftProvider]:
+) -> Iterator[DraftProvider | ProcessDraft]:
     """Yield the draft provider of `target`, and close it afterwards.
 
     Args:
@@ -256,7 +229,7 @@ def open_provider(
     """
     meter = Meter.of(target.devices)
     if draft is None:
-        provider_class = CacheDraft if source == "cache" else NoDraft
+        provider_class = CacheDraft if source == "cache" else DraftProvider
         yield provider_class(transport=SequentialTransport(meter, meter))
         return
     draft = replace(draft, model=placed(draft.model))
@@ -281,13 +254,14 @@ def open_provider(
         extra = extra_gpus(target.devices, model.devices)
         with ThreadTransport(
             target.devices, model.devices, patience, lambda: model.unread
-        ) as transport:
-            yield LocalDraft(model, transport, extra)
+        ) as threads:
+            yield LocalDraft(extra, threads, drafter=model)
     else:
         shared = target if draft.model == placed(target.spec) else None
         model = DraftModel(draft, loaded or shared or load_adapter(draft.model))
         extra = extra_gpus(target.devices, model.devices)
-        yield LocalDraft(model, SequentialTransport(meter, Meter.of(model.devices)), extra)
+        transport = SequentialTransport(meter, Meter.of(model.devices))
+        yield LocalDraft(extra, transport, drafter=model)
 
 
 @contextmanager
@@ -305,3 +279,61 @@ def halves(cores: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
     """Return the cores of the target and of the draft; None if there is only one core."""
     middle = (len(cores) + 1) // 2
     return (cores[:middle], cores[middle:]) if len(cores) > 1 else None
+
+
+def indexed(device: torch.device | str) -> torch.device:
+    """Return a device with its index; `cuda` becomes the process's current device."""
+    result = torch.device(device)
+    if result.type == "cuda" and result.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return result
+
+
+def placed(model: ModelSpec) -> ModelSpec:
+    """Return a model's settings with an indexed device, which means the same in every process."""
+    return replace(model, device=str(indexed(model.device)))
+
+
+def devices_of(model: ModelSpec) -> tuple[torch.device, ...]:
+    """Return the devices of a model: its device, or all GPUs if it is spread."""
+    device = indexed(model.device)
+    if model.device_map is None or device.type != "cuda":
+        return (device,)
+    return tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+
+
+def transport_of(
+    setting: str, overlap: bool, target: Collection[torch.device], draft: Collection[torch.device]
+) -> str:
+    """Return the transport of two sides, which `engine.transport=auto` leaves open.
+
+    Sides that work in turn need no second process. Two models on one GPU share it by streams, since two processes would
+    only take turns on it; two models elsewhere get a process each, since Python runs one thread at a time. In a script
+    that a second process would run again, they get threads, which one line reports.
+    """
+    if setting != "auto":
+        return setting
+    if not overlap:
+        return "sequential"
+    if one_gpu(target, draft):
+        return "threads"
+    reason = why_not_imported()
+    if reason is None:
+        return "processes"
+    tell_once(
+        f"draft and target run in threads: a second process, which is faster, {reason}; valid for processes: the call "
+        'below `if __name__ == "__main__":`'
+    )
+    return "threads"
+
+
+def one_gpu(target: Collection[torch.device], draft: Collection[torch.device]) -> bool:
+    """Return whether both sides are entirely on the same single GPU."""
+    devices = {indexed(device) for device in (*target, *draft)}
+    return len(devices) == 1 and devices.pop().type == "cuda"
+
+
+def extra_gpus(target: Sequence[torch.device], draft: Sequence[torch.device]) -> int:
+    """Return the number of GPUs that the drafter uses and the target does not."""
+    targets = {indexed(device) for device in target}
+    return sum(device.type == "cuda" for device in {indexed(place) for place in draft} - targets)

@@ -6,11 +6,14 @@ from statistics import fmean, median
 
 from espalier.harness.decoding.speculative import renewal
 from espalier.harness.decoding.speculative.cached_model import CachedModel
-from espalier.harness.decoding.speculative.decoding_record import DecodingRecord, ForwardTimes
+from espalier.harness.decoding.speculative.decoding_record import (
+    DecodingRecord,
+    DecodingTrace,
+    ForwardTimes,
+)
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
 from espalier.harness.decoding.speculative.state_machine import Drafter, TimedRound, Transport
-from espalier.harness.decoding.speculative.trace import DecodingTrace
 from espalier.methods.base import Window
 
 #: Number of timed rounds, of warm-up rounds before them, and of tokens drafted in each.

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as library
 
-from espalier.harness.decoding.speculative.acceptance import (
+from espalier.harness.decoding.speculative.drafts import (
     Greedy,
     RandomNumbers,
     Row,
@@ -24,9 +24,9 @@ from espalier.harness.decoding.speculative.acceptance import (
     Sampling,
     draw_from,
 )
-from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError
+from espalier.harness.specs.generation import check_generation
 
 #: Processors that do not read earlier tokens; all positions of a window are processed at once.
 STATELESS = (

@@ -10,8 +10,11 @@ from statistics import fmean, median
 from typing import Any
 
 from espalier.harness.decoding.speculative import renewal
-from espalier.harness.decoding.speculative.decoding_record import AnswerTimes, DecodingRecord
-from espalier.harness.decoding.speculative.trace import DecodingTrace
+from espalier.harness.decoding.speculative.decoding_record import (
+    AnswerTimes,
+    DecodingRecord,
+    DecodingTrace,
+)
 from espalier.harness.stats import Interval, rate_ratio_interval
 
 

@@ -1,7 +1,7 @@
-"""Signals of a denoising step: `decider_attention`, `layer_normed`, `masked_attention`, `first_kept`.
+"""Signals of a denoising step: `decider_attention`, `masked_attention`, `first_kept`.
 
-The deciders' attention is that of the named layer, or of a `block` site's layer, which has just run; the states are
-those that entered it. The last two are of the first step, and 0 in that step itself.
+The deciders' attention is that of the named layer, or of a `block` site's layer, which has just run. The other two are
+of the first step, and 0 in that step itself.
 """
 
 from __future__ import annotations
@@ -14,24 +14,17 @@ from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, attention_rows
 from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.signals.decoder_states import ReachedStates
-from espalier.harness.engine.signals.producer import DecoderSignal, Producer, ViewRequest
+from espalier.harness.engine.signals.producer import (
+    DECIDERS,
+    FIRST_KEPT,
+    STEP,
+    DecoderSignal,
+    Producer,
+    ViewRequest,
+    answer_length,
+)
+from espalier.harness.engine.signals.table import signal
 from espalier.methods.base import MethodError
-
-#: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
-DECIDERS = "deciders"
-
-#: Key of the step's number.
-STEP = "step"
-
-#: Key of the indices (n,) of the visual tokens that the first step kept, of each row; none in the first step.
-FIRST_KEPT = "first_kept"
-
-
-def answer_length(inputs: Mapping[str, Any]) -> int:
-    """Return the number of answer positions after the prompt: 0 outside denoising steps."""
-    deciders: Tensor | None = inputs.get(DECIDERS)
-    return 0 if deciders is None else deciders.shape[1]
 
 
 class AnswerSignal(DecoderSignal):
@@ -47,11 +40,13 @@ class AnswerSignal(DecoderSignal):
         visible = (sees & stage.valid.unsqueeze(1)).unsqueeze(1)
         return attention_rows(query[:, :, first:], key, scaling, visible)
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
-
+@signal(
+    "decider_attention",
+    "(B, N) attention that the answer's tokens unveiled in the step before pay each visual token in "
+    "the layer named, or in a `block` site's own, mean over heads, sum over those tokens, fp32; in "
+    "denoising steps",
+)
 class DeciderAttention(AnswerSignal):
     """Attention from the tokens unveiled in the previous step, summed."""
 
@@ -77,6 +72,11 @@ class DeciderAttention(AnswerSignal):
         return self.per_token(stage, (rows * deciders.unsqueeze(2)).sum(1))
 
 
+@signal(
+    "masked_attention",
+    "(B, N) attention that the answer's tokens that the first denoising step left masked paid each "
+    "visual token in that step, mean over those tokens, layers and heads, fp32; 0 in the first step",
+)
 class MaskedAttention(AnswerSignal):
     """Attention in the first step from the tokens that it leaves masked, mean over them and all layers."""
 
@@ -123,6 +123,10 @@ class MaskedAttention(AnswerSignal):
         return request.select(self._rows[..., 0] if self._is_first else self.captured)
 
 
+@signal(
+    "first_kept",
+    "(B, N) 1 for each visual token that the first denoising step kept, fp32; 0 in the first step",
+)
 class FirstKept(Producer):
     """Which visual tokens the first step kept."""
 
@@ -138,16 +142,3 @@ class FirstKept(Producer):
         for row, kept in zip(table, self._kept, strict=False):
             row.index_fill_(0, kept.to(row.device), 1.0)
         return request.select(table)
-
-
-class LayerNormed(ReachedStates):
-    """Visual tokens after the layer's input norm."""
-
-    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the visual tokens and normalise them."""
-        layer = self.context.parts.decoder.layers[self.site.layer]
-        self._captured = layer.input_layernorm(self.per_token(stage, hidden))
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n, D)."""
-        return request.select(self.captured)

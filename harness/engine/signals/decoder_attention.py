@@ -7,41 +7,35 @@ block by block: full maps are never stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from espalier.harness.engine.attention_probe import (
+    LayerHeads,
     Watcher,
     head_rows,
     last_row,
     query_rows,
     received_mean,
+    rollout,
     word_rows,
 )
-from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.rollout import LayerHeads, rollout
-from espalier.harness.engine.signals.deciders import answer_length
+from espalier.harness.engine.layout import CAUSAL, Layout, Stage, Visibility
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
-from espalier.harness.engine.visibility import CAUSAL, Visibility
-
-if TYPE_CHECKING:
-    from espalier.methods.base import Need, Site
+from espalier.harness.engine.signals.table import signal
+from espalier.methods.base import Need, Site
 
 
+@signal(
+    "last_attention",
+    "(B, N) attention that the last prompt token pays each visual token, mean over heads, fp32",
+)
 class LastAttention(DecoderSignal):
     """Attention from the prompt's last token, which in a denoising step precedes the answer."""
-
-    _answer_length = 0
-
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Store the length of the answer after the prompt."""
-        super().begin(inputs)
-        self._answer_length = answer_length(inputs)
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute one row."""
@@ -49,11 +43,11 @@ class LastAttention(DecoderSignal):
         visible = self.context.visible_to_last(stage, self.layer)
         return self.per_token(stage, last_row(prompt, key, scaling, visible))
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
-
+@signal(
+    "mean_attention",
+    "(B, N) attention a visual token receives, mean over all queries that can see it and heads, fp32",
+)
 class MeanAttention(DecoderSignal):
     """Mean attention from all queries that see the token."""
 
@@ -63,11 +57,12 @@ class MeanAttention(DecoderSignal):
         received = received_mean(query, key, scaling, stage.valid, visibility=visibility)
         return self.per_token(stage, received)
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
-
+@signal(
+    "text_attention",
+    "(B, T, N) attention that each word pays each visual token, mean over heads, fp32, 0 where a row "
+    "has fewer words",
+)
 class TextAttention(DecoderSignal):
     """Attention rows of all words, mean over heads."""
 
@@ -82,6 +77,11 @@ class TextAttention(DecoderSignal):
         return request.select(self.captured).transpose(1, 2)
 
 
+@signal(
+    "visual_received_max",
+    "(B, N) attention a visual token receives, largest over heads, mean over the visual tokens left, "
+    "fp32",
+)
 class VisualReceivedMax(DecoderSignal):
     """Attention from the remaining visual tokens."""
 
@@ -102,32 +102,43 @@ class VisualReceivedMax(DecoderSignal):
         )
         return self.per_token(stage, received)
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
-
+@signal(
+    "text_received_max",
+    "(B, N) attention a visual token receives, largest over heads, mean over the words after the "
+    "image, fp32",
+)
 class TextReceivedMax(VisualReceivedMax):
     """Attention from the words after the image."""
 
-    _answer_length: Tensor
+    _after_image: Tensor
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Find these words while no visual token has been dropped."""
         super().enter(layout, hidden)
-        self._answer_length = words_after_image(layout)
+        self._after_image = words_after_image(layout)
 
     def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
-        return torch.where(self._answer_length.to(stage.words.device), stage.words, -1)
+        return torch.where(self._after_image.to(stage.words.device), stage.words, -1)
 
 
+@signal(
+    "text_received_peak",
+    "(B, N) attention a visual token receives, largest over heads and over the words after the image, "
+    "fp32",
+)
 class TextReceivedPeak(TextReceivedMax):
     """The largest attention from a word after the image."""
 
     peak = True
 
 
+@signal(
+    "text_information",
+    "(B, 1) mutual information in bits of the words after the image and the visual tokens, by the "
+    "words' attention, all words alike, sum over heads, fp32",
+)
 class TextInformation(TextReceivedMax):
     """Mutual information of the words after the image and the remaining visual tokens."""
 
@@ -208,6 +219,11 @@ def received_max(
 TEMPERATURE, ROUNDS = 0.1, 5
 
 
+@signal(
+    "page_rank",
+    "(B, N) PageRank of the layer's attention at a tenth of the temperature, five rounds from equal "
+    "ranks of all tokens left, root of the mean square over heads, fp32",
+)
 class PageRank(DecoderSignal):
     """The rank of each visual token among all tokens left."""
 
@@ -215,10 +231,6 @@ class PageRank(DecoderSignal):
         """Compute the ranks of all slots."""
         visibility = self.context.visibility(stage, self.layer)
         return self.per_token(stage, page_rank(query, key, scaling, stage.valid, visibility))
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
 
 def page_rank(
@@ -256,6 +268,11 @@ def page_rank(
     return rank.square().mean(dim=1).sqrt()
 
 
+@signal(
+    "text_rollout",
+    "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the "
+    "decoder layers since the last site: one row for each word, fp32, 0 where a row has fewer",
+)
 class TextRollout(DecoderSignal):
     """Keeps queries and keys of the layers in between, and computes the rollout after the last of them."""
 

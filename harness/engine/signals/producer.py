@@ -1,28 +1,32 @@
-"""Producers of signals: they capture during a pass and return values per visual token."""
+"""Producers of signals: they capture during a pass and return values per visual token; `Signals` calls a method's."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.engine.layer_types import visible_to_last
-from espalier.harness.engine.layout import take
-from espalier.methods.base import PlanError
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts import Prior
+from espalier.harness.engine.attention_probe import Watcher
+from espalier.harness.engine.layer_inputs import visible_to_last
+from espalier.harness.engine.layout import Layout, Stage, Visibility, take, visibility_of
+from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
+from espalier.methods.base import MethodError, Need, PlanError, Site, TokenReducer
 
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts.priors import Prior
-    from espalier.harness.engine.attention_probe import Watcher
-    from espalier.harness.engine.layout import Layout, Stage
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.visibility import Visibility
-    from espalier.methods.base import Need, Site
+#: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
+DECIDERS = "deciders"
+
+#: Key of the step's number.
+STEP = "step"
+
+#: Key of the indices (n,) of the visual tokens that the first step kept, of each row; none in the first step.
+FIRST_KEPT = "first_kept"
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,7 @@ class ViewRequest:
         return torch.arange(visual.shape[1], device=visual.device) < counts.unsqueeze(1)
 
 
-class Producer(ABC):
+class Producer:
     """Makes one signal for one site, or for all sites at once. Methods that do not apply keep the defaults.
 
     In a pass the engine calls `begin`, then `enter` at the decoder's input, then `reach` when states arrive at the
@@ -114,7 +118,6 @@ class Producer(ABC):
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
         """Return the decoder layers with attention that the signal is made from, for one of a method's `sites`."""
-        del need, site, sites
         return ()
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
@@ -128,12 +131,10 @@ class Producer(ABC):
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
         """Hook `watched_layers` for one pass; `clock` counts its work as selection."""
-        del clock
         return []
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the last pass's captures; `inputs` are those of the next pass."""
-        del inputs
 
     def units(self) -> Tensor:
         """Return the signal for each unit of the projector, if it is read before the decoder."""
@@ -141,15 +142,13 @@ class Producer(ABC):
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Capture from the states (B, L, D) that enter the decoder, for a batch of this layout."""
-        del layout, hidden
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Capture from the states (B, M, D) that enter the layer of the site, before the method plans."""
-        del stage, hidden, rotary
 
-    @abstractmethod
     def view_values(self, request: ViewRequest) -> Tensor:
-        """Return the signal in the shape given in `espalier.methods.base.SIGNALS`."""
+        """Return the signal in the shape that it declares."""
+        raise NotImplementedError
 
 
 class DecoderSignal(Producer):
@@ -157,6 +156,8 @@ class DecoderSignal(Producer):
 
     _captured: Tensor | None = None
     _width = 0
+    #: Positions of an answer after the prompt: 0 outside denoising steps.
+    _answer_length = 0
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
@@ -200,6 +201,7 @@ class DecoderSignal(Producer):
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the captured values."""
         self._captured = None
+        self._answer_length = answer_length(inputs)
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Store the number of visual tokens of the longest row."""
@@ -211,6 +213,10 @@ class DecoderSignal(Producer):
         assert self._captured is not None  # the layer runs before the site
         return self._captured
 
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return the captured values of the view's tokens."""
+        return request.select(self.captured)
+
     def per_token(self, stage: Stage, values: Tensor) -> Tensor:
         """Return (B, S, ...) per original visual token, so that a later site finds its tokens' values by index."""
         flat = values.flatten(2) if values.dim() > 2 else values.unsqueeze(-1)
@@ -220,7 +226,145 @@ class DecoderSignal(Producer):
         return table.view(*table.shape[:2], *values.shape[2:])
 
 
+def answer_length(inputs: Mapping[str, Any]) -> int:
+    """Return the number of answer positions after the prompt: 0 outside denoising steps."""
+    deciders: Tensor | None = inputs.get(DECIDERS)
+    return 0 if deciders is None else deciders.shape[1]
+
+
 def word_states(states: Tensor, words: Tensor) -> Tensor:
     """Return the (B, ..., T, D) states in the slots `words` (B, T) of (B, ..., M, D); words are never dropped."""
     real = (words >= 0).view(words.shape[0], *[1] * (states.dim() - 3), -1, 1)
     return take(states, words.clamp(min=0), -2) * real
+
+
+class Signals:
+    """Captures the signals that a method needs during a pass and returns them per visual token.
+
+    Args:
+        adapter: the model's facts and modules.
+        method: the method with these needs.
+        sites: its sites.
+        prior: calibrated prior, for methods that need one.
+        stage: returns the current stage while a decoder layer of a prefill runs, None outside a prefill.
+
+    Raises:
+        MethodError: the model lacks a signal, or a calibration is missing.
+    """
+
+    def __init__(
+        self,
+        adapter: ModelParts,
+        method: TokenReducer,
+        sites: tuple[Site, ...],
+        prior: Prior | None,
+        stage: Callable[[], Stage | None],
+    ) -> None:
+        visibility = visibility_of(adapter.decoder.config)
+        self._method = method
+        self._context = Context(adapter, sites, prior, stage, visibility)
+        self._producers: list[Producer] = []
+        self._by_site: dict[Site, dict[str, Producer]] = {}
+        shared: dict[str, Producer] = {}
+        for site in sites:
+            self._by_site[site] = {}
+            for need in method.needs(site):
+                self._check(need)
+                if DECLARED[need.signal].inside_tower:
+                    continue
+                producer = shared.get(need.key) or self._make_producer(site, need)
+                if producer.shared:
+                    shared[need.key] = producer
+                self._by_site[site][need.key] = producer
+
+    def _check(self, need: Need) -> None:
+        available = self._context.parts.facts.signals
+        if need.signal not in available:
+            raise MethodError(
+                f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(available))}"
+            )
+
+    def _make_producer(self, site: Site, need: Need) -> Producer:
+        producer_class: type[Producer] = PRODUCERS.load(need.signal)
+        producer = producer_class(self._context, site, need)
+        self._producers.append(producer)
+        return producer
+
+    # ------------------------------------------------------------------ capturing
+
+    def watchers(self) -> list[tuple[nn.Module, Watcher]]:
+        """Return the modules that an `AttentionTap` must watch, with their watchers."""
+        pairs: list[tuple[nn.Module, Watcher]] = []
+        for producer in self._producers:
+            try:
+                pairs += producer.watchers()
+            except PlanError as error:
+                raise PlanError(f"method {type(self._method).__name__}: {error}") from None
+        return pairs
+
+    @property
+    def watched_layers(self) -> list[nn.Module]:
+        """The tower's layers with outputs that are read."""
+        return [layer for producer in self._producers for layer in producer.watched_layers]
+
+    def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
+        """Watch the tower's layers for one pass, if their states are needed; the caller removes the handles."""
+        return [handle for producer in self._producers for handle in producer.hook_tower(clock)]
+
+    def begin(
+        self, inputs: Mapping[str, Any], kept_units: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Drop the last pass's captures; `inputs` are those of the next pass.
+
+        Args:
+            inputs: of the batch.
+            kept_units: a stored prompt's signals before the decoder, as `kept_units` returned them.
+        """
+        for producer in self._producers:
+            producer.begin(inputs)
+            producer.kept_units = (kept_units or {}).get(producer.need.key)
+
+    def before_decoder(self) -> set[str]:
+        """Return the keys of the needs that are read before the decoder."""
+        needs = (producer.need for producer in self._producers)
+        return {need.key for need in needs if DECLARED[need.signal].units}
+
+    def kept_units(self) -> dict[str, Tensor]:
+        """Return the signals read before the decoder, for each unit of the projector."""
+        keys = self.before_decoder()
+        return {
+            producer.need.key: producer.units()
+            for producer in self._producers
+            if producer.need.key in keys
+        }
+
+    def start(self, layout: Layout, hidden: Tensor) -> None:
+        """Capture the states (B, L, D) that enter the decoder."""
+        for producer in self._producers:
+            producer.enter(layout, hidden)
+
+    def reach(self, site: Site, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
+        """Capture the states (B, M, D) that enter the layer of `site`, before the method plans."""
+        for producer in self._by_site[site].values():
+            producer.reach(stage, hidden, rotary)
+
+    # ------------------------------------------------------------------ handing over
+
+    def collect(
+        self, site: Site, layout: Layout, origin: Tensor, rows: list[int] | slice
+    ) -> dict[str, Tensor]:
+        """Return the signals of `site` for the given rows, on the card of `origin`: the only place that moves them.
+
+        Producers capture where a module runs, and a model may be spread over several cards.
+
+        Args:
+            site: the site being decided.
+            layout: of the batch (its rows already repeated for beams).
+            origin: (b, n) original visual index of the tokens in the view.
+            rows: the batch rows of the view.
+        """
+        request = ViewRequest(layout, origin, rows)
+        return {
+            key: producer.view_values(request).to(origin.device)
+            for key, producer in self._by_site[site].items()
+        }

@@ -1,86 +1,80 @@
-"""Signals by name. A new one is a class in a file here, a line below and one in `espalier.methods.base.SIGNALS`."""
+"""All signals that a method may need, read from the declarations of their producers: no producer is imported.
+
+A producer declares its signals by the decorator `signal`: a class of a file here, and for signals inside the tower the
+planner of harness/engine/tower_sites.py, which makes them as it runs the blocks.
+"""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
 from espalier.harness.specs.registry import Registry
 
-#: Made at a site inside the tower, by the engine's run of the tower's blocks.
-INSIDE_TOWER = frozenset({"sizes", "sequence", "block_keys", "rollout", "flow", "pixels"})
+Producing = TypeVar("Producing", bound=type[Any])
 
-#: Read before the decoder, for each unit of the projector, so that a prompt can store them.
-BEFORE_DECODER = frozenset(
-    {
-        "cls_attention",
-        "cls_logits",
-        "tower_received",
-        "tower_keys",
-        "wide_cls_attention",
-        "wide_tower_keys",
-        "tower_states",
-        "luma",
+HERE = Path(__file__).parent
+FILES = (*sorted(HERE.glob("*.py")), HERE.parent / "tower_sites.py")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A signal, as its producer declares it.
+
+    Attributes:
+        name: by which methods request it.
+        text: shape in `View.signals`, and meaning.
+        units: whether it is read before the decoder, for each unit of the projector, so that a prompt can store it.
+        inside_tower: whether it is made at a site inside the tower, by the engine's run of the blocks.
+    """
+
+    name: str
+    text: str
+    units: bool = False
+    inside_tower: bool = False
+
+
+def signal(
+    name: str, text: str, *, units: bool = False, inside_tower: bool = False
+) -> Callable[[Producing], Producing]:
+    """Declare that a class makes a signal. Arguments are those of `Declaration`: constants, read from the source."""
+    return lambda producer: producer
+
+
+def declarations(file: Path) -> dict[str, list[Declaration]]:
+    """Return the signals that each class of a file declares."""
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return {
+        node.name: [
+            Declaration(
+                *map(ast.literal_eval, call.args),
+                **{str(word.arg): ast.literal_eval(word.value) for word in call.keywords},
+            )
+            for call in node.decorator_list
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == signal.__name__
+        ]
+        for node in body
+        if isinstance(node, ast.ClassDef)
     }
-)
 
-#: Made in denoising steps alone.
-DENOISING = frozenset({"decider_attention", "masked_attention", "first_kept", "layer_normed"})
 
-PRODUCERS = Registry("signal")
-PRODUCERS.add("cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention")
-PRODUCERS.add("cls_logits", "espalier.harness.engine.signals.tower_attention:ClassLogits")
-PRODUCERS.add("tower_received", "espalier.harness.engine.signals.tower_attention:TowerReceived")
-PRODUCERS.add("tower_keys", "espalier.harness.engine.signals.tower_attention:TowerKeys")
-PRODUCERS.add(
-    "wide_cls_attention", "espalier.harness.engine.signals.tower_attention:ClassAttention"
-)
-PRODUCERS.add("wide_tower_keys", "espalier.harness.engine.signals.tower_attention:TowerKeys")
-PRODUCERS.add("tower_states", "espalier.harness.engine.signals.tower_attention:TowerStates")
-PRODUCERS.add("projected", "espalier.harness.engine.signals.decoder_states:Projected")
-PRODUCERS.add("all_projected", "espalier.harness.engine.signals.decoder_states:AllProjected")
-PRODUCERS.add("text_embeddings", "espalier.harness.engine.signals.decoder_states:TextEmbeddings")
-PRODUCERS.add("last_attention", "espalier.harness.engine.signals.decoder_attention:LastAttention")
-PRODUCERS.add("mean_attention", "espalier.harness.engine.signals.decoder_attention:MeanAttention")
-PRODUCERS.add(
-    "text_received_max", "espalier.harness.engine.signals.decoder_attention:TextReceivedMax"
-)
-PRODUCERS.add(
-    "text_received_peak", "espalier.harness.engine.signals.decoder_attention:TextReceivedPeak"
-)
-PRODUCERS.add(
-    "visual_received_max", "espalier.harness.engine.signals.decoder_attention:VisualReceivedMax"
-)
-PRODUCERS.add(
-    "next_last_attention", "espalier.harness.engine.signals.next_layer_attention:NextLastAttention"
-)
-PRODUCERS.add(
-    "next_bare_attention", "espalier.harness.engine.signals.next_layer_attention:NextBareAttention"
-)
-PRODUCERS.add(
-    "next_mean_attention", "espalier.harness.engine.signals.next_layer_attention:NextMeanAttention"
-)
-PRODUCERS.add(
-    "next_visual_keys", "espalier.harness.engine.signals.next_layer_attention:NextVisualKeys"
-)
-PRODUCERS.add("page_rank", "espalier.harness.engine.signals.decoder_attention:PageRank")
-PRODUCERS.add("decider_attention", "espalier.harness.engine.signals.deciders:DeciderAttention")
-PRODUCERS.add("masked_attention", "espalier.harness.engine.signals.deciders:MaskedAttention")
-PRODUCERS.add("first_kept", "espalier.harness.engine.signals.deciders:FirstKept")
-PRODUCERS.add("layer_normed", "espalier.harness.engine.signals.deciders:LayerNormed")
-PRODUCERS.add("text_attention", "espalier.harness.engine.signals.decoder_attention:TextAttention")
-PRODUCERS.add(
-    "text_information", "espalier.harness.engine.signals.decoder_attention:TextInformation"
-)
-PRODUCERS.add("text_rollout", "espalier.harness.engine.signals.decoder_attention:TextRollout")
-PRODUCERS.add("visual_keys", "espalier.harness.engine.signals.decoder_states:VisualKeys")
-PRODUCERS.add("text_queries", "espalier.harness.engine.signals.decoder_states:TextQueries")
-PRODUCERS.add("text_keys", "espalier.harness.engine.signals.decoder_states:TextKeys")
-PRODUCERS.add("text_states", "espalier.harness.engine.signals.decoder_states:TextStates")
-PRODUCERS.add("text_normed", "espalier.harness.engine.signals.decoder_states:TextNormed")
-PRODUCERS.add("normed", "espalier.harness.engine.signals.decoder_states:Normed")
-PRODUCERS.add("text_positions", "espalier.harness.engine.signals.token_properties:TextPositions")
-PRODUCERS.add(
-    "visual_positions", "espalier.harness.engine.signals.token_properties:VisualPositions"
-)
-PRODUCERS.add("all_positions", "espalier.harness.engine.signals.token_properties:AllPositions")
-PRODUCERS.add("tile", "espalier.harness.engine.signals.token_properties:Tile")
-PRODUCERS.add("luma", "espalier.harness.engine.signals.token_properties:Luma")
-PRODUCERS.add("prior", "espalier.harness.engine.signals.token_properties:CalibratedPrior")
+def _read() -> tuple[dict[str, Declaration], Registry]:
+    declared: dict[str, Declaration] = {}
+    producers = Registry("signal")
+    for file in FILES:
+        parts = file.with_suffix("").relative_to(HERE.parents[2]).parts
+        for class_name, signals in declarations(file).items():
+            for declaration in signals:
+                producers.add(declaration.name, f"{'.'.join(('espalier', *parts))}:{class_name}")
+                declared[declaration.name] = declaration
+    return declared, producers
+
+
+#: Declarations by name, and the classes that make the signals.
+DECLARED, PRODUCERS = _read()
+
+#: Shape and meaning of every signal.
+SIGNALS: Mapping[str, str] = {name: signal.text for name, signal in sorted(DECLARED.items())}

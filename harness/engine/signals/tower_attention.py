@@ -25,6 +25,7 @@ from espalier.harness.engine.attention_probe import (
 from espalier.harness.engine.layout import mix, take
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.producer import Context, Producer, ViewRequest
+from espalier.harness.engine.signals.table import signal
 from espalier.methods.base import Need, Site
 
 
@@ -83,6 +84,16 @@ class TowerAttention(UnitSignal):
         raise NotImplementedError
 
 
+@signal(
+    "tower_keys",
+    "(B, N, Dk) keys of the tower layer whose output the projector reads, mean over heads",
+    units=True,
+)
+@signal(
+    "wide_tower_keys",
+    "(B, N, H Dk) `tower_keys` of all heads side by side",
+    units=True,
+)
 class TowerKeys(TowerAttention):
     """Each patch's key, mean over heads."""
 
@@ -91,6 +102,11 @@ class TowerKeys(TowerAttention):
         return key[:, :, self.context.class_tokens :].mean(1)
 
 
+@signal(
+    "cls_logits",
+    "(B, N) `cls_attention` before its softmax: scaled products of queries and keys, mean over heads",
+    units=True,
+)
 class ClassLogits(TowerAttention):
     """Logits of the class token's query, before the softmax."""
 
@@ -101,6 +117,17 @@ class ClassLogits(TowerAttention):
         return mean_logits(class_query, key, scaling)[:, self.context.class_tokens :]
 
 
+@signal(
+    "cls_attention",
+    "(B, N) attention that the tower's class token pays each patch, mean over heads, fp32; on towers "
+    "without one the substitute that `model.facts.class_attention` names",
+    units=True,
+)
+@signal(
+    "wide_cls_attention",
+    "(B, N) `cls_attention` of one head as wide as the tower in place of its own heads, fp32",
+    units=True,
+)
 class ClassAttention(TowerAttention):
     """Attention of the class token's query, after the softmax."""
 
@@ -112,6 +139,12 @@ class ClassAttention(TowerAttention):
         return received_unmasked(query, key, scaling)
 
 
+@signal(
+    "tower_received",
+    "(B, N) attention that each patch receives in a tower layer, mean over heads and all queries, a "
+    "class token's too, fp32",
+    units=True,
+)
 class TowerReceived(TowerAttention):
     """Attention that each patch receives from all queries."""
 
@@ -132,6 +165,11 @@ def _merge_heads(states: Tensor) -> Tensor:
     return states.transpose(1, 2).flatten(2).unsqueeze(1)
 
 
+@signal(
+    "tower_states",
+    "(B, N, D) mean of the tower's hidden states over its last third, 16 to 24 of 24, fp32",
+    units=True,
+)
 class TowerStates(UnitSignal):
     """Sums states as they are computed.
 

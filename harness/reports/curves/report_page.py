@@ -18,7 +18,7 @@ from espalier.harness.config.method_names import method_section, setting_names
 from espalier.harness.config.resolvers import register
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import plain_page, print_lines
-from espalier.harness.kinds.method_stack import label_of
+from espalier.harness.kinds.lookup import label_of
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_points import share
 from espalier.harness.reports.curves.figures import save

@@ -10,8 +10,7 @@ from pathlib import Path
 from espalier.harness.errors import UserError
 from espalier.harness.paths import DEMO, short_path
 from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.specs.comparable import CELL, Row, amount, identity, name
-from espalier.harness.store.files.digests import digest
+from espalier.harness.specs.comparable import CELL, Row, amount, identity, name, settings_digest
 from espalier.harness.store.parquet_tables import is_table, read_tables
 from espalier.harness.store.row_blocks import memoized
 from espalier.harness.store.row_reader import Walk, walk
@@ -66,10 +65,10 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
     selected = _with_settings(selected, results)
     selected = _with_policy(selected, positions, results)
     selected = _with_most_samples(selected, results)
-    settings_digest = memoized(digest)
+    digested = memoized(settings_digest)
     results.rows = _newest(
         selected,
-        lambda row: (*identity(row), settings_digest(row["settings"])),
+        lambda row: (*identity(row), digested(row["settings"])),
         "the cell was run twice, by other code; the newer row counts",
         results,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from espalier.harness.cost.schedule import RULES
+from espalier.harness.cost.budget import RULES
 from espalier.harness.reports.curves.curve_points import FULL
 from espalier.harness.reports.curves.figures import Plot, Series, marker, percent_spot
 from espalier.harness.reports.curves.plot_style import INK, NOTE

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.single_section import compose_section
+from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError, plain_page
 from espalier.harness.paths import CONF, DEFAULT_STORE
 from espalier.harness.reports.curves.stored_rows import read_results

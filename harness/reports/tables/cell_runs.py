@@ -11,10 +11,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from espalier.harness.config.grids import stand_ins
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.config.method_names import method_section
 from espalier.harness.config.resolvers import register
-from espalier.harness.config.stand_ins import stand_ins
 from espalier.harness.reports.tables.printed_cell import PrintedCell, place
 from espalier.harness.reports.tables.published_tables import AT, FIRST, NUMBER_KEYS, Paper
 

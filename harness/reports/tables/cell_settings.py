@@ -11,18 +11,16 @@ from typing import Any
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.group_lists import merged
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.config.model_section import model_spec
-from espalier.harness.config.prompt_section import with_question
+from espalier.harness.config.method_names import method_kind
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.paths import CONF
 from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
 from espalier.harness.reports.tables.published_tables import FIRST
 from espalier.harness.settings import OMITTED, default, marked, read_section
-from espalier.harness.specs.backend_spec import TRANSFORMERS
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.row_settings import (
-    ALWAYS,
+    IN_ROWS,
     LEFT_OPEN,
     SECTIONS,
     benchmark_settings,
@@ -31,20 +29,7 @@ from espalier.harness.specs.row_settings import (
     model_settings,
     plain,
 )
-from espalier.harness.specs.run_spec import ORIGINAL, EngineSpec, ModelSpec
-
-#: Settings for which a table has options of its own (`choose` in harness/reports/tables/table_rows.py).
-CHOSEN = frozenset({"engine.positions", "benchmark.limit"})
-
-#: Settings that rows have at their default, too: a row without one is of an earlier version. A row without any other
-#: setting has its default.
-IN_ROWS = frozenset(
-    (
-        *(f"{part}.{name}" for part, names in ALWAYS.items() for name in names),
-        *(f"draft.{name}" for name in ("name", *ALWAYS["model"])),
-        *("benchmark.boxes", "benchmark.dataset", "judge.prompt"),
-    )
-)
+from espalier.harness.specs.run_spec import ORIGINAL, TRANSFORMERS, EngineSpec, ModelSpec
 
 #: Defaults of settings in rows, by dotted key.
 DEFAULTS: Mapping[str, Any] = {
@@ -84,7 +69,7 @@ class ComparedSettings:
         """
         parts = {_part(key) for key in row_values}
         for key in {**self.values, **row_values}:
-            if key not in self.stated and (key in LEFT_OPEN or key in CHOSEN):
+            if key not in self.stated and key in LEFT_OPEN:
                 continue
             # A row without a judge or a draft has no settings of it.
             silent = key not in row_values and (key in IN_ROWS or _part(key) not in parts)

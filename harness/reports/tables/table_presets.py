@@ -1,6 +1,6 @@
 """The presets of published tables: `+experiment=d2pruner_table1` runs every cell of that table that a run can fill.
 
-A preset is made from results/papers when it is chosen (harness/config/name_source.py). It holds the runs that
+A preset is made from results/papers when it is chosen (harness/config/catalogue.py). It holds the runs that
 `python -m espalier tables` looks for, in as few grids as hold them; cells that cannot run are left out and listed.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.composer import Cell
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, gpu_kinds, read_kinds
 from espalier.harness.settings import (

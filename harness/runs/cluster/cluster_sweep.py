@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.harness.config import cell_config as composed
+from espalier.harness.config import composer as composed
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.cell_settings import NOT_OF_A_RUN
 from espalier.harness.config.compose import Command

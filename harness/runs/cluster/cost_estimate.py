@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.cost.budget import NOMINAL_TEXT
+from espalier.harness.cost.budget import NOMINAL_TEXT, frame_of
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import (
     cached_prompt_flops,
@@ -26,17 +26,16 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.schedule import frame_of
-from espalier.harness.decoding.diffusion.canvas_flops import answer_flops, canvas_of
+from espalier.harness.decoding.diffusion.answer_flops import answer_flops, canvas_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.kinds.checks.length_check import decoder_bytes, entry_bytes
+from espalier.harness.kinds.checkpoint_check import decoder_bytes, entry_bytes
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.paths import CONF
 from espalier.harness.runs.cluster.gpu_kinds import GpuKind, Span, reached
 from espalier.harness.runs.cluster.resources import gpus_for, models_of, weight_bytes
 from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
-from espalier.harness.specs.canvas import CanvasSettings
+from espalier.harness.specs.generation import CanvasSettings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
 

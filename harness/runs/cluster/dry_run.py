@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from espalier.harness.engine.artifacts.fitprune_schemes import with_scheme
+from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.errors import Refused, UserError, print_lines
-from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.kinds.method_stack import label_of, method_of
+from espalier.harness.kinds.lookup import kind_of, label_of, method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here

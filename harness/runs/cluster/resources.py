@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.harness.config.build_spec import reserve_draft_card
-from espalier.harness.config.cell_config import Cell
+from espalier.harness.config.composer import Cell
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, ResourceRequest
 from espalier.harness.settings import defaults, read_section, table

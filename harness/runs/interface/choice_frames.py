@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from espalier.harness.config.method_kinds import method_kind
-from espalier.harness.config.own_choices import OwnChoices, own_choices
+from espalier.harness.config.catalogue import OwnChoices, own_choices
+from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import tell_once
 from espalier.harness.paths import located
 

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from inspect import isclass
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from espalier.harness.api.argument_errors import held_by_instance, unknown_argument
+from espalier.harness.api.apply import METHODS_TAKEN
+from espalier.harness.api.argument_errors import (
+    check_instance,
+    held_by_instance,
+    unknown_argument,
+)
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import refuse_calibrated
 from espalier.harness.config.build_spec import NO_COMPRESSOR, build_spec
 from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.config.compose import read_command
+from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged
-from espalier.harness.config.single_section import compose_section
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.method_stack import stacked
+from espalier.harness.kinds.lookup import stacked
 from espalier.harness.models.weights_digest import weights_digest
 from espalier.harness.settings import read_section, setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.records.data_file import is_data
 from espalier.harness.specs.records.own_data import save_records
 from espalier.harness.specs.records.record import RecordSettings
@@ -59,7 +64,6 @@ PARTS = {"model": tuple(setting_hints(ModelSpec)), "benchmark": tuple(setting_hi
 
 #: What each place takes, in error lines.
 MODELS = "a name of conf/model, or the result of espalier.load or espalier.wrap"
-METHODS_TAKEN = "a name of conf/method, <file>.py:<class>, or an instance of a TokenReducer, Decoder or CacheCompressor"
 BENCHMARKS = (
     "a name of conf/benchmark, the path of own data, a pandas frame, or a list of dictionaries"
 )
@@ -101,11 +105,8 @@ def read_request(
     """
     values = {name: value for name, value in settings.items() if value is not None}
     compressor = values.get("compressor")
-    if "cache_ratio" in values and compressor in (None, NO_COMPRESSOR):
-        raise UserError(
-            f"cache_ratio={values['cache_ratio']!r} is the share that a compressor evicts; valid: with compressor=..., "
-            "and `ratio` for a method that evicts by itself"
-        )
+    evicts = compressor not in (None, NO_COMPRESSOR)
+    refuse("arguments", {"cache_ratio": values.get("cache_ratio"), "evicts": evicts})
     _refuse_settled(values, {"model": model, "method": method, "compressor": compressor})
     argv = [
         *_model_overrides(model),
@@ -187,12 +188,7 @@ def _method_name(method: str | Method) -> str:
     """Return the name of conf/method under which a method is composed; for a class without a file that of its kind."""
     if isinstance(method, str):
         return method
-    if isclass(method) and issubclass(method, Method):
-        raise UserError(
-            f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
-        )
-    if not isinstance(method, Method):
-        raise _wrong_type("method", method, METHODS_TAKEN)
+    check_instance(method, METHODS_TAKEN)
     return registered_name(type(method)) or ("vanilla_sd" if method.takes_draft else "none")
 
 

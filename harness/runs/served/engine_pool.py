@@ -1,7 +1,11 @@
-"""The engine that stays open between the runs of a sweep, so that a model is loaded once; or the user's server."""
+"""The engine that stays open between the runs of a sweep, so that a model is loaded once, or the user's server.
+
+Its process has another environment: it reads the plug-in's code and the model's files from folders made here.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,20 +13,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.runs.served.engine_folders import code_folder, model_folder
+from espalier.harness.paths import ROOT
 from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.runs.served.engine_server import EngineServer
 from espalier.harness.settings import table
-from espalier.harness.specs.backend_spec import BackendSpec
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.hub_cache import cached_file
+from espalier.harness.specs.run_spec import BackendSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import PLAIN
 from espalier.serve.setting import KEY
+from espalier.version import __version__
 
 if TYPE_CHECKING:
     from espalier.harness.kinds.kind import OpenMethod
     from espalier.harness.models.adapter import Adapter
+    from espalier.harness.specs.run_spec import ModelSpec
+
 
 #: Tokens of the longest prompt and answer of an engine, if no setting states them.
 LONGEST = 4096
@@ -75,7 +83,7 @@ class EnginePool:
         if self._model is not None and self._key == key and self._model.engine.alive:
             return self._model
         # Imports transformers, which takes seconds.
-        from espalier.harness.models.adapter import load_adapter_without_weights
+        from espalier.harness.models.build_adapter import load_adapter_without_weights
 
         adapter = load_adapter_without_weights(spec.model)
         if spec.backend.url is not None:
@@ -149,9 +157,61 @@ def pruning_arguments(spec: RunSpec, setting: Mapping[str, Any] | None = None) -
     """Return the arguments by which the plug-in prunes, with its setting, or vLLM's own code prunes videos."""
     if not spec.backend.built_in:
         return {"hf_overrides": {KEY: setting or {}}}
-    name = ADAPTERS.load(spec.model.adapter).model_class.__name__
+    name = ADAPTERS.load(spec.model.adapter).data.model_class.__name__
     return {
         "video_pruning_rate": spec.budget.ratio,
         "video_pruning_method": spec.method.name,
         "hf_overrides": {"architectures": [PLAIN + name]},
     }
+
+
+#: What an installation would write, so that vLLM finds the plug-in in each of its processes.
+ENTRY_POINTS = "[vllm.general_plugins]\nespalier = espalier.serve.plugin:register\n"
+
+#: Files that hold the weights and their configuration; the rest is written from the run's settings.
+WEIGHTS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "*.bin",
+    "config.json",
+    "generation_config.json",
+)
+
+
+def code_folder(place: Path) -> Path:
+    """Make a folder for PYTHONPATH from which another interpreter imports this package, and nothing else."""
+    place.mkdir()
+    # In a repository the package is a folder of links beside harness/; in an installation it holds harness/ itself.
+    package = ROOT / "espalier" if (ROOT / "espalier").is_dir() else ROOT
+    (place / "espalier").symlink_to(package, target_is_directory=True)
+    record = place / f"espalier_serve-{__version__}.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: espalier-serve\nVersion: {__version__}\n", encoding="utf-8"
+    )
+    (record / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
+    return place
+
+
+def model_folder(place: Path, spec: ModelSpec, adapter: Adapter) -> Path:
+    """Make a folder with the checkpoint's weights, as links, and the run's processor; random weights are none.
+
+    Raises:
+        UserError: the checkpoint is not on this machine.
+    """
+    place.mkdir()
+    adapter.processor.save_pretrained(place)
+    if spec.weights == "random":
+        configuration = adapter.model.config
+        configuration.architectures = [type(adapter.model).__name__]
+        configuration.save_pretrained(place)
+        return place
+    config = cached_file(spec, "config.json") if spec.path is None else spec.path / "config.json"
+    if config is None:
+        raise UserError(
+            f"model.hub={spec.hub!r} is not in the local Hugging Face cache; valid: model.path=<directory>"
+        )
+    for pattern in WEIGHTS:
+        for file in config.parent.glob(pattern):
+            os.symlink(file.resolve(), place / file.name)
+    return place

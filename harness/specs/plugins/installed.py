@@ -7,7 +7,7 @@ Such a folder holds files as those of the repository's conf/: `method/spread.yam
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -58,6 +58,29 @@ def installed() -> tuple[Plugin, ...]:
     plugins = [plugin for package in distributions() for plugin in _plugins(package)]
     by_root = {plugin.root or plugin.problem: plugin for plugin in reversed(plugins)}
     return tuple(sorted(by_root.values(), key=lambda plugin: plugin.title))
+
+
+def plugin_at(root: Path) -> Plugin:
+    """Return the installed plug-in that a file or folder is in; of other code one with the path as its title."""
+    root = root.resolve()
+    for plugin in installed():
+        if plugin.root is not None and root.is_relative_to(plugin.root.resolve()):
+            return plugin
+    return Plugin(str(root), root)
+
+
+def plugins_of(places: Iterable[str | None], tasks: Path | None = None) -> list[Plugin]:
+    """Return the code of users that a run consists of.
+
+    Args:
+        places: of classes; other names are passed over.
+        tasks: folder of the benchmark's task, which may be part of an installed plug-in.
+    """
+    references = filter(None, map(CodeReference.parse, places))
+    plugins = [plugin_at(root) for reference in references if (root := reference.root)]
+    if tasks is not None and (plugin := plugin_at(tasks)) in installed():
+        plugins.append(plugin)
+    return list(dict.fromkeys(plugins))
 
 
 def _declared() -> bool:

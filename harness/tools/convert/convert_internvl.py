@@ -27,7 +27,7 @@ from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import NUMBERED, ChatFrame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
-from espalier.harness.models.internvl_processor import TOKENS, frames_like
+from espalier.harness.models.internvl import TOKENS, frames_like
 from espalier.harness.models.loader import pretrained
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (

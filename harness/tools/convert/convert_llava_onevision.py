@@ -14,13 +14,12 @@ from transformers import (
     GenerationConfig,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
-    LlavaOnevisionProcessor,
     Qwen2Config,
 )
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import TAGGED, template_of
-from espalier.harness.models.llava_onevision import build_processor
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
 from espalier.harness.models.loader import pretrained
 from espalier.harness.specs.command_help import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
@@ -140,7 +139,7 @@ def convert(source: Path, target: Path, say: Say) -> None:
     # As many rows as in transformers' own checkpoints, which the model files state.
     rows = padded_rows(config.text_config.vocab_size)
     config.text_config.vocab_size = rows
-    processor = build_processor(LlavaOnevisionProcessor, config, tokenizer)
+    processor = LlavaOnevisionAdapter.built_processor(config, tokenizer)
     processor.chat_template = template_of("qwen_1_5", TAGGED)
     checkpoint = Checkpoint(
         model_class=LlavaOnevisionForConditionalGeneration,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from espalier.harness.models.llava_video_model import (
+from espalier.harness.models.llava_video import (
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )

@@ -17,7 +17,8 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.models.adapter import Adapter, load_adapter
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.seedling.scene_questions import questions_for

@@ -8,8 +8,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import product
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -18,9 +20,11 @@ from huggingface_hub import constants, try_to_load_from_cache
 from packaging.requirements import Requirement
 
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.checkpoint_check import check_precision
 from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.environment import device_name
+from espalier.harness.specs.run_spec import ATTENTIONS, DTYPES
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
 
@@ -122,6 +126,19 @@ def gpus() -> str:
         )
     half = "bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
     return f"{'; '.join(names)}; CUDA {torch.version.cuda}, {half}"
+
+
+def precision() -> str:
+    """Report the precisions and attentions that no model can have on this machine."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    refused = []
+    for dtype, attention in product(DTYPES, ATTENTIONS):
+        model = {"device": device, "device_map": None, "dtype": dtype, "attention": attention}
+        try:
+            check_precision(SimpleNamespace(**model))
+        except UserError as error:
+            refused.append(str(error).partition("; valid")[0])
+    return "; ".join(dict.fromkeys(refused)) or f"{', '.join(DTYPES)} on {device}"
 
 
 def store(root: Path) -> str:

@@ -1,1 +1,0 @@
-"""Find and read the results of calibrations."""

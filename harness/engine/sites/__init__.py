@@ -1,1 +1,0 @@
-"""One file for each kind of site: what it shortens, when, and with which hooks."""

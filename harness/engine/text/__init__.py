@@ -1,1 +1,0 @@
-"""New tokens through one model's text stack: cache, attention, recorded steps."""

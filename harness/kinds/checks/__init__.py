@@ -1,1 +1,0 @@
-"""Checks that refuse a run before its model is loaded."""
