@@ -17,7 +17,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
 )
 from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.engine.layer_inputs import closes_gaps
-from espalier.harness.engine.text_stack import graphs_error, obstacle
+from espalier.harness.engine.text_stack import check_recordable
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.kind import (
@@ -193,20 +193,15 @@ def check_graphs(spec: AnswerRequest, method: Decoder) -> None:
     """
     if spec.engine.graphs is not True:
         return
-    if why := obstacle(spec.model):
-        raise graphs_error(why)
+    check_recordable(spec.model)
     draft, reducer = spec.method.draft, method.reducer
     if draft is None:
         return
     with in_words_of_the_draft():
-        if why := obstacle(draft):
-            raise graphs_error(why)
+        check_recordable(draft)
     # A guided draft drops its tokens before its first layer, whatever its reducer would do.
     sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
-    if any(site.shortens for site in sites):
-        raise graphs_error(
-            f"method={spec.method.name!r} leaves the layers of its draft caches of different lengths"
-        )
+    refuse("graphs of a draft", spec, method, ragged=any(site.shortens for site in sites))
 
 
 def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path, ...]:
