@@ -19,7 +19,6 @@ COMMANDS = {
     "curves": ("espalier.harness.cli.curves", "accuracy against tokens kept, as pictures"),
     "tables": ("espalier.harness.reports.tables.rebuild", "published tables, rebuilt from results"),
     "benchmarks": ("espalier.harness.cli.benchmarks", "list, check and prefetch benchmarks"),
-    "bench": ("espalier.harness.cli.bench", "time a method in the engine that serves it"),
     "calibrate": ("espalier.harness.cli.calibrate", "the numbers that a method needs of a model"),
     "convert": ("espalier.harness.cli.convert", "a released model to a checkpoint that loads here"),
     "wandb": ("espalier.harness.cli.wandb", "upload results that were logged offline"),

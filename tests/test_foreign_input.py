@@ -35,7 +35,7 @@ from espalier.harness.specs.records.own_data import read_records
 from espalier.harness.specs.records.record import RecordSettings
 from espalier.harness.store import RunDir
 from espalier.harness.store.sweep_files import find
-from espalier.harness.tools.convert.internvl_prompt import read_prompt as read_chat_format
+from espalier.harness.tools.convert.convert_internvl import read_prompt as read_chat_format
 from espalier.harness.tools.convert.sentencepiece_tokens import read_pieces
 from espalier.methods.blame import Blame
 from espalier.methods.plans import PlanError

@@ -191,6 +191,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
         spec = replace(spec, facts=facts)
         with borrow(hf_model, processor, spec) as loaded:
             loaded.verify()
+            spec = replace(spec, facts=loaded.facts)
     return Model(spec, True, lambda wanted: borrow(hf_model, processor, wanted))
 
 

@@ -45,13 +45,19 @@ from espalier.harness.settings import Text, at_least, read_value
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
-from espalier.harness.tools.calibration.bisection import Fit, Trace, shares, smallest_reaching
 from espalier.harness.tools.calibration.calibration_images import (
     ImageDigest,
     folder_images,
     scene_images,
 )
-from espalier.harness.tools.calibration.fitprune_fit import ALPHAS, trace
+from espalier.harness.tools.calibration.fitprune_fit import (
+    ALPHAS,
+    Fit,
+    Trace,
+    shares,
+    smallest_reaching,
+    trace,
+)
 from espalier.harness.tools.calibration.prior_maps import Recorder, calibrate
 from espalier.methods.base import MethodError
 from espalier.methods.fitprune import FitPrune

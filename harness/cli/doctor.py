@@ -23,7 +23,7 @@ from rich.table import Table
 from espalier.harness.errors import plain
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.commands import command, command_parser
-from espalier.harness.tools.doctor.findings import Check, Finding, NotHere, examine
+from espalier.harness.tools.doctor.machine_report import Check, Finding, NotHere, examine
 
 
 def checks(store: Path) -> Iterator[tuple[str, Check]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
@@ -276,8 +276,8 @@ class ModelFacts:
         diffusion: settings of a model that denoises its answers, with `text` not causal; None: it generates token by
             token, or a canvas.
         canvas: of a model that denoises canvases; `text` is then the stack that fills the cache. None: it has none.
-        sites: kinds of site where methods may act; empty: all. Where it names some, the model is known from its
-            decoder on: `tower` and `projector` are placeholders, and nothing before the decoder is counted.
+        unproved: kinds of site where methods may not act, and why; empty: all. Where it names some, the model is known
+            from its decoder on: `projector` is a placeholder, and nothing before the decoder is counted.
     """
 
     text: StackFacts
@@ -292,7 +292,7 @@ class ModelFacts:
     patch_tokens: bool = False
     deepstack: tuple[Natural, ...] = ()
     diffusion: DiffusionFacts | None = None
-    sites: tuple[str, ...] = ()
+    unproved: Mapping[str, str] = field(default_factory=dict)
     gated_projector: bool = False
     stem_joins: Natural = 0
     nominal_work: Annotated[Work | None, By(_read_work)] = None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
-from espalier.harness.cost.facts import StackFacts
-from espalier.harness.errors import UserError
-from espalier.methods.views import MethodError
+from espalier.harness.cost.facts import ModelFacts, StackFacts
+from espalier.harness.errors import Refused, UserError
+from espalier.methods.views import MethodError, Where
 
 
 def check_text_config(config: Any, where: str) -> None:
@@ -43,6 +44,26 @@ def check_full(text: StackFacts, layer: int) -> None:
         f"that reads other layers, the nearest {', '.join(map(str, nearest))} (one that reads the layer before its "
         f"site acts before {', '.join(str(full + 1) for full in nearest)})"
     )
+
+
+def check_proved(facts: ModelFacts, who: str, places: Iterable[str]) -> None:
+    """Refuse a method at kinds of site that a class without a file here was not proved for.
+
+    Args:
+        facts: of the model.
+        who: the method, at the start of the error line.
+        places: kinds of site where it acts.
+
+    Raises:
+        Refused: names the first such kind, why it was not proved, and the others.
+    """
+    for where in places:
+        if where in facts.unproved:
+            proved = [kind for kind in get_args(Where) if kind not in facts.unproved]
+            raise Refused(
+                f"{who} acts at {where}, and the model's class, which has no file here, was not proved there: "
+                f"{facts.unproved[where]}; valid: a method that acts at {', '.join(proved)}"
+            )
 
 
 def require_one_beam(beams: int) -> None:

@@ -18,6 +18,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.decode_steps import decode_site
+from espalier.harness.engine.engine_guards import check_proved
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
@@ -377,12 +378,16 @@ def install(
 
     Raises:
         MethodError: the model cannot run the method.
-        UserError: the model's attention is not supported.
+        UserError: the model's attention is not supported, or its class was not proved where the method acts.
     """
     depth = adapter.facts.text.layers
     sites = method.all_sites(adapter.facts.tower.layers, depth)
     check_site_kinds(method, sites)
     step_site = decode_site(method, depth)
+    cache = () if evicting is None else ("cache",)
+    steps = () if step_site is None else ("decode",)
+    places = (*(site.where for site in sites), *cache, *steps)
+    check_proved(adapter.facts, f"method={type(method).__name__}", places)
     partial_layers = [layer for layer in range(depth) if not adapter.holds_prompt(layer)]
     if step_site is not None and partial_layers:
         raise MethodError(

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import BudgetMismatch
+from espalier.harness.engine.engine_guards import check_proved
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
@@ -43,6 +44,7 @@ class Compressor:
         if not method.sites(spec.model.facts.text.layers):
             return without_separators(replace(spec, budget=WHOLE))
         check_separators(spec, method)
+        check_proved(spec.model.facts, f"method={spec.method.name!r}", ["cache"])
         refuse("a compressor", spec, method)
         return spec
 

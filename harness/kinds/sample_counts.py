@@ -66,7 +66,7 @@ def token_means(records: Sequence[SampleRecord]) -> dict[str, float]:
 def _flops(facts: ModelFacts, records: Sequence[SampleRecord]) -> dict[str, Any]:
     """Return the block `flops`; null for what comes before the decoder of a model that is known from there on."""
     block = flops_block(flops_of(facts, records))
-    unknown = ("tower", "projector", "share_with_tower") if facts.sites else ()
+    unknown = ("tower", "projector", "share_with_tower") if facts.unproved else ()
     return {**block, **dict.fromkeys(unknown)}
 
 

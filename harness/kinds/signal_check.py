@@ -11,7 +11,7 @@ from typing import get_args
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.decode_steps import decode_site
-from espalier.harness.engine.engine_guards import check_full
+from espalier.harness.engine.engine_guards import check_full, check_proved
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of
@@ -89,18 +89,12 @@ def check_signals(model: ModelSpec, method: Method, name: str, base: type[object
     """
     facts = model.facts
     needed = signals_of(method, facts)
+    sites = method.read_sites(facts.tower.layers, facts.text.layers)
+    check_proved(facts, f"method={name!r}", [site.where for site in sites])
     if _acts_inside(method, facts) and not facts.patch_tokens:
         raise Refused(
             f"method={name!r} acts inside the vision tower, and the visual tokens of "
             f"model={model.name!r} are not its patches one to one (model.facts.patch_tokens=false)"
-        )
-    sites = method.read_sites(facts.tower.layers, facts.text.layers)
-    places = dict.fromkeys(site.where for site in sites)
-    unproved = [where for where in places if facts.sites and where not in facts.sites]
-    if unproved:
-        raise Refused(
-            f"method={name!r} acts at {', '.join(unproved)}, and model={model.name!r}, a class without a file here, "
-            f"was proved for {', '.join(facts.sites)} alone; valid: a method that acts there"
         )
     missing = sorted(needed - facts.signals)
     if not missing:

@@ -225,7 +225,6 @@ class FamilyData:
         unplaced: whether visual tokens have no place in the picture, so that they cannot be drawn on it.
         lacking: for models without a file in conf/model, the signals that the family's code cannot produce.
         patch_tokens: for these models, whether each visual token is one patch of the tower.
-        proved_sites: for these models, the kinds of site that are proved; empty: all.
     """
 
     model_class: Any
@@ -259,7 +258,6 @@ class FamilyData:
     unplaced: bool = False
     lacking: tuple[str, ...] = ()
     patch_tokens: bool = False
-    proved_sites: tuple[str, ...] = ()
 
 
 class Adapter(ModelParts):
@@ -353,6 +351,11 @@ class Adapter(ModelParts):
         """Return the transformers class that a configuration builds."""
         del config
         return cls.data.model_class
+
+    @property
+    def unproved(self) -> Mapping[str, str]:
+        """Kinds of site where methods may not act on a model without a file in conf/model, and why; default: none."""
+        return {}
 
     def verify(self) -> None:
         """Check the loaded model by answers; families with tests need no check."""

@@ -1,7 +1,8 @@
 """Any image-text-to-text class of transformers, by the interfaces that these share; proved on probes at loading.
 
-The decoder is `get_decoder()`, placeholders are `config.image_token_id`, features come from `get_image_features`. The
-path from pixels to features is unknown, so methods act on the tokens that enter the decoder, and nowhere else.
+The decoder is `get_decoder()`, placeholders are `config.image_token_id`, features come from `get_image_features`.
+Methods act where harness/models/generic_proof.py proves them: on the tokens that enter the decoder, between its layers,
+on its cache, and inside an encoder whose patches become tokens one to one.
 """
 
 from __future__ import annotations
@@ -21,24 +22,36 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.engine.signals.table import SIGNALS
-from espalier.harness.errors import UserError, foreign
+from espalier.harness.engine.model_parts import TowerBlock
+from espalier.harness.engine.signals.table import DECLARED
+from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.chat_media import Chat, Media
 from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.generic_proof import prove
-from espalier.harness.models.loader import MALFORMED, load_part, unreadable
+from espalier.harness.models.loader import load_part, unreadable
 from espalier.harness.models.measured_facts import ATTENTION, OUTPUT
 from espalier.harness.specs.run_spec import CHECKPOINT
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
-#: Signals of the tokens as they enter the decoder, and of their places.
-PROVED = frozenset(
-    {"projected", "all_projected", "text_embeddings"}
-    | {"text_positions", "visual_positions", "all_positions"}
-)
+#: Signals of the encoder, of places in the picture, and of denoising steps.
+UNKNOWN = {
+    *(name for name, signal in DECLARED.items() if signal.units),
+    *("pixels", "tile", "prior"),
+    *("decider_attention", "masked_attention", "first_kept", "layer_normed"),
+}
+
+#: Kinds of site where no class is proved, and why.
+NOWHERE = {
+    "vision": "the modules between its encoder of pictures and its decoder are unknown",
+    "decode": "no reference covers steps that attend to a part of the cache",
+    "block": "it generates token by token",
+}
+
+#: Parts of a block that `TowerBlock` runs.
+BLOCK = ("layer_norm1", "self_attn", "layer_norm2", "mlp")
 
 #: Picture from which the marks around pictures are read.
 PROBE = Image.new("RGB", (64, 64))
@@ -52,8 +65,7 @@ class GenericAdapter(Adapter):
         types=tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
         conversation=CHECKPOINT,
         joins=JOINS,
-        lacking=tuple(sorted(set(SIGNALS) - PROVED)),
-        proved_sites=("prefix",),
+        lacking=tuple(sorted(UNKNOWN)),
         unplaced=True,
     )
 
@@ -69,8 +81,15 @@ class GenericAdapter(Adapter):
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's configuration."""
-        return load_part(spec, AutoConfig)
+        """Return the checkpoint's configuration.
+
+        Raises:
+            UserError: layers of its decoder see a window.
+        """
+        config = load_part(spec, AutoConfig)
+        where = f"model={spec.name}: {config.model_type}, which has no file here, cannot be used"
+        check_text_config(config.get_text_config(decoder=True), where)
+        return config
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
@@ -101,16 +120,26 @@ class GenericAdapter(Adapter):
         """Refuse random weights, as `configuration`."""
         return cls.configuration(spec, tokenizer)
 
+    @property
+    def unproved(self) -> Mapping[str, str]:
+        """Kinds of site that no class has, or this one lacks the modules for, and why."""
+        lacking = {}
+        if not all(hasattr(layer, "self_attn") for layer in self.decoder.layers):
+            lacking = dict.fromkeys(("layer", "cache"), "its decoder layers have no self_attn")
+        if not self._has_blocks():
+            lacking["tower"] = f"its {type(self.tower).__name__} has no list of pre-norm blocks"
+        return {**NOWHERE, **lacking}
+
     def verify(self) -> None:
-        """Prove features, answers and the prefix site on probes.
+        """Prove features, answers and sites on probes; sites that fail leave the adapter's facts.
 
         Raises:
-            UserError: one of the checks failed; the line names it.
+            UserError: features, answers or the prefix site failed; the line names the check.
         """
         name = type(self.model).__name__
-        problem = f"model={self.spec.name}: {name}, which has no file here, cannot be used: a probe ends with an error"
-        with foreign(problem, "a class that answers to its own processor", MALFORMED):
-            prove(self, self.features_of)
+        where = f"model={self.spec.name}: {name}, which has no file here, cannot be used"
+        failed = prove(self, self.features_of, where)
+        self.facts = replace(self.facts, unproved={**self.facts.unproved, **failed})
 
     @property
     def decoder(self) -> Any:
@@ -128,11 +157,34 @@ class GenericAdapter(Adapter):
         """The encoder of pictures: the module after it is unknown."""
         return self.tower
 
+    def tower_layers(self) -> nn.ModuleList:
+        """Return the encoder's list of layers; empty if it has none or several."""
+        lists = [part for part in self.tower.modules() if isinstance(part, nn.ModuleList)]
+        return lists[0] if len(lists) == 1 else nn.ModuleList()
+
     def tower_attention(self, index: int | None) -> nn.Module:
-        """Refuse to look inside the encoder."""
-        raise UserError(
-            f"model={self.spec.name!r}: the layers of its encoder of pictures are unknown"
-        )
+        """Return the attention of an encoder layer; None: of the one that the class reads."""
+        layer = len(self.tower_blocks()) - 1 if index is None else index
+        attention: nn.Module = self.tower_layers()[layer].self_attn
+        return attention
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers after that of `config.vision_feature_layer`, if the class has it."""
+        feature = getattr(self.model.config, "vision_feature_layer", -1)
+        layers = list(self.tower_layers())
+        # Entry 0 of the hidden states is the embeddings.
+        end = len(layers) + 1 + feature if isinstance(feature, int) and feature < 0 else feature
+        return layers[end:] if isinstance(end, int) else ()
+
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the encoder's layers up to the one that the class reads."""
+        layers = list(self.tower_layers())
+        return [TowerBlock(layer) for layer in layers[: len(layers) - len(self.unread_blocks())]]
+
+    def _has_blocks(self) -> bool:
+        """Return whether the encoder is one list of pre-norm blocks, as CLIP's and SigLIP's."""
+        layers = self.tower_layers()
+        return bool(len(layers)) and all(hasattr(layers[0], part) for part in BLOCK)
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat; texts may not hold the placeholder."""
@@ -220,7 +272,6 @@ class GenericAdapter(Adapter):
         where = f"model={spec.name}: {type(model).__name__}, which has no file here, cannot be used"
         if missing:
             raise UserError(f"{where}: it lacks {', '.join(missing)}")
-        check_text_config(decoder.config, where)
 
 
 def _holds(gap: Sequence[int], marks: Sequence[int]) -> bool:

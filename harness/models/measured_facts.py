@@ -35,6 +35,7 @@ KEYS = ("k_proj",)
 FUSED = ("qkv_proj", "qkv")
 HEADS = ("num_attention_heads", "num_heads")
 GATES = ("gate_proj", "gate_up_proj")
+ROUTERS = ("gate", "router")
 SHARED = ("shared_experts", "shared_expert")
 SHARED_GATE = "shared_expert_gate"
 
@@ -154,11 +155,11 @@ def _mlp(layer: Any) -> tuple[int, bool, int]:
         return layer.router.config.top_k_experts * width + _down_width(mlp), _gated(mlp), number
     if not hasattr(mlp, "experts"):
         return _down_width(mlp), _gated(mlp), 0
-    # One tensor holds all experts (experts, hidden, width of one); the shared experts are one MLP.
-    number, _, width = mlp.experts.down_proj.shape
+    # One tensor holds all experts, Aria's transposed; the shared experts are one MLP.
+    number, width = len(mlp.experts.down_proj), mlp.experts.intermediate_dim
     shared = sum(_down_width(getattr(mlp, name)) for name in SHARED if hasattr(mlp, name))
     experts = number + hasattr(mlp, SHARED_GATE)
-    return mlp.gate.top_k * width + shared, _gated(mlp.experts), experts
+    return _part(mlp, ROUTERS).top_k * width + shared, _gated(mlp.experts), experts
 
 
 def _down_width(mlp: nn.Module) -> int:
@@ -181,7 +182,7 @@ def _part(module: Any, names: Sequence[str]) -> Any:
 
 #: Facts that a model cannot confirm, and why a wrong value falsifies nothing.
 UNCONFIRMED = {
-    "sites": "where a class without a file was proved; another kind of site is refused",
+    "unproved": "where a class without a file is not proved; such a kind of site is refused",
     "diffusion": "no configuration says that a model denoises; where it is stated, the stack is made to see both ways",
     "signals": "what the family's code can produce; a method that reads a missing one is refused",
     "patch_tokens": "false only forbids methods inside the tower; true is refused where the family has no such blocks",
@@ -255,15 +256,15 @@ NOMINAL = 576
 
 def unlisted_facts(adapter: Adapter) -> ModelFacts:
     """Return the facts of a model without a file in conf/model; what its modules do not show, its family states."""
-    data = adapter.data
+    data, unproved = adapter.data, adapter.unproved
     return read_facts(
         adapter,
         replace(
             adapter.facts,
             visual_tokens=NOMINAL,
             signals=frozenset(SIGNALS) - set(data.lacking),
-            patch_tokens=data.patch_tokens,
-            sites=data.proved_sites,
+            patch_tokens=data.patch_tokens if not unproved else "tower" not in unproved,
+            unproved=unproved,
         ),
     )
 
@@ -282,24 +283,29 @@ def read_facts(adapter: Adapter, facts: ModelFacts) -> ModelFacts:
         vocabulary=int(adapter.model.get_output_embeddings().weight.shape[0]),
         rotary_axes=1 if sections is None else len(sections),
     )
-    if facts.sites:
+    if "tower" in facts.unproved:
         return facts
     layers, stem = list(adapter.tower_layers()), adapter.stem_layers()
     windows = sum(bool(getattr(layer, "window_size", 0)) for layer in stem)
     names = [name for name, _ in adapter.tower.named_parameters()]
     substitute = "mean" if facts.class_attention == "token" else facts.class_attention
-    return replace(
+    facts = replace(
         facts,
         # Up to the layer that the projector reads.
         tower=read_stack(
             layers[: len(layers) - len(adapter.unread_blocks())], adapter.tower_windows()
         ),
+        class_attention="token" if any(n.endswith(CLASS_TOKENS) for n in names) else substitute,
+    )
+    if facts.unproved:
+        return facts
+    return replace(
+        facts,
         stem=read_stack(stem, windows) if stem else None,
         stem_joins=adapter.stem_joins(),
         projector=linear_widths(adapter.projector),
         gated_projector=_gated(adapter.projector),
         deepstack=tuple(adapter.deepstack()),
         canvas=adapter.canvas_facts,
-        class_attention="token" if any(n.endswith(CLASS_TOKENS) for n in names) else substitute,
         visual_tokens=adapter.image_tokens() or facts.visual_tokens,
     )

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from espalier.harness.seedling.counter_random import DrawStream, draws
-from espalier.harness.seedling.scenes import COLOUR_NAMES, Scene, SceneObject
-from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES, Scene, SceneObject
 from espalier.harness.seedling.vocabulary import box_text, location
 
 FAMILIES = ("attr", "exist", "count", "rec", "ocr", "caption")

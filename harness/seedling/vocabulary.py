@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES, WIDTH
-from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES, SHAPES, WIDTH
 
 BINS = 32
 BIN = WIDTH // BINS

@@ -26,7 +26,7 @@ def model_revision(model: ModelSpec, digests: Digests) -> str:
         return f"memory-{model.in_memory}"
     if model.weights == "random":
         # The signals that methods can read, sites and estimates do not change the weights.
-        ignored = {"signals", "sites", "nominal_work"}
+        ignored = {"signals", "unproved", "nominal_work"}
         facts = {name: fact for name, fact in asdict(model.facts).items() if name not in ignored}
         return f"random-{digest([facts, dict(model.architecture), _borrowed(model, digests)])[:12]}"
     if model.path is not None:

@@ -148,14 +148,12 @@ def _prompt(prompt: PromptSpec) -> dict[str, Any]:
 
 def _facts(facts: ModelFacts) -> dict[str, Any]:
     stated = asdict(facts)
-    # The signals of a model decide which methods run on it and do not change numbers: a new signal changes no row.
-    # The work on a nominal picture enters estimates alone.
-    del stated["signals"], stated["nominal_work"]
+    # The signals and sites of a model decide which methods run on it and do not change numbers: a new one changes no
+    # row. The work on a nominal picture enters estimates alone.
+    del stated["signals"], stated["unproved"], stated["nominal_work"]
     if not facts.deepstack:
         # Older rows do not have this fact.
         del stated["deepstack"]
-    if not facts.sites:
-        del stated["sites"]
     return stated
 
 

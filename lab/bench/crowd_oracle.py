@@ -17,19 +17,14 @@ from torch import Tensor
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.seedling.crowd.crowd_benchmark import (
-    crowd_metrics,
-    sample_objects,
-    sample_scene,
-    samples,
-)
-from espalier.harness.seedling.crowd.crowd_scenes import crowd_targets
+from espalier.harness.seedling.crowd import crowd_metrics, sample_objects, sample_scene, samples
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.stats import mean_interval
 from espalier.harness.tools.calibration.calibration_images import question
 from lab.bench.bench_page import bench_command, parser
 from lab.bench.second_question import Oracle
 from lab.training.crowd_gaze import objects_looked_at
+from lab.training.patch_targets import crowd_targets
 
 #: Split, seed and first scene of the benchmark, see tasks/seedling_crowd/seedling_crowd.json.
 SPLIT, SEED, FIRST = "test", 0, 2_000_000

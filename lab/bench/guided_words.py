@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clip_vocabulary import COLUMNS, ROWS, WORDS
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES
+from espalier.harness.seedling.video.events import COLUMNS, ROWS, WORDS
 from espalier.harness.stats import Interval, share_interval
 
 #: Subset, ratio, and token positions.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from espalier.harness.seedling.video.clip_media import in_memory
+from espalier.harness.seedling.video.clip_benchmarks import in_memory
 from espalier.harness.seedling.video.clips import DrawnClip
 
 #: The first clip of the caption benchmark.

@@ -39,7 +39,7 @@ from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
-from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
+from espalier.harness.seedling.video.events import MOST_FRAMES
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder
 from lab.bench.bench_page import CORES, LOAD, bench_command, leave, measured_on, parser, say

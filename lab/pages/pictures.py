@@ -3,8 +3,8 @@
 The README's is of the demo rows. The others are of the tables in lab/measured, which hold what their commands measured,
 so that a change of style needs no new runs. Further pictures have commands of their own:
 
-    docs/figures/attention.png               python -m espalier.harness.tools.calibration.gaze_pictures
-    docs/figures/seedling_video_clip.png     python -m espalier.harness.seedling.video.clip_sheet 8 --write ...
+    docs/figures/attention.png               python -m lab.pages.gaze_pictures
+    docs/figures/seedling_video_clip.png     python -m lab.pages.clip_sheet 8 --write ...
     lab/measured/diffusion/steps.png         python -m lab.pages.denoising_page --write lab/measured/diffusion
     lab/measured/diffusion/time.png          python -m lab.pages.denoising_time_page
     lab/measured/speculative/guided.png      make bench-guided

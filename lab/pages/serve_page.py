@@ -10,10 +10,10 @@ import pandas as pd
 
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
-from espalier.harness.tools.serving.serve_report import methods, sentence
 from espalier.methods.base import TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.setting import method_class, names, reason_of
+from lab.bench.serve_bench import methods, sentence
 from lab.pages.page_writer import print_or_write, table
 
 #: A generated part of the page.
@@ -21,7 +21,7 @@ PART = re.compile(r"(<!-- (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 PAGE = ROOT / "docs" / "serve.md"
 
-#: Rows of `espalier bench serve`; the two large models are `--narrow`.
+#: Rows of `python -m lab.bench.serve_bench`; the two large models are `--narrow`.
 MEASURED = sorted((ROOT / "lab" / "measured" / "serving").glob("*.csv"))
 
 

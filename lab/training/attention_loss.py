@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES
-from espalier.harness.seedling.video.story import STRIDE
-from espalier.harness.seedling.video_model import FRAME_TOKENS
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES
+from espalier.harness.seedling.video.clips import STRIDE
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES
 from lab.training.clip_features import ClipTokens, ShownTokens
 from lab.training.dialogue_packs import IGNORE, Packed
 from lab.training.video_drills import Talk
+from lab.training.video_model import FRAME_TOKENS
 from lab.training.video_packs import Read
 
 _BARE = frozenset(["at", "time", "the", "a", "with", "from", "to", "there", ";", "is"])

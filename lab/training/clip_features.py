@@ -9,15 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from espalier.harness.seedling.patch_targets import GRID
-from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.seedling_model import normalise
-from espalier.harness.seedling.seedling_tower import patch_features
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clips import DrawnClip, clip
-from espalier.harness.seedling.video.story import STRIDE
-from espalier.harness.seedling.video_model import FRAME_TOKENS
+from espalier.harness.seedling.scenes import COLOUR_NAMES, GRID, SHAPES
+from espalier.harness.seedling.video.clips import STRIDE, DrawnClip, clip
 from lab.training.dialogue_packs import PREFIX
+from lab.training.seedling_model import normalise
+from lab.training.seedling_tower import patch_features
+from lab.training.video_model import FRAME_TOKENS
 
 _Patches = TypeVar("_Patches", np.ndarray, torch.Tensor)
 

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from espalier.harness.seedling.crowd.crowd_scenes import GRID
-from espalier.harness.seedling.patch_targets import PATCH
+from espalier.harness.seedling.crowd import GRID
 from espalier.harness.seedling.scene_questions import SceneQuestion
-from espalier.harness.seedling.scenes import SceneObject
+from espalier.harness.seedling.scenes import PATCH, SceneObject
 from lab.training.dialogue_packs import IGNORE, PREFIX, Packed
 from lab.training.video_packs import video_attention
 

@@ -12,23 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.crowd.crowd_model import CROWD_TOKENS
-from espalier.harness.seedling.crowd.crowd_questions import ask, encode, question_stream
-from espalier.harness.seedling.crowd.crowd_scenes import (
+from espalier.harness.seedling.crowd import (
     GRID,
     LONGEST_NUMBER,
+    ask,
     crowd_objects,
-    crowd_targets,
     draw_crowd,
+    encode,
+    question_stream,
 )
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import SceneObject
-from espalier.harness.seedling.seedling_model import normalise
-from espalier.harness.seedling.seedling_tower import patch_features
 from lab.training.crowd_gaze import Watched
+from lab.training.crowd_model import CROWD_TOKENS
 from lab.training.dialogue_packs import PREFIX, Packed, pack
 from lab.training.language_losses import right_answers
 from lab.training.parted_attention import groups_of
+from lab.training.patch_targets import crowd_targets
+from lab.training.seedling_model import normalise
+from lab.training.seedling_tower import patch_features
 
 CROWD_TEXT_START = len(PREFIX) + CROWD_TOKENS
 

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.seedling.crowd.crowd_model import (
+from lab.training.crowd_gaze import GAZE_ATTENTION, gaze_attention
+from lab.training.crowd_lessons import validate_crowd
+from lab.training.crowd_model import (
     build_crowd_model,
     crowd_weights_dir,
     save_crowd_model,
 )
-from lab.training.crowd_gaze import GAZE_ATTENTION, gaze_attention
-from lab.training.crowd_lessons import validate_crowd
 from lab.training.crowd_stage import CHECKPOINT
 from lab.training.fast_math import use_attention
 from lab.training.release_stage import LOG, load_exported, merged_log, record_sums

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.crowd.crowd_model import build_crowd_model
-from espalier.harness.seedling.seedling_model import weights_dir
+from espalier.harness.seedling import weights_dir
 from lab.training.crowd_gaze import (
     GAZE_ATTENTION,
     Watched,
@@ -27,6 +26,7 @@ from lab.training.crowd_lessons import (
     make_lesson,
     validate_crowd,
 )
+from lab.training.crowd_model import build_crowd_model
 from lab.training.crowd_start import start_from_seedling
 from lab.training.dialogue_packs import IGNORE, PREFIX
 from lab.training.fast_math import use_attention, use_bf16_products

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from espalier.harness.seedling.crowd.crowd_model import TOWER_WIDTH
-from espalier.harness.seedling.crowd.crowd_scenes import GRID as CROWD_GRID
-from espalier.harness.seedling.patch_targets import GRID
+from espalier.harness.seedling.crowd import GRID as CROWD_GRID
+from espalier.harness.seedling.scenes import GRID
+from lab.training.crowd_model import TOWER_WIDTH
 from lab.training.tower_stage import tower_of
 
 QUARTERS = 4

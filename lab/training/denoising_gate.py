@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from espalier.harness.seedling.seedling_model import DENOISER, weights_dir
+from espalier.harness.seedling import weights_dir
 from lab.training.denoising_answers import Sampler
 from lab.training.greedy_scores import QuestionSet, Scores, objects_first_keep, random_keep
 from lab.training.noised_batch import use_denoising_attention
 from lab.training.release_stage import load_exported, missed_targets, rounded
+from lab.training.seedling_model import DENOISER
 
 WAYS = {"full": True, "prefix": False}
 """Whether a prompt sees its answer, by the name of the attention."""

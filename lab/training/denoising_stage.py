@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from espalier.harness.seedling import weights_dir
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import Scenes
-from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.harness.seedling.vocabulary import MASK
 from lab.training.denoising_answers import Sampler
 from lab.training.dialogue_packs import IGNORE, PREFIX

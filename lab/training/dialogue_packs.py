@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from espalier.harness.seedling.scene_questions import SceneQuestion
-from espalier.harness.seedling.seedling_model import VISUAL_TOKENS
 from espalier.harness.seedling.vocabulary import ASSISTANT, BOS, EOS, PAD, USER, encode
 from lab.training.drills import Drill
 from lab.training.fast_math import attend, use_attention
+from lab.training.seedling_model import VISUAL_TOKENS
 
 PREFIX = (BOS, USER)
 TEXT_START = len(PREFIX) + VISUAL_TOKENS

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from espalier.harness.seedling.scenes import Scenes
-from espalier.harness.seedling.seedling_model import build_model
 from lab.training.dialogue_packs import IGNORE, packed_hidden, use_packed_attention
 from lab.training.fast_math import use_bf16_products
 from lab.training.language_losses import answer_loss, make_batch, validate
+from lab.training.seedling_model import build_model
 from lab.training.stage_runtime import (
     TrainingLog,
     Worker,

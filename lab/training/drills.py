@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES, SceneObject
-from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES, SceneObject
 from espalier.harness.seedling.vocabulary import box_text
 
 _KINDS = (*(str(i) for i in range(10)), *SHAPES)

@@ -11,17 +11,14 @@ import numpy as np
 import torch
 
 from espalier.harness.seedling.counter_random import draws
-from espalier.harness.seedling.patch_targets import patch_targets
-from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
-from espalier.harness.seedling.scene_scores import (
+from espalier.harness.seedling.scene_benchmarks import (
     box_score,
     caption_score,
     exact_match,
     reading_score,
 )
+from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
 from espalier.harness.seedling.scenes import SceneLayout, SceneObject, Scenes
-from espalier.harness.seedling.seedling_model import VISUAL_TOKENS, normalise
-from espalier.harness.seedling.seedling_tower import patch_features
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, PAD, VOCABULARY, encode
 from lab.training.dialogue_packs import (
     IGNORE,
@@ -31,6 +28,9 @@ from lab.training.dialogue_packs import (
     packed_hidden,
     use_packed_attention,
 )
+from lab.training.patch_targets import patch_targets
+from lab.training.seedling_model import VISUAL_TOKENS, normalise
+from lab.training.seedling_tower import patch_features
 from lab.training.tower_stage import tower_of
 
 MAX_NEW_TOKENS = {"attr": 3, "exist": 3, "count": 3, "rec": 6, "ocr": 8, "caption": 80}

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from espalier.harness.seedling.patch_targets import PatchTargets, patch_targets
 from espalier.harness.seedling.scene_questions import SceneQuestion, ask, question_streams
-from espalier.harness.seedling.scenes import COLOUR_NAMES, SceneObject, Scenes
-from espalier.harness.seedling.seedling_model import normalise
-from espalier.harness.seedling.seedling_tower import patch_features
-from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES, SceneObject, Scenes
 from espalier.harness.seedling.vocabulary import TOKEN_ID
 from lab.training.dialogue_packs import IGNORE, PREFIX, Packed, pack, packed_hidden
 from lab.training.drills import Drill, drills_for
+from lab.training.patch_targets import PatchTargets, patch_targets
+from lab.training.seedling_model import normalise
+from lab.training.seedling_tower import patch_features
 
 
 @dataclass

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from espalier.harness.seedling.scenes import Scenes
-from espalier.harness.seedling.seedling_model import build_model
 from lab.training.dialogue_packs import IGNORE, packed_hidden, use_packed_attention
 from lab.training.fast_math import use_bf16_products
 from lab.training.language_losses import (
@@ -20,6 +19,7 @@ from lab.training.language_losses import (
     random_subset,
     validate,
 )
+from lab.training.seedling_model import build_model
 from lab.training.stage_runtime import (
     TrainingLog,
     Worker,

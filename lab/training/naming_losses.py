@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
-from espalier.harness.seedling.video_model import FRAME_TOKENS
+from espalier.harness.seedling.scenes import COLOUR_NAMES, SHAPES
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES, TOKEN_ID
 from lab.training.clip_features import ACTS, ClipTokens, ShownTokens
 from lab.training.video_labels import PARTS
+from lab.training.video_model import FRAME_TOKENS
 from lab.training.video_packs import Read
 
 WIDTH_OF_TEXT = 192

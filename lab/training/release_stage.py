@@ -9,14 +9,7 @@ from typing import Any
 
 import torch
 
-from espalier.harness.seedling.seedling_model import (
-    DENOISER,
-    NAMES,
-    build_model,
-    file_sha256,
-    save_model,
-    weights_dir,
-)
+from espalier.harness.seedling import weights_dir
 from espalier.harness.seedling.vocabulary import MASK
 from lab.training.greedy_scores import (
     QuestionSet,
@@ -26,6 +19,7 @@ from lab.training.greedy_scores import (
     random_keep,
 )
 from lab.training.language_stage import FORKS
+from lab.training.seedling_model import DENOISER, NAMES, build_model, file_sha256, save_model
 from lab.training.stage_runtime import load_checkpoint
 
 

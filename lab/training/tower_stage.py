@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.patch_targets import patch_targets
 from espalier.harness.seedling.scenes import Scenes
-from espalier.harness.seedling.seedling_model import build_model, normalise
-from espalier.harness.seedling.seedling_tower import TowerHeads, patch_features, pooled_output
 from lab.training.fast_math import tower_attention, use_attention, use_bf16_products
+from lab.training.patch_targets import patch_targets
+from lab.training.seedling_model import build_model, normalise
+from lab.training.seedling_tower import TowerHeads, patch_features, pooled_output
 from lab.training.stage_runtime import (
     TrainingLog,
     Worker,

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from espalier.harness.seedling.video_model import build_video_model, video_weights_dir
 from lab.training.attention_loss import looking_loss
 from lab.training.clip_features import ShownTokens, visual_tokens
 from lab.training.dialogue_packs import IGNORE, Packed
@@ -32,6 +31,7 @@ from lab.training.stage_runtime import (
 )
 from lab.training.tower_stage import tower_of
 from lab.training.video_lessons import Feed, Lesson
+from lab.training.video_model import build_video_model, video_weights_dir
 from lab.training.video_packs import video_hidden
 from lab.training.video_stage import (
     learn,

@@ -8,10 +8,9 @@ import numpy as np
 
 from espalier.harness.seedling.counter_random import DrawStream, draws
 from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.video.captions import clause
-from espalier.harness.seedling.video.clip_vocabulary import PLACES, time_word
 from espalier.harness.seedling.video.clips import DrawnClip
 from espalier.harness.seedling.video.dialogues import dialogues, named_once
+from espalier.harness.seedling.video.events import PLACES, clause, time_word
 
 _OFFSET = 5_000_011
 """Separates these draws from those of clips and of the benchmarks' questions."""

@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.video.clip_scores import caption_score, conclusion, digits_score
-from espalier.harness.seedling.video.clip_vocabulary import WORDS, encode
-from espalier.harness.seedling.video_model import (
-    build_video_model,
-    save_video_model,
-    video_weights_dir,
-)
+from espalier.harness.seedling.video.clip_benchmarks import caption_score, conclusion, digits_score
+from espalier.harness.seedling.video.events import WORDS, encode
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS
 from lab.training.clip_features import ClipTokens, ShownTokens, see, show, taken, visual_tokens
 from lab.training.dialogue_packs import PREFIX
@@ -24,6 +19,11 @@ from lab.training.stage_runtime import load_checkpoint
 from lab.training.tower_stage import tower_of
 from lab.training.video_draft_stage import DRAFT_CHECKPOINT
 from lab.training.video_drills import Talk, talks_about
+from lab.training.video_model import (
+    build_video_model,
+    save_video_model,
+    video_weights_dir,
+)
 from lab.training.video_stage import CHECKPOINT, TOP_CHECKPOINT
 
 SOURCES = (

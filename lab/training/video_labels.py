@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, TOKEN_ID
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES, TOKEN_ID
 from lab.training.dialogue_packs import IGNORE, Packed
 from lab.training.video_drills import Talk
 

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from espalier.harness.seedling.video.clip_vocabulary import MOST_FRAMES
 from espalier.harness.seedling.video.clips import clip
-from espalier.harness.seedling.video_model import FRAME_TOKENS
+from espalier.harness.seedling.video.events import MOST_FRAMES
 from lab.training.attention_loss import Looks, evidence, looking_back, of_times
 from lab.training.clip_features import (
     ClipTokens,
@@ -29,6 +28,7 @@ from lab.training.naming_losses import LAST, labels_of
 from lab.training.stage_runtime import Worker
 from lab.training.video_drills import talks_about
 from lab.training.video_labels import asked_for
+from lab.training.video_model import FRAME_TOKENS
 from lab.training.video_packs import pack_talks
 
 ONCE = ("digits", "caption", "goes_on")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, encode
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES, encode
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, PAD
 from lab.training.clip_features import ShownTokens
 from lab.training.dialogue_packs import IGNORE, PREFIX, Packed

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from espalier.harness.seedling.seedling_model import weights_dir
-from espalier.harness.seedling.video_model import FRAME_TOKENS, build_video_model, video_weights_dir
+from espalier.harness.seedling import weights_dir
 from lab.training.attention_loss import looking_back_loss, looking_loss, time_heads_loss
 from lab.training.clip_features import ShownTokens, see, show, visual_tokens
 from lab.training.dialogue_packs import IGNORE, Packed
@@ -33,6 +32,7 @@ from lab.training.stage_runtime import (
 from lab.training.tower_stage import tower_of
 from lab.training.video_drills import Talk, talks_about
 from lab.training.video_lessons import Feed, Lesson
+from lab.training.video_model import FRAME_TOKENS, build_video_model, video_weights_dir
 from lab.training.video_packs import ATTENTION, pack_talks, video_attention, video_hidden
 from lab.training.video_start import start_from_seedling
 

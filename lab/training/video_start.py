@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES
-from espalier.harness.seedling.video_model import FRAME_TOKENS
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES
 from espalier.harness.seedling.vocabulary import VOCABULARY
 from lab.training.dialogue_packs import PREFIX
+from lab.training.video_model import FRAME_TOKENS
 
 BEHIND = 1
 """Layers of `seedling` before the new ones."""

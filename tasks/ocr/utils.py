@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from espalier.harness.media import pdf
+    from espalier.harness.media.images import page_image
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from espalier.harness.media import pdf
+    from espalier.harness.media.images import page_image
 from espalier.harness.evaluation.scoring.documents import cdm
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
     PageScores,
@@ -42,7 +42,7 @@ def doc_to_visual(doc: Doc) -> list[Any]:
     """Return the page as a PIL image."""
     path = Path(doc["image"])
     if path.suffix == ".pdf":
-        return [pdf.page_image(path, doc["page"], LONGEST)]
+        return [page_image(path, doc["page"], LONGEST)]
     return [open_image(path)]
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from espalier.harness.seedling.crowd import crowd_benchmark as benchmark
+    from espalier.harness.seedling import crowd as benchmark
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from espalier.harness.seedling.crowd import crowd_benchmark as benchmark
+    from espalier.harness.seedling import crowd as benchmark
 
 Doc = dict[str, Any]
 

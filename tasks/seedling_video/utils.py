@@ -8,11 +8,9 @@ from typing import Any
 
 try:
     from espalier.harness.seedling.video import clip_benchmarks as benchmarks
-    from espalier.harness.seedling.video import clip_media as media
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.seedling.video import clip_benchmarks as benchmarks
-    from espalier.harness.seedling.video import clip_media as media
 
 Doc = dict[str, Any]
 Settings = dict[str, str] | None
@@ -30,7 +28,7 @@ def doc_to_visual(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> list[
     """Draw the clip of a sample: frames in memory, or the path of a file if the settings name a folder."""
     clip = benchmarks.sample_clip(doc)
     folder = (lmms_eval_specific_kwargs or {}).get("mp4", "")
-    return [str(media.write_mp4(clip, folder)) if folder else media.in_memory(clip)]
+    return [str(benchmarks.write_mp4(clip, folder)) if folder else benchmarks.in_memory(clip)]
 
 
 def doc_to_text(doc: Doc, lmms_eval_specific_kwargs: Settings = None) -> str:

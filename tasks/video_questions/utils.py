@@ -11,11 +11,11 @@ from typing import Any
 
 try:
     from espalier.harness.evaluation.scoring.choices import letter, lettered
-    from espalier.harness.media.unpacked_videos import unpacked
+    from espalier.harness.media.timeline import unpacked
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.evaluation.scoring.choices import letter, lettered
-    from espalier.harness.media.unpacked_videos import unpacked
+    from espalier.harness.media.timeline import unpacked
 
 Doc = dict[str, Any]
 Settings = dict[str, str] | None

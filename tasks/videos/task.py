@@ -18,9 +18,8 @@ try:
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.errors import UserError
-from espalier.harness.media.container import open_video
-from espalier.harness.media.frame_decoder import decoded_moments
-from espalier.harness.media.timeline import read_timeline
+from espalier.harness.media.frames import decoded_moments
+from espalier.harness.media.timeline import open_video, read_timeline
 
 #: What may name a document's video; questions about one video share it.
 NAMES = ("video_name", "videoID", "video_path")

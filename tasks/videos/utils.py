@@ -11,11 +11,11 @@ from rapidfuzz.distance import LCSseq
 
 try:
     from espalier.harness.evaluation.judging.judge_scores import single
-    from espalier.harness.media.unpacked_videos import unpacked
+    from espalier.harness.media.timeline import unpacked
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.evaluation.judging.judge_scores import single
-    from espalier.harness.media.unpacked_videos import unpacked
+    from espalier.harness.media.timeline import unpacked
 
 Doc = dict[str, Any]
 

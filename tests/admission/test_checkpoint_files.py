@@ -25,7 +25,7 @@ from espalier.harness.kinds import checkpoint_check
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.paths import ROOT
-from espalier.harness.seedling.seedling_model import weights_dir
+from espalier.harness.seedling import weights_dir
 from espalier.harness.store.files.digests import Digests
 from run import main
 from tests.tiny import LLAVA, save_llava

@@ -321,7 +321,7 @@ import json
 import espalier
 from PIL import Image
 from transformers import AutoProcessor, LlavaForConditionalGeneration
-from espalier.harness.seedling.seedling_model import weights_dir
+from espalier.harness.seedling import weights_dir
 
 picture = Image.new("RGB", (96, 96))
 model = espalier.load("seedling", device="cpu")

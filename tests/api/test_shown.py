@@ -13,8 +13,8 @@ from transformers import LlavaForConditionalGeneration
 
 import espalier
 from espalier.harness.api.questions import question_chat
+from espalier.harness.seedling import weights_dir
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
-from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.methods.h2o import H2O
 from tests.family_runs import saved
 from tests.tiny import picture

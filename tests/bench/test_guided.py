@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from espalier.harness.seedling.video.clip_vocabulary import encode
+from espalier.harness.seedling.video.events import encode
 from lab.bench.clip_subsets import SeenClip, clip_subsets
 from lab.bench.guided_page import DRAWN, page, write_page
 from lab.bench.guided_words import CaptionRecord, kind_of_word, summarised

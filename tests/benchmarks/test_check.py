@@ -15,7 +15,7 @@ import pytest
 from espalier.harness.cli.benchmarks import main
 from espalier.harness.config.group_table import listing
 from espalier.harness.tools.benchmarks.benchmark_check import check
-from espalier.harness.tools.doctor.findings import Finding
+from espalier.harness.tools.doctor.machine_report import Finding
 
 Repositories = Callable[[str], Path]
 

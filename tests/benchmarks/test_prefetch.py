@@ -16,8 +16,14 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.tools.benchmarks import hub_prefetch as module
-from espalier.harness.tools.benchmarks.hub_prefetch import archives, prefetch, unpack
-from espalier.harness.tools.benchmarks.hub_repositories import Wanted, data_sets, settled
+from espalier.harness.tools.benchmarks.hub_prefetch import (
+    Wanted,
+    archives,
+    data_sets,
+    prefetch,
+    settled,
+    unpack,
+)
 from tests import commands
 from tests.benchmarks.fixtures.videos import clip, longvideobench, mlvu, mvbench, tarred
 from tests.benchmarks.loopback import Hub, serving

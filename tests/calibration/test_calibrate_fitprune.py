@@ -17,20 +17,18 @@ from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.tools.calibration.bisection import (
-    Trace,
-    fit,
-    forecast,
-    layer_flops,
-    shares,
-    smallest_reaching,
-)
 from espalier.harness.tools.calibration.calibration_images import ImageDigest, question
 from espalier.harness.tools.calibration.fitprune_fit import (
     ALPHAS,
     MassRecorder,
     Thinning,
+    Trace,
     expendable,
+    fit,
+    forecast,
+    layer_flops,
+    shares,
+    smallest_reaching,
     trace,
 )
 from espalier.methods.fitprune import FitPrune

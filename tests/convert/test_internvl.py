@@ -21,9 +21,8 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.tools.convert import convert_internvl as conversion
-from espalier.harness.tools.convert.internvl_config import configuration
-from espalier.harness.tools.convert.internvl_prompt import read_prompt
-from espalier.harness.tools.convert.shards import Fused
+from espalier.harness.tools.convert.checkpoint_writer import Fused
+from espalier.harness.tools.convert.convert_internvl import configuration, read_prompt
 from tests.convert.tokenizers import piece_model, token
 from tests.families.internvl import LLAMA, PHI, QWEN, QWEN3, ROPE, VIDEOS
 from tests.tiny import SHAPES, chat, model_of, random_model

@@ -23,7 +23,7 @@ from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.convert import convert_llava as conversion
-from espalier.harness.tools.convert.shards import Lengthened
+from espalier.harness.tools.convert.checkpoint_writer import Lengthened
 from tests.convert.tokenizers import piece_model, token
 from tests.families.llava import PINPOINTS
 from tests.tiny import CHATS, SHAPES, chat, clip_architecture, random_model, sharpen, tiny_spec

@@ -12,8 +12,8 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.tools.convert import convert_llava as conversion
 from espalier.harness.tools.convert.checkpoint_writer import Release
-from espalier.harness.tools.convert.llava_release import INSIDE, padded_rows
-from espalier.harness.tools.convert.lmms_release import configuration
+from espalier.harness.tools.convert.convert_llava import INSIDE, padded_rows
+from espalier.harness.tools.convert.convert_llava_onevision import configuration
 from tests.convert.test_llava import released
 from tests.tiny import model_of
 

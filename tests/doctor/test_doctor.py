@@ -12,7 +12,7 @@ import torch
 from espalier.harness.cli.doctor import checks, main
 from espalier.harness.tools.doctor import exactness
 from espalier.harness.tools.doctor import machine_report as machine
-from espalier.harness.tools.doctor.findings import NotHere, examine
+from espalier.harness.tools.doctor.machine_report import NotHere, examine
 
 
 @pytest.mark.slow

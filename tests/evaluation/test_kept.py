@@ -13,7 +13,7 @@ from PIL import Image
 from espalier.harness.evaluation.evaluate import evaluate_session
 from espalier.harness.evaluation.journal_media import ENTRIES, TEXT, json_value, media, question
 from espalier.harness.evaluation.samples import finished_samples, read_scorings, score_entries
-from espalier.harness.seedling.video.clip_media import in_memory
+from espalier.harness.seedling.video.clip_benchmarks import in_memory
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.store import Journal
 from espalier.harness.store.answer_digest import journal_answers

@@ -21,8 +21,8 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 import espalier
 import run
+from espalier.harness.seedling import weights_dir
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
-from espalier.harness.seedling.seedling_model import weights_dir
 from espalier.harness.stats import mcnemar_pvalue
 from espalier.methods.base import Plan, Site, TokenReducer
 from espalier.methods.compressor import CacheCompressor

@@ -23,9 +23,8 @@ from transformers.models.llava_onevision.video_processing_llava_onevision import
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 from espalier.harness.errors import UserError
-from espalier.harness.media import frame_decoder as decoding
 from espalier.harness.media import frames, timeline
-from espalier.harness.media.container import _video_stream
+from espalier.harness.media import frames as decoding
 from espalier.harness.media.frame_rules import (
     THINNED,
     each_second,
@@ -35,7 +34,7 @@ from espalier.harness.media.frame_rules import (
 )
 from espalier.harness.media.frames import sample_frames
 from espalier.harness.media.images import open_image
-from espalier.harness.media.timeline import read_timeline
+from espalier.harness.media.timeline import _video_stream, read_timeline
 
 H264 = {"preset": "ultrafast", "x264-params": "keyint=12:bframes=3:b-adapt=0:scenecut=0"}
 OPEN_GOP = {"preset": "ultrafast", "x264-params": "keyint=10:bframes=3:b-adapt=0:open-gop=1"}

@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers as tf
+from torch import Tensor
 
 import espalier
+from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, read_checkpoint
 from espalier.harness.models.families import GENERIC, MODEL_TYPES
-from espalier.harness.models.generic import GenericAdapter
+from espalier.harness.models.generic import NOWHERE, GenericAdapter
 from espalier.harness.models.generic_proof import prove
+from espalier.harness.specs.catalogue import build_method
+from espalier.harness.specs.run_spec import AnswerSpec, Backend, EngineSpec, MethodSpec
 from run import main
 from tests.models.unlisted_models import UNLISTED, save_model, save_unlisted, text
 from tests.tiny import LLAVA, chat, picture
 
 #: Why a class is refused.
-REFUSED = {"gemma3": "masks of its own"}
+REFUSED = {
+    "gemma3": "masks of its own",
+    "gemma4": "decoder layer 0 is 'sliding_attention'",
+    "paligemma": "masks of its own",
+    "paligemma2": "decoder layer 0 is 'sliding_attention'",
+}
+
+#: Why methods may not act inside the encoder of the other classes; everywhere else but at NOWHERE they may.
+TOWERS = {
+    "vipllava": "dropping in block 0 of its encoder changes logits",
+    "mistral3": "its PixtralVisionModel has no list of pre-norm blocks",
+    "lighton_ocr": "its PixtralVisionModel has no list of pre-norm blocks",
+    "idefics3": "80 patches of its encoder become 20 tokens",
+    "aya_vision": "80 patches of its encoder become 20 tokens",
+    "deepseek_vl": None,
+    "ovis2": "its Ovis2VisionModel has no list of pre-norm blocks",
+    "llava_next_video": "80 patches of its encoder become 70 tokens",
+    "video_llama_3": "patches of its encoder become 24 tokens",
+    "qianfan_ocr": "its QianfanOCRVisionModel has no list of pre-norm blocks",
+    "cohere2_vision": "80 patches of its encoder become 20 tokens",
+    "glm_ocr": "its GlmOcrVisionModel has no list of pre-norm blocks",
+    "perception_lm": "its TimmWrapperModel has no list of pre-norm blocks",
+    "janus": None,
+    "aria": "25 patches of its encoder become 8 tokens",
+}
 
 
 def load(name: str, folder: Path) -> GenericAdapter:
@@ -36,29 +68,21 @@ def load(name: str, folder: Path) -> GenericAdapter:
     return adapter
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", [name for name in UNLISTED if name not in REFUSED])
-def test_classes_without_a_file_are_proved(name: str, tmp_path: Path) -> None:
-    adapter = load(name, save_unlisted(name, tmp_path))
-    inputs = adapter.encode([chat("What?", picture(0, 56, 40)), chat("And what is this here?", 1)])
-    layout = adapter.layout(inputs)
-    units = adapter.features_of(inputs)
-    assert sum(layout.counts) == len(units)
-    assert adapter.facts.sites == ("prefix",)
-
-
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_class_is_refused_with_what_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODEL_TYPES, "gemma3", GENERIC)  # as if it had no file
-    with pytest.raises(UserError, match=r"Gemma3ForConditionalGeneration.* masks of its own"):
-        load("gemma3", save_unlisted("gemma3", tmp_path))
+    with pytest.raises(UserError) as refusal:
+        load(name, save_unlisted(name, tmp_path))
+    assert str(refusal.value).startswith(f"model={name}: ")
+    assert REFUSED[name] in str(refusal.value)
 
 
 def test_features_in_another_order_are_noticed(tmp_path: Path) -> None:
     adapter = load("mistral3", save_unlisted("mistral3", tmp_path))
     with pytest.raises(UserError, match=r"features of get_image_features are not what enters"):
-        prove(adapter, lambda inputs: adapter.features_of(inputs).flip(0))
+        prove(adapter, lambda inputs: adapter.features_of(inputs).flip(0), "model=m")
 
 
 def test_a_head_that_the_engine_does_not_see_is_noticed(tmp_path: Path) -> None:
@@ -74,30 +98,60 @@ def test_a_head_that_the_engine_does_not_see_is_noticed(tmp_path: Path) -> None:
 
     adapter.model.forward = scaled
     with pytest.raises(UserError, match=r"ratio 0 \(loop\) changes logits"):
-        prove(adapter, adapter.features_of)
+        prove(adapter, adapter.features_of, "model=m")
 
 
-def test_a_run_acts_before_the_decoder_and_nowhere_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("method", ["divprune", "fastv", "tome", "visionzip"])
+def test_a_run_acts_where_its_class_is_proved(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_unlisted("mistral3", tmp_path / "model")
     command = [f"model={folder}", f"store={tmp_path}", "limit=1", "engine.paired=0", "json=true"]
-    assert main([*command, "method=divprune", "ratio=0.5"]) == 0
-    row = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert row["tokens"]["kept_final"] == row["tokens"]["visual"] / 2
-    assert row["flops"]["tower"] is None
-    assert main([*command, "method=fastv", "ratio=0.5"]) == 2
-    assert (
-        "acts at layer, and model='model', a class without a file here" in capsys.readouterr().err
+    capsys.readouterr()
+    code = main([*command, f"method={method}", "ratio=0.5"])
+    printed = capsys.readouterr()
+    where = {"tome": "tower", "visionzip": "vision"}.get(method)
+    if where is None:
+        row = json.loads(printed.out.strip().splitlines()[-1])
+        assert (code, row["tokens"]["kept_final"]) == (0, row["tokens"]["visual"] / 2)
+        assert row["flops"]["tower"] is None
+    else:
+        reason = TOWERS["mistral3"] if where == "tower" else NOWHERE[where]
+        assert code == 2
+        assert (
+            f"acts at {where}, and the model's class, which has no file here, was not proved there: {reason}"
+            in printed.err
+        )
+
+
+#: A method of each kind of site.
+METHODS = {"prefix": "divprune", "layer": "fastv", "cache": "snapkv", "tower": "tome"}
+
+
+def answer(adapter: Adapter, method: str, backend: Backend, inputs: Mapping[str, Any]) -> Tensor:
+    """Return the logits (1, 2, V) of an answer with half of the tokens."""
+    built = build_method(method, {})
+    spec = AnswerSpec(
+        adapter.spec, MethodSpec(method), Budget("kept", 0.5), EngineSpec(backend=backend)
     )
+    with kind_of(built, spec).open(spec, adapter, built) as opened:
+        settings = {"max_new_tokens": 2, "output_logits": True, "do_sample": False}
+        logits = opened.generator.generate(inputs, ["0"], **settings).logits
+    assert logits is not None
+    return logits
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", [name for name in UNLISTED if name not in REFUSED])
-def test_a_picture_of_several_tiles_is_one_item(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_class_is_proved_site_by_site(name: str, tmp_path: Path) -> None:
+    """A picture of several tiles is one item, and methods act where the class is proved and nowhere else."""
     model = espalier.load(save_unlisted(name, tmp_path), device="cpu")
     sizes = ((28, 28), (56, 28), (28, 84), (84, 56))
     with model.open_adapter() as adapter:
+        unproved = adapter.facts.unproved
+        assert {*unproved} - {"tower"} == {*NOWHERE}
+        assert ("tower" in unproved) == (TOWERS[name] is not None)
+        assert (TOWERS[name] or "") in unproved.get("tower", "")
         alone = [
             adapter.layout(adapter.encode([chat("What?", picture(0, *size))])) for size in sizes
         ]
@@ -105,16 +159,29 @@ def test_a_picture_of_several_tiles_is_one_item(name: str, tmp_path: Path) -> No
         words = [{"type": "text", "text": f"w{n} and:"} for n in range(len(sizes))]
         mixed = [part for pair in zip(parts, words, strict=True) for part in pair]
         turns = [{"role": "user", "content": mixed}]
-        layout = adapter.layout(adapter.encode([turns]))
-    assert [int(one.picture.max()) for one in alone] == [0] * len(sizes)
-    counts = torch.bincount(layout.picture[0]).tolist()
-    assert counts == [one.counts[0] for one in alone]
+        inputs = adapter.encode([turns])
+        layout = adapter.layout(inputs)
+        assert sum(layout.counts) == len(adapter.features_of(inputs))
+        assert [int(single.picture.max()) for single in alone] == [0] * len(sizes)
+        counts = torch.bincount(layout.picture[0]).tolist()
+        assert counts == [single.counts[0] for single in alone]
+        for where, method in METHODS.items():
+            if where in unproved:
+                with pytest.raises(
+                    UserError, match=f"acts at {where}, and .* was not proved there"
+                ):
+                    answer(adapter, method, "drop", inputs)
+                continue
+            dropped = answer(adapter, method, "drop", inputs)
+            if where != "cache":  # compressors only evict
+                emulated = answer(adapter, method, "emulate", inputs)
+                torch.testing.assert_close(dropped, emulated, rtol=0, atol=1e-3)
     with espalier.apply(model, "divprune", ratio=0.5) as pruned:
-        for size, one in zip(sizes, alone, strict=True):
-            answer = pruned.ask(picture(0, *size), "What?", max_new_tokens=2)
-            assert (answer.visual, len(answer.kept_indices)) == (one.counts[0], answer.kept)
+        for size, single in zip(sizes, alone, strict=True):
+            reply = pruned.ask(picture(0, *size), "What?", max_new_tokens=2)
+            assert (reply.visual, len(reply.kept_indices)) == (single.counts[0], reply.kept)
             with pytest.raises(UserError, match="have no place in the picture"):
-                answer.show()
+                reply.show()
         assert pruned.ask(turns, max_new_tokens=2).visual == sum(counts)
 
 
@@ -131,7 +198,6 @@ STACKS = {
     "granitemoe": ({"num_local_experts": 4}, "no attribute 'mlp'"),
     "llama4_text": ({"intermediate_size_mlp": 48, "num_local_experts": 4}, "no attribute 'mlp'"),
     "falcon_h1": ({}, "no attribute 'mlp'"),
-    "aria_text": ({"moe_num_experts": 4}, "no attribute 'gate'"),
     "gpt_neox": ({}, "has no o_proj or out_proj"),
     "jamba": ({"num_experts": 2, "mamba_d_state": 4}, "has no self_attn or attention"),
     "cohere2": ({}, "decoder layer 0 is 'sliding_attention'"),
@@ -169,7 +235,7 @@ def test_a_text_stack_of_another_shape_is_one_line_at_loading(stack: str, tmp_pa
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("stack", ["deepseek_v3", "aria_text", "granitemoe"])
+@pytest.mark.parametrize("stack", ["deepseek_v3", "granitemoe"])
 def test_a_run_of_such_a_folder_ends_in_one_line(
     stack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -235,6 +235,117 @@ UNLISTED = {
             tf.Cohere2VisionImageProcessor(size=SIZE, patch_size=2, max_patches=4), tok
         ),
     ),
+    "glm_ocr": Unlisted(
+        tf.GlmOcrConfig,
+        {
+            "text_config": text("glm_ocr_text", rope_parameters=MROPE),
+            "vision_config": {
+                **{"hidden_size": 32, "intermediate_size": 48, "depth": 2, "num_heads": 4},
+                **{"patch_size": 7, "out_hidden_size": 32},
+            },
+        },
+        lambda tok: tf.Glm46VProcessor(
+            tf.Glm46VImageProcessor(
+                patch_size=7, size={"shortest_edge": 784, "longest_edge": 25088}
+            ),
+            tok,
+            tf.Glm46VVideoProcessor(),
+        ),
+    ),
+    "perception_lm": Unlisted(
+        tf.PerceptionLMConfig,
+        {
+            "vision_config": {
+                "model_type": "timm_wrapper",
+                "architecture": "vit_pe_core_large_patch14_336",
+                "do_pooling": False,
+                "num_classes": 0,
+                "model_args": {
+                    **{"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": [IMAGE, IMAGE]},
+                    **{"patch_size": 7, "global_pool": ""},
+                },
+            },
+            "text_config": text("llama"),
+            "projector_pooling_ratio": 2,
+        },
+        lambda tok: tf.PerceptionLMProcessor(
+            tf.PerceptionLMVideoProcessor(),
+            tf.PerceptionLMImageProcessor(tile_size=IMAGE, vision_input_type="vanilla"),
+            tok,
+            patch_size=7,
+            pooling_ratio=2,
+        ),
+    ),
+    "janus": Unlisted(
+        tf.JanusConfig,
+        {
+            "vision_config": {
+                **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+                **{"image_size": IMAGE, "patch_size": 7, "mlp_ratio": 1.5, "projection_dim": 32},
+                "num_image_tokens": 16,
+            },
+            "text_config": text("llama"),
+            "vq_config": {
+                **{"embed_dim": 4, "num_embeddings": 8, "latent_channels": 4, "base_channels": 32},
+                **{"channel_multiplier": [1, 1], "num_res_blocks": 1, "projection_dim": 32},
+                "image_token_embed_dim": 32,
+            },
+        },
+        lambda tok: tf.JanusProcessor(tf.JanusImageProcessor(size=SIZE), tok, num_image_tokens=16),
+    ),
+    "aria": Unlisted(
+        tf.AriaConfig,
+        {
+            "vision_config": {
+                "model_type": "idefics3_vision",
+                **VISION,
+                "image_size": 980,
+                "patch_size": 196,
+            },
+            "text_config": text("aria_text", moe_num_experts=4),
+            "projector_patch_to_query_dict": {25: 8},
+        },
+        lambda tok: tf.AriaProcessor(
+            tf.AriaImageProcessor(split_image=False), tok, size_conversion={980: 8}
+        ),
+    ),
+    "gemma4": Unlisted(
+        tf.Gemma4Config,
+        {
+            "text_config": text(
+                "gemma4_text",
+                vocab_size_per_layer_input=VOCABULARY,
+                hidden_size_per_layer_input=8,
+                layer_types=["sliding_attention"] * 2 + ["full_attention"],
+            ),
+            "vision_config": {**VISION, "head_dim": 8, "num_key_value_heads": 4, "patch_size": 4},
+            "audio_config": None,
+        },
+        lambda tok: tf.Gemma4Processor(
+            tf.Gemma4AudioFeatureExtractor(),
+            tf.Gemma4ImageProcessor(patch_size=4, max_soft_tokens=70),
+            tok,
+            tf.Gemma4VideoProcessor(),
+        ),
+    ),
+    "paligemma2": Unlisted(
+        tf.PaliGemmaConfig,
+        {
+            "vision_config": SIGLIP,
+            "text_config": text("gemma2", query_pre_attn_scalar=8),
+            "projection_dim": 32,
+        },
+        lambda tok: tf.PaliGemmaProcessor(
+            tf.SiglipImageProcessor(size=SIZE, image_seq_length=16), tok
+        ),
+    ),
+    "paligemma": Unlisted(
+        tf.PaliGemmaConfig,
+        {"vision_config": SIGLIP, "text_config": text("gemma"), "projection_dim": 32},
+        lambda tok: tf.PaliGemmaProcessor(
+            tf.SiglipImageProcessor(size=SIZE, image_seq_length=16), tok
+        ),
+    ),
     "gemma3": Unlisted(
         tf.Gemma3Config,
         {

@@ -125,7 +125,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
         ("harness/specs/generation.py", set(RUNS)),
         ("harness/stats/score_intervals.py", set(RUNS)),
         ("tasks/seedling/utils.py", set(RUNS)),
-        ("harness/seedling/scene_scores.py", set(RUNS)),
+        ("harness/seedling/scene_benchmarks.py", set(RUNS)),
     ],
 )
 def test_a_changed_line_of_a_file_that_a_run_imports_changes_its_key(
@@ -166,7 +166,7 @@ def test_a_signal_counts_for_those_that_read_it(tree: Tree, plain: dict[str, str
 
 def test_scores_of_the_task_stand_in_the_settings(tree: Tree) -> None:
     before = tree.parts("reducer")["settings"]
-    tree.edit("harness/seedling/scene_scores.py", other_code)
+    tree.edit("harness/seedling/scene_benchmarks.py", other_code)
     assert tree.parts("reducer")["settings"] != before  # rows of both are not mixed
 
 

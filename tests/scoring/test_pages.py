@@ -13,7 +13,7 @@ from PIL import Image
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.scoring.documents import cdm
 from espalier.harness.evaluation.scoring.page_files import LAYOUTS
-from espalier.harness.media import pdf
+from espalier.harness.media import images
 from tests.benchmarks.fixtures.ocr import FIXTURES, OCEAN
 from tests.benchmarks.hub import picture
 
@@ -135,12 +135,12 @@ def test_pdf_files_without_pictures_need_something_that_renders(
     folder, _, listing = written(tmp_path, "olmocr_bench")
     for image in (folder / "bench_data/images").rglob("*.png"):
         image.unlink()
-    monkeypatch.setattr(pdf, "renderer", lambda: None)
+    monkeypatch.setattr(images, "renderer", lambda: None)
     with pytest.raises(
         UserError, match="cannot be rendered here; valid: a machine with pdftoppm or pypdfium2"
     ):
         listing()
-    monkeypatch.setattr(pdf, "renderer", lambda: "pdftoppm")
+    monkeypatch.setattr(images, "renderer", lambda: "pdftoppm")
     assert all(str(row["image"]).endswith(".pdf") for row in listing())
 
 
@@ -158,16 +158,16 @@ def test_a_page_is_what_the_renderer_draws(tmp_path: Path, monkeypatch: pytest.M
     picture(3).save(source, "PDF")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     command(tmp_path / "bin", f'echo "$@" > {tmp_path}/said; cat {drawn}')
-    found = pdf.page_image(source, 2, 512)
+    found = images.page_image(source, 2, 512)
     assert list(found.getdata()) == list(Image.open(drawn).getdata())
     assert (tmp_path / "said").read_text().split() == [
         *("-png", "-f", "2", "-l", "2", "-singlefile", "-scale-to", "512", str(source))
     ]
     command(tmp_path / "bin", "echo 'Syntax Error: no trailer' >&2; exit 1")
     with pytest.raises(UserError, match=r"page 2 cannot be rendered: Syntax Error: no trailer"):
-        pdf.page_image(source, 2, 512)
+        images.page_image(source, 2, 512)
     with pytest.raises(UserError, match="does not exist"):
-        pdf.page_image(tmp_path / "b.pdf", 1, 512)
+        images.page_image(tmp_path / "b.pdf", 1, 512)
 
 
 def test_formulas_cannot_be_drawn_without_tex(monkeypatch: pytest.MonkeyPatch) -> None:

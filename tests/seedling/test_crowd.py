@@ -15,32 +15,25 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.seedling.crowd.crowd_benchmark import (
+from espalier.harness.seedling.crowd import (
     CYCLE,
-    crowd_metrics,
-    sample_objects,
-    samples,
-)
-from espalier.harness.seedling.crowd.crowd_model import crowd_weights_dir
-from espalier.harness.seedling.crowd.crowd_questions import (
     FAMILIES,
+    LONGEST_NUMBER,
+    SIDE,
     TEMPLATES,
     WORDS,
     ask,
+    crowd_metrics,
+    crowd_objects,
+    crowd_scene,
     encode,
     question_stream,
     relation_question,
+    sample_objects,
+    samples,
 )
-from espalier.harness.seedling.crowd.crowd_scenes import (
-    LONGEST_NUMBER,
-    SIDE,
-    crowd_objects,
-    crowd_scene,
-    crowd_targets,
-)
-from espalier.harness.seedling.patch_targets import PATCH
 from espalier.harness.seedling.scene_questions import SceneQuestion
-from espalier.harness.seedling.scenes import CELL, WIDTH, SceneObject
+from espalier.harness.seedling.scenes import CELL, PATCH, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
 from lab.bench import crowd_oracle
 from lab.training import crowd_release, crowd_stage
@@ -61,9 +54,11 @@ from lab.training.crowd_lessons import (
     make_lesson,
     validate_crowd,
 )
+from lab.training.crowd_model import crowd_weights_dir
 from lab.training.crowd_stage import new_crowd_model, phase_lr, phase_of, train_crowd
 from lab.training.dialogue_packs import PREFIX
 from lab.training.fast_math import use_attention
+from lab.training.patch_targets import crowd_targets
 from lab.training.release_stage import load_exported
 from lab.training.stage_runtime import Worker, load_checkpoint, load_recipe
 from lab.training.tower_stage import tower_of
@@ -71,8 +66,8 @@ from lab.training.tower_stage import tower_of
 MIX = dict.fromkeys(FAMILIES, 4)
 SCENES = [crowd_objects("val", 0, index) for index in range(300)]
 QUESTIONS = """
-from espalier.harness.seedling.crowd.crowd_questions import FAMILIES, ask, question_stream
-from espalier.harness.seedling.crowd.crowd_scenes import crowd_objects
+from espalier.harness.seedling.crowd import FAMILIES, ask, question_stream
+from espalier.harness.seedling.crowd import crowd_objects
 for index in range(20):
     stream = question_stream("val", 0, index)
     print(ask(crowd_objects("val", 0, index), stream, dict.fromkeys(FAMILIES, 4)))
@@ -261,8 +256,9 @@ def started():
 
 def test_tower_reads_each_quarter_as_seedlings_does(started):
     """Features differ by what the class token adds, which sees the whole picture here."""
-    from espalier.harness.seedling.seedling_model import normalise, weights_dir
-    from espalier.harness.seedling.seedling_tower import patch_features
+    from espalier.harness.seedling import weights_dir
+    from lab.training.seedling_model import normalise
+    from lab.training.seedling_tower import patch_features
 
     image = crowd_scene("val", 0, 0).image
     seedling = tower_of(load_exported(weights_dir("seedling")))

@@ -11,7 +11,6 @@ import torch
 
 from espalier.harness.seedling.scene_questions import FAMILIES, SceneQuestion, questions_for
 from espalier.harness.seedling.scenes import Scenes
-from espalier.harness.seedling.seedling_model import DENOISER, build_model
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, VOCABULARY, encode
 from lab.training import denoising_stage
 from lab.training.denoising_answers import Sampler, reveals
@@ -34,6 +33,7 @@ from lab.training.noised_batch import (
     without_mask,
 )
 from lab.training.release_stage import export_model, load_exported, merged_log
+from lab.training.seedling_model import DENOISER, build_model
 from lab.training.stage_runtime import Worker, load_checkpoint, load_recipe
 
 PLAN = load_recipe()["denoising"]

@@ -6,19 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.seedling.patch_targets import patch_targets
+from espalier.harness.seedling import weights_dir
 from espalier.harness.seedling.scene_questions import FAMILIES, questions_for
 from espalier.harness.seedling.scenes import Scenes, make_layout
-from espalier.harness.seedling.seedling_model import (
-    NAMES,
-    build_model,
-    build_processor,
-    file_sha256,
-    normalise,
-    save_model,
-    weights_dir,
-)
-from espalier.harness.seedling.seedling_tower import patch_features, pooled_output
 from espalier.harness.seedling.vocabulary import ASSISTANT, BOS, EOS, IMAGE, VOCABULARY, encode
 from lab.training import fast_math
 from lab.training.dialogue_packs import (
@@ -34,7 +24,17 @@ from lab.training.fast_math import Bf16Linear, attend, use_bf16_products
 from lab.training.greedy_scores import QuestionSet, greedy_answers, objects_first_keep, random_keep
 from lab.training.language_losses import exact_answers, make_batch, random_subset, validate
 from lab.training.language_stage import maybe_subset
+from lab.training.patch_targets import patch_targets
 from lab.training.release_stage import SUMS, load_exported, missed_targets
+from lab.training.seedling_model import (
+    NAMES,
+    build_model,
+    build_processor,
+    file_sha256,
+    normalise,
+    save_model,
+)
+from lab.training.seedling_tower import patch_features, pooled_output
 from lab.training.stage_runtime import Worker, cosine_lr, load_checkpoint, save_checkpoint
 from lab.training.tower_stage import tower_of
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.harness.seedling.patch_targets import global_targets, patch_targets
 from espalier.harness.seedling.scene_questions import FAMILIES, TEMPLATES, questions_for
 from espalier.harness.seedling.scenes import Scene, Scenes, make_layout
 from espalier.harness.seedling.vocabulary import UNK, box_from_bins, box_text, encode, parse_box
+from lab.training.patch_targets import global_targets, patch_targets
 
 EVERY_FAMILY = {family: 3 for family in FAMILIES}
 SPLITS = ("train", "val", "test")

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.video import captions
-from espalier.harness.seedling.video.clip_vocabulary import TOKEN_ID, WORDS
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.seedling.video.dialogues import FAMILIES, named_once
-from espalier.harness.seedling.video_model import build_video_model
+from espalier.harness.seedling.video.events import TOKEN_ID, WORDS, clause
 from lab.training.clip_features import labelled, show
 from lab.training.dialogue_packs import IGNORE
 from lab.training.naming_losses import Namers
 from lab.training.video_drills import talks_about
 from lab.training.video_labels import PARTS, asked_for, clauses
+from lab.training.video_model import build_video_model
 from lab.training.video_packs import Read, pack_talks
 
 LATER = 3
@@ -37,7 +36,7 @@ def lesson():
 
 def parts_of(event) -> list[int]:
     outcome = event.outcome if event.kind in ("turn", "change") else None
-    words = captions.clause(event).split()
+    words = clause(event).split()
     (act,) = {"enters", "leaves", "moves", "turns", "covered", "seen", "changes"} & set(words)
     said = [TOKEN_ID[word] for word in (event.colour, event.thing, act)]
     return [*said, TOKEN_ID[outcome] if outcome else -1]
@@ -49,8 +48,8 @@ def test_the_parts_of_a_question_are_those_of_its_events():
         drawn = clip("train", 0, number, 32)
         events = named_once(drawn)
         for event, other in pairwise(events):
-            told = captions.clause(event)
-            both = f"is it before or after {captions.clause(other)} that {told} ?"
+            told = clause(event)
+            both = f"is it before or after {clause(other)} that {told} ?"
             assert clauses(both) == [parts_of(event), parts_of(other)]
             assert clauses(f"what is the time when {told} ?") == [parts_of(event)]
             assert clauses(f"what happens next after {told} ?") == [parts_of(event)]

@@ -13,17 +13,9 @@ import torch
 import transformers
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
-from espalier.harness.seedling.seedling_model import weights_dir
-from espalier.harness.seedling.sprites import SHAPES
-from espalier.harness.seedling.video.clip_vocabulary import FIRST_TIME, MOST_FRAMES, WORDS, encode
-from espalier.harness.seedling.video_model import (
-    FRAME_TOKENS,
-    VIDEO_LAYERS,
-    build_video_model,
-    build_video_processor,
-    save_video_model,
-    video_weights_dir,
-)
+from espalier.harness.seedling import weights_dir
+from espalier.harness.seedling.scenes import SHAPES
+from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES, WORDS, encode
 from espalier.harness.seedling.vocabulary import ASSISTANT, EOS
 from lab.training import video_packs as video_packing
 from lab.training import video_stage
@@ -45,6 +37,14 @@ from lab.training.video_draft_stage import train_video_draft, video_draft_from
 from lab.training.video_drills import talks_about
 from lab.training.video_gate import ClipReader, led, spread
 from lab.training.video_lessons import Feed
+from lab.training.video_model import (
+    FRAME_TOKENS,
+    VIDEO_LAYERS,
+    build_video_model,
+    build_video_processor,
+    save_video_model,
+    video_weights_dir,
+)
 from lab.training.video_packs import pack_talks, video_hidden
 from lab.training.video_stage import (
     matrices_of,
@@ -518,7 +518,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
         return prepared(build_video_model("seedling_video_draft"))
 
     monkeypatch.setattr(video_stage, "new_model", start)
-    monkeypatch.setattr("espalier.harness.seedling.video_model.VIDEO_LAYERS", small)
+    monkeypatch.setattr("lab.training.video_model.VIDEO_LAYERS", small)
     last = dict.fromkeys(("since", "since_digit", "last", "asked"), 2)
     tiny = {**TINY, "named_after": {"time": 1, "act": 1, **last}, "needed": 1}
     tiny |= {"looking_back": {"layer": 1, "heads": 2, "digit_heads": 1}, "muon": True, "parts": 2}
@@ -532,7 +532,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
         train_video(Worker(0, 1), {**recipe, "video": stop}, tmp_path / "twice")
     monkeypatch.undo()
     monkeypatch.setattr(video_stage, "new_model", start)
-    monkeypatch.setattr("espalier.harness.seedling.video_model.VIDEO_LAYERS", small)
+    monkeypatch.setattr("lab.training.video_model.VIDEO_LAYERS", small)
     train_video(Worker(0, 1), recipe, tmp_path / "twice")
     once_run, two = (load_checkpoint(tmp_path / run / "video.pt") for run in ("once", "twice"))
     assert once_run["step"] == two["step"] == 4

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from espalier.harness.seedling.video.clip_vocabulary import WORDS
-from espalier.harness.seedling.video_model import (
-    FRAME_TOKENS,
-    VIDEO_LAYERS,
-    build_video_model,
-    video_weights_dir,
-)
+from espalier.harness.seedling.video.events import WORDS
 from lab.training import video_gate, video_stage
 from lab.training.__main__ import main
 from lab.training.attention_loss import evidence, gaze_loss, of_times, time_heads_loss
@@ -29,6 +23,12 @@ from lab.training.stage_runtime import (
 )
 from lab.training.tower_stage import tower_of
 from lab.training.video_drills import Talk, talks_about
+from lab.training.video_model import (
+    FRAME_TOKENS,
+    VIDEO_LAYERS,
+    build_video_model,
+    video_weights_dir,
+)
 from lab.training.video_packs import pack_talks, video_hidden
 from lab.training.video_stage import prepared, train_stage, video_target
 from lab.training.video_top_stage import fit_time_heads, share_head, time_heads_of, train_video_top
@@ -200,9 +200,7 @@ def test_fitting_changes_queries_and_keys_of_heads_for_times_alone(model, tmp_pa
 @pytest.mark.slow
 def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monkeypatch):
     """Four steps at once, and two and two, end in the same weights; what is below stays bit for bit."""
-    monkeypatch.setattr(
-        "espalier.harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2)
-    )
+    monkeypatch.setattr("lab.training.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2))
     torch.manual_seed(0)
     started = build_video_model("seedling_video_draft").state_dict()
     recipe = {"seed": 0, "video": TINY, "video_top": TOP}
@@ -292,9 +290,7 @@ def test_stages_begin_with_what_is_there(command, existing, tmp_path, monkeypatc
 
 def test_what_the_last_stage_wrote_is_taught_and_exported(tmp_path, monkeypatch):
     saved = {}
-    monkeypatch.setattr(
-        "espalier.harness.seedling.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2)
-    )
+    monkeypatch.setattr("lab.training.video_model.VIDEO_LAYERS", dict.fromkeys(VIDEO_LAYERS, 2))
     monkeypatch.setattr(
         video_gate, "save_video_model", lambda model, path: saved.update({path.name: model})
     )

@@ -207,7 +207,7 @@ def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> 
 
 
 def test_a_small_load_gives_rows_and_a_sentence(code: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "espalier", "bench", "serve", f"backend.python={PYTHON}"]
+    command = [sys.executable, "-m", "lab.bench.serve_bench", f"backend.python={PYTHON}"]
     command += ["method=divprune", "ratio=0.75", "+backend.options.enforce_eager=true"]
     command += [
         "--in-flight",

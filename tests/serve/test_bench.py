@@ -12,17 +12,19 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.runs.served import backend_check
 from espalier.harness.stats import Interval
-from espalier.harness.tools.serving import serve_bench
-from espalier.harness.tools.serving.serve_bench import Loads, main, summary
-from espalier.harness.tools.serving.serve_report import (
+from espalier.serve.load import Load
+from lab.bench import serve_bench
+from lab.bench.serve_bench import (
+    Loads,
     factor,
     goodput,
     load_name,
+    main,
     page,
     sentence,
+    summary,
     write,
 )
-from espalier.serve.load import Load
 from lab.pages.serve_page import MEASURED
 
 

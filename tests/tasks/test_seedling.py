@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.seedling import scene_benchmarks as benchmarks
-from espalier.harness.seedling.scene_scores import (
+from espalier.harness.seedling.scene_benchmarks import (
     box_score,
     caption_score,
     exact_match,

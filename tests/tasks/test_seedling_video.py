@@ -12,7 +12,7 @@ from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.paths import CONF
 from espalier.harness.seedling.video import clip_benchmarks as benchmarks
-from espalier.harness.seedling.video.clip_media import in_memory, write_mp4
+from espalier.harness.seedling.video.clip_benchmarks import in_memory, write_mp4
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.specs.run_spec import VideoSpec
 

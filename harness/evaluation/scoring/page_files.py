@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import FOREIGN, UserError
-from espalier.harness.media import pdf
+from espalier.harness.media import images
 
 Row = dict[str, Any]
 
@@ -86,9 +86,9 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
         source = image if image.is_file() else data / "pdfs" / name
         if not source.is_file():
             raise UserError(f"{str(source)!r} does not exist; {tests[0]['id']!r} is a test of it")
-        if source.suffix == ".pdf" and pdf.renderer() is None:
+        if source.suffix == ".pdf" and images.renderer() is None:
             raise UserError(
-                f"{str(source)!r} cannot be rendered here; valid: a machine with {' or '.join(pdf.RENDERERS)}, or "
+                f"{str(source)!r} cannot be rendered here; valid: a machine with {' or '.join(images.RENDERERS)}, or "
                 f"the page as {str(image)!r}"
             )
         rows.append(

@@ -14,9 +14,17 @@ import numpy as np
 
 from espalier.harness.seedling.counter_random import DrawStream, draws
 from espalier.harness.seedling.scenes import CELL
-from espalier.harness.seedling.video import captions
-from espalier.harness.seedling.video.clip_vocabulary import PLACES, time_word
-from espalier.harness.seedling.video.events import Event, Story, Track
+from espalier.harness.seedling.video.events import (
+    PLACES,
+    QUESTION,
+    Event,
+    Story,
+    Track,
+    caption,
+    clause,
+    object_name,
+    time_word,
+)
 from espalier.harness.seedling.vocabulary import box_text
 
 FAMILIES = ("what", "where", "how_many", "order", "when", "digits", "find", "caption")
@@ -65,8 +73,8 @@ def later(story: Story) -> list[Event]:
 
 def named_once(story: Story) -> list[Event]:
     """Return the events with a unique clause in the clip."""
-    clauses = Counter(captions.clause(event) for event in later(story))
-    return [event for event in later(story) if clauses[captions.clause(event)] == 1]
+    clauses = Counter(clause(event) for event in later(story))
+    return [event for event in later(story) if clauses[clause(event)] == 1]
 
 
 def _at(story: Story, thing: str | None = None) -> list[tuple[int, int]]:
@@ -98,9 +106,9 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     single_events = [event for event in later(story) if _happens_alone(story, event)]
     if choice == 0 and single_events:
         event = stream.pick(single_events)
-        acts = captions.clause(event).removeprefix(f"the {captions.object_name(event)} ")
+        acts = clause(event).removeprefix(f"the {object_name(event)} ")
         text = f"what {acts} at time {time_word(event.frame)} ?"
-        return Dialogue("what", text, captions.object_name(event), "event", shows=_shows(event))
+        return Dialogue("what", text, object_name(event), "event", shows=_shows(event))
     if choice == 1 and digits:
         frame, number = stream.pick(digits)
         track = story.tracks[number]
@@ -110,7 +118,7 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     turns = [event for event in later(story) if event.kind == "turn"]
     if choice == 2 and turns:
         event = stream.pick(turns)
-        text = f"the {captions.object_name(event)} turns to what colour at time {time_word(event.frame)} ?"
+        text = f"the {object_name(event)} turns to what colour at time {time_word(event.frame)} ?"
         return Dialogue("what", text, event.outcome, "colour", shows=_shows(event))
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
@@ -167,14 +175,14 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
         first = stream.below(len(events))
         second = stream.below(len(events) - 1)
         event, reference = events[first], events[second + (second >= first)]
-        text = f"is it before or after {captions.clause(reference)} that {captions.clause(event)} ?"
+        text = f"is it before or after {clause(reference)} that {clause(event)} ?"
         order = "before" if event.frame < reference.frame else "after"
         answer = f"{time_word(event.frame)} {time_word(reference.frame)} {order}"
         return Dialogue("order", text, answer, "before_after", shows=_shows(event, reference))
     event = stream.pick(followed)
-    text = f"what happens next after {captions.clause(event)} ?"
+    text = f"what happens next after {clause(event)} ?"
     after = story.events[places[id(event)] + 1]
-    answer = f"{time_word(event.frame)} {time_word(after.frame)} {captions.clause(after)}"
+    answer = f"{time_word(event.frame)} {time_word(after.frame)} {clause(after)}"
     return Dialogue("order", text, answer, "next", shows=_shows(event, after))
 
 
@@ -184,7 +192,7 @@ def when_question(story: Story, stream: DrawStream) -> Dialogue:
     if not events:
         return counting_question(story, stream)
     event = stream.pick(events)
-    text = f"what is the time when {captions.clause(event)} ?"
+    text = f"what is the time when {clause(event)} ?"
     return Dialogue("when", text, time_word(event.frame), event.kind, shows=_shows(event))
 
 
@@ -209,15 +217,15 @@ def find_question(story: Story, stream: DrawStream) -> Dialogue:
     if not events:
         return counting_question(story, stream)
     event = stream.pick(events)
-    text = f"find when and where {captions.clause(event)} ."
+    text = f"find when and where {clause(event)} ."
     answer = f"{time_word(event.frame)} {box_text(event.box)}"
     return Dialogue("find", text, answer, event.kind, event, _shows(event))
 
 
 def caption_question(story: Story, stream: DrawStream) -> Dialogue:
     """Return the question for all events; reads no draws."""
-    text = captions.caption(story.events)
-    return Dialogue("caption", captions.QUESTION, text, "describe", shows=_shows(*story.events))
+    text = caption(story.events)
+    return Dialogue("caption", QUESTION, text, "describe", shows=_shows(*story.events))
 
 
 MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {

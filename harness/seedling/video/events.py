@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES
+from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
+
+MOST_FRAMES = 112
+"""Number of time words; 112 frames of 144 tokens are 16,128."""
+
+ROWS, COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
+PLACES = tuple(f"{row} {column}" for row in ROWS for column in COLUMNS)
+"""The nine places of a frame, in reading order."""
+
+# fmt: off
+_NEW = (
+    "<video>", "video", "time", "when", "find", "and", "it", "that", "before", "after", "or",
+    "happens", "next", "enters", "leaves", "moves", "turns", "changes", "covered", "seen", "again",
+    "from", "to", "order",
+)
+# fmt: on
+_SIZE = 256
+_KNOWN = (*VOCABULARY, *_NEW, *ROWS, *COLUMNS, *(f"t{frame}" for frame in range(MOST_FRAMES)))
+WORDS: tuple[str, ...] = (
+    *_KNOWN,
+    *(f"<spare_{number}>" for number in range(_SIZE - len(_KNOWN))),
+)
+TOKEN_ID: dict[str, int] = {word: number for number, word in enumerate(WORDS)}
+VIDEO = TOKEN_ID["<video>"]
+FIRST_TIME = TOKEN_ID["t0"]
+
+
+def encode(text: str) -> list[int]:
+    """Return the token ids of space-separated words; unknown words become ``<unk>``."""
+    return [TOKEN_ID.get(word, UNK) for word in text.split()]
+
+
+def time_word(frame: int) -> str:
+    """Return the word for the time of a frame, counted from 0."""
+    return f"t{frame}"
+
 
 KINDS = ("present", "enter", "leave", "move", "turn", "cover", "uncover", "change")
 """Kinds of events; "present" describes the first frame."""
@@ -100,3 +137,47 @@ class Story:
     length: int
     tracks: tuple[Track, ...]
     events: tuple[Event, ...]
+
+
+QUESTION = "describe the video ."
+
+
+def object_name(event: Event) -> str:
+    """Return the name of an event's object before the event: "red star", "blue frame"."""
+    return f"{event.colour} {event.thing}"
+
+
+def sentence(event: Event) -> str:
+    """Return the caption's sentence about an event."""
+    thing, place = object_name(event), f"the {event.place}"
+    new = f"a {thing}" + (f" with digit {event.digit}" if event.digit else "")
+    clauses = {
+        "present": f"there is {new} at {place}",
+        "enter": f"{new} enters at {place}",
+        "leave": f"the {thing} leaves from {place}",
+        "move": f"the {thing} moves from {place} to the {event.outcome}",
+        "turn": f"the {thing} at {place} turns {event.outcome}",
+        "cover": f"the {thing} at {place} is covered",
+        "uncover": f"the {thing} at {place} is seen again",
+        "change": f"the {thing} at {place} changes from digit {event.digit} to digit {event.outcome}",
+    }
+    return f"at time {time_word(event.frame)} {clauses[event.kind]} ;"
+
+
+def caption(events: Sequence[Event]) -> str:
+    """Return the caption of a clip, its only correct answer."""
+    return " ".join(sentence(event) for event in events)
+
+
+def clause(event: Event) -> str:
+    """Return an event's name in questions, without time and place: "the red star leaves"."""
+    acts = {
+        "enter": "enters",
+        "leave": "leaves",
+        "move": "moves",
+        "turn": f"turns {event.outcome}",
+        "cover": "is covered",
+        "uncover": "is seen again",
+        "change": f"changes to digit {event.outcome}",
+    }
+    return f"the {object_name(event)} {acts[event.kind]}"

@@ -259,7 +259,7 @@ def _ends(source: Path | BytesIO, kind: str) -> bool:
 
 def _video_problem(path: Path) -> str:
     # PyAV takes a tenth of a second to import.
-    from espalier.harness.media.container import open_video, packets
+    from espalier.harness.media.timeline import open_video, packets
 
     try:
         with open_video(path) as (container, stream):

@@ -31,7 +31,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec, VideoSpec
 from espalier.harness.store import Store
 from espalier.harness.tools.benchmarks.checkpoint_prompts import same_tokens, whole_checkpoint
-from espalier.harness.tools.doctor.findings import Finding, NotHere, examine
+from espalier.harness.tools.doctor.machine_report import Finding, NotHere, examine
 
 #: Rows to read.
 ROWS = 5

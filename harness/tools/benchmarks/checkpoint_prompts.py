@@ -27,7 +27,7 @@ from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.harness.tools.doctor.findings import NotHere
+from espalier.harness.tools.doctor.machine_report import NotHere
 
 #: Placeholder of a picture or a video among token ids.
 SEEN = -1

@@ -2,34 +2,371 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+from tokenizers import AddedToken, Tokenizer, processors
 from transformers import (
     GenerationConfig,
     GotOcr2ImageProcessor,
+    InternVLConfig,
     InternVLForConditionalGeneration,
     InternVLProcessor,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
 )
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from espalier.harness.models.internvl import frames_like
+from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.models.conversations import NUMBERED, ChatFrame, uniform_frame
+from espalier.harness.models.conversations import roles as by_role
+from espalier.harness.models.internvl import TOKENS, frames_like
+from espalier.harness.models.loader import pretrained
 from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
     Checkpoint,
+    Fused,
+    Parts,
+    Rename,
     Say,
     check_tokens,
     open_release,
     run_conversion,
     write_checkpoint,
 )
-from espalier.harness.tools.convert.internvl_config import configuration
-from espalier.harness.tools.convert.internvl_prompt import read_prompt
-from espalier.harness.tools.convert.internvl_tokens import build_tokenizer, read_tokens
-from espalier.harness.tools.convert.shards import Fused, Parts, Rename
+from espalier.harness.tools.convert.sentencepiece_tokens import (
+    PROBES,
+    SPACE,
+    fast_tokenizer,
+    read_pieces,
+    reference,
+)
+
+#: The release's text stacks and the library's.
+_STACKS = {"internlm2": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3"}
+
+#: How each may stretch its rotary table, and its name in the library.
+_ROPES = {
+    "internlm2": {"dynamic": "dynamic"},
+    "qwen2": {"dynamic": "dynamic"},
+    "qwen3": {},
+    "phi3": {"su": "longrope", "longrope": "longrope"},
+}
+
+#: Keys of the text stack with the same names in config.json.
+_TEXT = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("rms_norm_eps", "hidden_act", "bos_token_id", "eos_token_id"),
+)
+
+#: Of the tower: the release's names and the library's.
+_VISION = {
+    **{name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+    **{name: name for name in ("num_attention_heads", "image_size", "patch_size", "norm_type")},
+    **{name: name for name in ("layer_norm_eps", "hidden_act")},
+    "qkv_bias": "attention_bias",
+    "qk_normalization": "use_qk_norm",
+}
+
+#: Settings that a release must have for the library's model and processor to give the same results.
+_FIXED = {
+    "model_type": "internvl_chat",
+    "ps_version": "v2",
+    "downsample_ratio": 0.5,
+    "dynamic_image_size": True,
+    "use_thumbnail": True,
+}
+
+
+def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) -> Any:
+    """Return the model's configuration.
+
+    Args:
+        release: the release's config.json.
+        image_token: id of the placeholder of one visual token.
+        own_head: whether the release has an output head apart from the embedding.
+
+    Raises:
+        UserError: it is not a release of InternVL, or one that the library's model cannot be.
+    """
+    for key, valid in _FIXED.items():
+        if release.get(key) != valid:
+            raise UserError(
+                f"config.json: {key}={release.get(key)!r} cannot be converted; valid: {valid!r}"
+            )
+    vision = _take(release, "vision_config", _VISION)
+    size = vision["image_size"]
+    if release.get("force_image_size", size) != size:
+        raise UserError(
+            f"config.json: force_image_size={release['force_image_size']!r} cannot be converted; valid: {size}"
+        )
+    text = _text(release)
+    if not (own_head or release["llm_config"].get("tie_word_embeddings")):
+        raise UserError("the release lacks the output head of the text stack")
+    side = size // vision["patch_size"]
+    try:
+        return InternVLConfig(
+            vision_config={_VISION[key]: value for key, value in vision.items()},
+            text_config={**text, "tie_word_embeddings": not own_head},
+            image_token_id=image_token,
+            image_seq_length=int(side * release["downsample_ratio"]) ** 2,
+            downsample_ratio=release["downsample_ratio"],
+            vision_feature_layer=release.get("select_layer", -1),
+            tie_word_embeddings=not own_head,
+        )
+    except (ValueError, StrictDataclassError) as error:
+        raise UserError(
+            f"config.json cannot be converted ({' '.join(str(error).split())})"
+        ) from error
+
+
+def _take(
+    release: Mapping[str, Any], block: str, keys: Sequence[str] | Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values of `keys` in a block of config.json."""
+    section = release.get(block)
+    if not isinstance(section, dict):
+        raise UserError(f"this is not a release of InternVL: config.json has no {block!r}")
+    lacking = [key for key in keys if key not in section]
+    if lacking:
+        raise UserError(f"config.json: {block} has no {lacking[0]!r}")
+    return {key: section[key] for key in keys}
+
+
+def _text(release: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the text stack's configuration in the library's words."""
+    text = _take(release, "llm_config", (*_TEXT, "model_type", "rope_theta"))
+    section = release["llm_config"]
+    kind, theta = text.pop("model_type"), float(text.pop("rope_theta"))
+    if kind not in _STACKS:
+        raise UserError(
+            f"config.json: llm_config.model_type={kind!r} cannot be converted; valid: {', '.join(_STACKS)}"
+        )
+    limit = text["max_position_embeddings"]
+    if section.get("use_sliding_window") or (
+        kind == "phi3" and (section.get("sliding_window") or limit) < limit
+    ):
+        raise UserError(
+            "config.json: llm_config with a sliding window cannot be converted; valid: full attention"
+        )
+    if kind == "qwen3":
+        text |= _take(release, "llm_config", ("head_dim", "attention_bias"))
+    text |= {"model_type": _STACKS[kind], "pad_token_id": section.get("pad_token_id")}
+    scaling = dict(section.get("rope_scaling") or {})
+    names = {scaling.pop(key, None) for key in ("type", "rope_type")} - {None}
+    name = min(names, default=None)
+    if name is not None and name not in _ROPES[kind]:
+        raise UserError(
+            f"config.json: llm_config.rope_scaling of type {name!r} cannot be converted; "
+            f"valid: {', '.join(('none', *_ROPES[kind]))}"
+        )
+    if kind == "phi3":
+        text["original_max_position_embeddings"] = section.get(
+            "original_max_position_embeddings", limit
+        )
+    rope = "default" if name is None else _ROPES[kind][name]
+    return {**text, "rope_parameters": {"rope_type": rope, "rope_theta": theta, **scaling}}
+
+
+_HOLDER = "{system_message}"
+
+
+def read_prompt(file: Path, name: str) -> ChatFrame:
+    """Return the chat format `name` of a conversation.py.
+
+    Raises:
+        UserError: the file is not there or does not parse, or describes the format in another way.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except FOREIGN as error:
+        raise UserError(f"{str(file)!r} tells no chat format ({error})") from error
+    formats = [_keywords(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    template = next((entry for entry in formats if entry.get("name") == name), None)
+    if template is None:
+        raise UserError(f"{file.name} of the release describes no chat format {name!r}")
+    head, roles, end = template.get("system_template"), template.get("roles"), template.get("sep")
+    if not (
+        template.get("sep_style") == "MPT"
+        and isinstance(head, str)
+        and head.endswith(_HOLDER)
+        and isinstance(roles, tuple)
+        and len(roles) == 2
+        and isinstance(end, str)
+    ):
+        raise UserError(
+            f"chat format {name!r} of {file.name} cannot be converted; valid: sep_style MPT, two roles"
+        )
+    heads = by_role(head.removesuffix(_HOLDER), *roles)
+    return uniform_frame(str(template.get("system_message", "")), heads, end)
+
+
+def _keywords(call: ast.Call) -> dict[str, object]:
+    """Return the keyword arguments of a call that are literals, and the last word of those that are names."""
+    keywords: dict[str, object] = {}
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Attribute):
+            keywords[str(keyword.arg)] = keyword.value.attr
+            continue
+        try:
+            keywords[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except FOREIGN:
+            continue
+    return keywords
+
+
+#: What has to be one token in a chat format.
+_MARKS = re.compile(r"<\|\w+\|>")
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Contents of a release's tokenizer files.
+
+    Attributes:
+        backend: the tokenizer, without tokens put at the ends of a text.
+        named: its special tokens by role, None for one it does not have.
+        ends: tokens put before and after a text.
+        ids: the release's own ids of a text; None where the library reads the release's format itself.
+    """
+
+    backend: Tokenizer
+    named: Mapping[str, str | None]
+    ends: tuple[str | None, str | None]
+    ids: Callable[[str], list[int]] | None
+
+
+def read_tokens(source: Path) -> Tokens:
+    """Read tokenizer_config.json and the vocabulary of a release.
+
+    Raises:
+        UserError: a file is not there or of another kind, or an added token would get another id.
+    """
+    try:
+        config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+        added = {
+            int(number): AddedToken(token.pop("content"), **token)
+            for number, token in config["added_tokens_decoder"].items()
+        }
+    except FOREIGN as error:
+        raise UserError(f"{str(source)!r}: no usable tokenizer_config.json ({error!r})") from error
+    named = {role: _content(config.get(role)) for role in _NAMED}
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    if kind == "Qwen2Tokenizer":
+        tokens = Tokens(_qwen2(source), named, (None, None), None)
+    elif kind in ("InternLM2Tokenizer", "LlamaTokenizer"):
+        tokens = _pieces(source, config, kind, added, named)
+    else:
+        raise UserError(
+            f"tokenizer_config.json: tokenizer_class={kind!r} cannot be converted; "
+            "valid: InternLM2Tokenizer, LlamaTokenizer, Qwen2Tokenizer"
+        )
+    for number, token in added.items():
+        if tokens.backend.token_to_id(token.content) != number:
+            raise UserError(
+                f"token {token.content!r} has id {number} in the release, "
+                f"{tokens.backend.token_to_id(token.content)} after conversion"
+            )
+    return tokens
+
+
+def _content(token: Any) -> str | None:
+    content: str | None = token["content"] if isinstance(token, dict) else token
+    return content
+
+
+def _qwen2(source: Path) -> Tokenizer:
+    try:
+        backend: Tokenizer = pretrained(Qwen2Tokenizer, source).backend_tokenizer
+    except FOREIGN as error:
+        raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
+    return backend
+
+
+def _pieces(
+    source: Path,
+    config: Mapping[str, Any],
+    kind: str,
+    added: Mapping[int, AddedToken],
+    named: Mapping[str, str | None],
+) -> Tokens:
+    model = read_pieces(source / "tokenizer.model")
+    # Llama's tokenizer once put a space after every special token; InternLM2's still does.
+    once = kind == "LlamaTokenizer" and config.get("legacy") is False
+    further = map(_content, config.get("additional_special_tokens") or ())
+    declared = frozenset(str(token) for token in (*named.values(), *further) if token is not None)
+    return Tokens(
+        backend=fast_tokenizer(model, added, once),
+        named=named,
+        ends=(
+            named["bos_token"] if config.get("add_bos_token", True) else None,
+            named["eos_token"] if config.get("add_eos_token", False) else None,
+        ),
+        ids=reference(model, added, once, declared),
+    )
+
+
+def build_tokenizer(tokens: Tokens, prompt: ChatFrame) -> tuple[PreTrainedTokenizerFast, str]:
+    """Return the tokenizer and the chat template.
+
+    Raises:
+        UserError: it lacks a token that a chat needs, or gives other ids than the release.
+    """
+    backend = tokens.backend
+    end = prompt.ends["user"].strip()
+    media = [TOKENS[role] for role in TOKENS if role != "video_token"]
+    for token in (*media, end, *_MARKS.findall(prompt.render(""))):
+        if backend.token_to_id(token) is None:
+            raise UserError(f"the tokenizer of the release has no token {token!r}")
+    lead = _check(tokens, prompt)
+    before, after = tokens.ends
+    if before is not None or after is not None:
+        single = [token for token in (before, "$A", after) if token is not None]
+        backend.post_processor = processors.TemplateProcessing(
+            single=single,
+            special_tokens=[(t, backend.token_to_id(t)) for t in (before, after) if t is not None],
+        )
+    named = {role: token for role, token in tokens.named.items() if token is not None}
+    named.setdefault("eos_token", end)
+    named.setdefault("pad_token", named["eos_token"])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        # The processor replaces the video token before a text is encoded: its id, the next free one, never reaches
+        # the model.
+        **named,
+        **TOKENS,
+    )
+    return tokenizer, replace(prompt, lead=lead).template(NUMBERED)
+
+
+def _check(tokens: Tokens, prompt: ChatFrame) -> str:
+    """Compare ids on whole prompts; return the lead of the chat template."""
+    if tokens.ids is None:
+        return ""
+    # A space that the release's tokenizer puts before the first special token has to be written out.
+    space = tokens.backend.token_to_id(SPACE)
+    lead = " " if tokens.ids(prompt.render(""))[:1] == [space] else ""
+    for probe in PROBES:
+        text = prompt.render(probe)
+        ids = tokens.backend.encode(lead + text, add_special_tokens=False).ids
+        if ids != tokens.ids(text):
+            raise UserError(
+                f"the converted tokenizer gives other ids than sentencepiece for {probe!r}; nothing was written"
+            )
+    return lead
+
 
 _LAYER = re.compile(r"(vision_model\.encoder|language_model\.model)\.layers\.(\d+)\.(.+)")
 

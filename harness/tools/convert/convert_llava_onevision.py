@@ -3,32 +3,120 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from tokenizers import AddedToken
 from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
     LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
+    Qwen2Config,
 )
 
+from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import TAGGED, template_of
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
+from espalier.harness.models.loader import pretrained
 from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
     Checkpoint,
+    Release,
     Say,
+    check_tokens,
     open_release,
     require_settings,
     run_conversion,
     write_checkpoint,
 )
-from espalier.harness.tools.convert.llava_release import padded_rows, rename_llava
-from espalier.harness.tools.convert.lmms_release import (
-    configuration,
-    generation_of,
-    read_tokenizer,
+from espalier.harness.tools.convert.convert_llava import (
+    INSIDE,
+    SETTINGS,
+    padded_rows,
+    rename_llava,
+    text_of,
+    tower_of,
 )
+
+#: SigLIP so400m has 16 heads; no tensor shows it.
+_TOWER_HEADS = 16
+
+
+def read_tokenizer(release: Release) -> Any:
+    """Return the release's tokenizer with the two placeholders.
+
+    Raises:
+        UserError: it is missing or does not parse.
+    """
+    try:
+        # The release's own configuration class is not part of transformers.
+        tokenizer = pretrained(AutoTokenizer, release.folder, config=Qwen2Config())
+    except FOREIGN as error:
+        raise UserError(f"{str(release.folder)!r}: no usable tokenizer ({error})") from error
+    tokenizer.add_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in ("<image>", "<video>")],
+        special_tokens=True,
+    )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def configuration(
+    config_class: Any, release: Release, kind: str, tokenizer: Any, newline: str
+) -> Any:
+    """Return the model's configuration.
+
+    Args:
+        config_class: the model's class of configuration.
+        release: the release.
+        kind: what an error line calls the release.
+        tokenizer: with the two placeholders.
+        newline: where the release writes newlines of a video (`mm_newline_position`).
+
+    Raises:
+        UserError: it is not a release of `kind`, or one that the library's modules compute differently.
+    """
+    config = release.config
+    pooling = {"mm_newline_position": newline, "mm_spatial_pool_stride": 2}
+    require_settings(config, {**pooling, **SETTINGS, "mm_patch_merge_type": "spatial_unpad"})
+    for key in ("image_grid_pinpoints", "rope_theta"):
+        if key not in config:
+            raise UserError(f"this is not a release of {kind}: config.json has no {key!r}")
+    pinpoints = config["image_grid_pinpoints"]
+    if not isinstance(pinpoints, list):
+        raise UserError(
+            f"config.json: image_grid_pinpoints={pinpoints!r} cannot be converted; valid: a list of sizes in pixels"
+        )
+    text = text_of(config, release.shapes, kind, "qwen2", tokenizer.pad_token_id)
+    check_tokens(len(tokenizer), text["vocab_size"])
+    return config_class(
+        text_config=text,
+        vision_config={
+            "model_type": "siglip_vision_model",
+            **tower_of(release.shapes, INSIDE, kind, config.get("mm_vision_tower")),
+            "num_attention_heads": _TOWER_HEADS,
+            "vision_use_head": False,
+        },
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
+        image_grid_pinpoints=pinpoints,
+        vision_aspect_ratio=config.get("image_aspect_ratio", "anyres_max_9"),
+        tie_word_embeddings=text["tie_word_embeddings"],
+    )
+
+
+def generation_of(config: Mapping[str, Any], tokenizer: Any) -> GenerationConfig:
+    """Return greedy settings: the end of a turn and the end of a text both end an answer."""
+    ends = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")}
+    return GenerationConfig(
+        bos_token_id=config["bos_token_id"],
+        eos_token_id=sorted(ends - {None}) or config["eos_token_id"],
+        pad_token_id=tokenizer.pad_token_id,
+    )
 
 
 def convert(source: Path, target: Path, say: Say) -> None:

@@ -19,8 +19,8 @@ from espalier.harness.tools.convert.checkpoint_writer import (
     run_conversion,
     write_checkpoint,
 )
-from espalier.harness.tools.convert.llava_release import rename_llava
-from espalier.harness.tools.convert.lmms_release import (
+from espalier.harness.tools.convert.convert_llava import rename_llava
+from espalier.harness.tools.convert.convert_llava_onevision import (
     configuration,
     generation_of,
     read_tokenizer,

@@ -26,7 +26,7 @@ from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import BACKENDS, AnswerSpec, Backend, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
-from espalier.harness.tools.doctor.findings import NotHere
+from espalier.harness.tools.doctor.machine_report import NotHere
 
 SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
+from typing import Literal
 
 import torch
 import yaml
@@ -23,7 +27,42 @@ from espalier.harness.runs.environment import device_name
 from espalier.harness.specs.run_spec import ATTENTIONS, DTYPES
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
-from espalier.harness.tools.doctor.findings import NotHere
+
+Status = Literal["ok", "failed", "not here"]
+
+#: Checks one thing and returns the result in a few words; raises NotHere, or the fault.
+Check = Callable[[], str]
+
+#: How a check fails: its own comparison, our refusals, and what drivers, files and missing packages raise.
+FAULTS = (AssertionError, UserError, RuntimeError, OSError, ImportError, ValueError)
+
+
+class NotHere(Exception):
+    """This machine lacks the subject of the check."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check, in words, and how long it took in seconds."""
+
+    name: str
+    status: Status
+    detail: str
+    seconds: float
+
+
+def examine(name: str, check: Check) -> Finding:
+    """Run one check and report its result."""
+    started = perf_counter()
+    status: Status = "ok"
+    try:
+        detail = check()
+    except NotHere as reason:
+        status, detail = "not here", str(reason)
+    except FAULTS as fault:
+        status, detail = "failed", f"{type(fault).__name__}: {' '.join(str(fault).split())}"
+    return Finding(name, status, detail, perf_counter() - started)
+
 
 GIB = 2**30
 SEEDLING = ROOT / "harness" / "seedling" / "weights"

@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.video.clip_vocabulary import PLACES
-from espalier.harness.seedling.video.clips import DrawnClip, clip
+from espalier.harness.seedling.video.clips import (
+    LEAST_OBJECTS,
+    MOST_OBJECTS,
+    REST,
+    DrawnClip,
+    clip,
+    tell,
+)
 from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
-from espalier.harness.seedling.video.story import LEAST_OBJECTS, MOST_OBJECTS, REST, tell
+from espalier.harness.seedling.video.events import PLACES
 
 SPLITS = ("train", "val", "test")
 

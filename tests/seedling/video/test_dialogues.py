@@ -5,18 +5,20 @@ from statistics import mean
 import pytest
 
 from espalier.harness.seedling.scenes import COLOUR_NAMES
-from espalier.harness.seedling.video.captions import caption, clause
-from espalier.harness.seedling.video.clip_scores import conclusion
-from espalier.harness.seedling.video.clip_vocabulary import (
+from espalier.harness.seedling.video.clip_benchmarks import conclusion
+from espalier.harness.seedling.video.clips import tell
+from espalier.harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
+from espalier.harness.seedling.video.events import (
+    KINDS,
     PLACES,
     TOKEN_ID,
     WORDS,
+    Story,
+    caption,
+    clause,
     encode,
     time_word,
 )
-from espalier.harness.seedling.video.dialogues import FAMILIES, dialogue_stream, dialogues
-from espalier.harness.seedling.video.events import KINDS, Story
-from espalier.harness.seedling.video.story import tell
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY, box_text
 
 EACH = {family: 3 for family in FAMILIES}

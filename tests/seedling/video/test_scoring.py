@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier.harness.seedling.video.captions import caption, sentence
-from espalier.harness.seedling.video.clip_scores import (
+from espalier.harness.seedling.video.clip_benchmarks import (
     caption_score,
     caption_sentences,
     conclusion,
@@ -12,7 +11,7 @@ from espalier.harness.seedling.video.clip_scores import (
     moment_score,
     only_digits,
 )
-from espalier.harness.seedling.video.events import KINDS, Event
+from espalier.harness.seedling.video.events import KINDS, Event, caption, sentence
 
 EVENTS = (
     Event("present", 0, 0, "red", "star", "top left", (2, 4, 20, 22)),

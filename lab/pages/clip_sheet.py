@@ -1,4 +1,4 @@
-"""A clip as one picture: `python -m espalier.harness.seedling.video.clip_sheet <index> --write <file>`."""
+"""A clip as one picture: `python -m lab.pages.clip_sheet <index> --write <file>`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from PIL import Image, ImageDraw
 
 from espalier.harness.seedling.counter_random import SPLITS
 from espalier.harness.seedling.scenes import WIDTH
-from espalier.harness.seedling.video.clip_vocabulary import time_word
 from espalier.harness.seedling.video.clips import DrawnClip, clip
 from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
+from espalier.harness.seedling.video.events import time_word
 
 COLUMNS = 8
 HEAD, GAP = 14, 4
@@ -36,9 +36,7 @@ def sheet(clip: DrawnClip, scale: int = 2) -> Image.Image:
 
 def main(argv: Sequence[str]) -> int:
     """Write the picture of a clip and print its questions with their answers."""
-    parser = ArgumentParser(
-        prog="python -m espalier.harness.seedling.video.clip_sheet", description=__doc__
-    )
+    parser = ArgumentParser(prog="python -m lab.pages.clip_sheet", description=__doc__)
     parser.add_argument("index", type=int)
     parser.add_argument("--split", choices=tuple(SPLITS), default="val")
     parser.add_argument("--seed", type=int, default=0)

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from espalier.harness.seedling.patch_targets import (
+from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, SceneLayout
+from espalier.harness.seedling.vocabulary import BINS
+from lab.training.patch_targets import (
     CLASSES,
     GLOBAL_LABELS,
     PatchTargets,
     global_targets,
 )
-from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, SceneLayout
-from espalier.harness.seedling.vocabulary import BINS
 
 
 def patch_features(tower: Any, pixels: torch.Tensor) -> torch.Tensor:

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from espalier.harness.seedling.patch_targets import PATCH
-from espalier.harness.seedling.scenes import WIDTH
+from espalier.harness.seedling.scenes import PATCH, WIDTH
 from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
 
 if TYPE_CHECKING:
@@ -39,13 +38,6 @@ CHAT_TEMPLATE = (
     "{{ part['text'] | trim + ' ' }}{% endfor %}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-
-
-def weights_dir(name: str = "seedling") -> Path:
-    """Return the folder of a shipped model, one of :data:`LAYERS`."""
-    if name not in LAYERS:
-        raise ValueError(f"unknown seedling model {name!r}; choose one of {', '.join(LAYERS)}")
-    return Path(__file__).parent / "weights" / name
 
 
 def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForConditionalGeneration:

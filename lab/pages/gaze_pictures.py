@@ -1,4 +1,4 @@
-"""The model's attention and the tokens kept: `python -m espalier.harness.tools.calibration.gaze_pictures`.
+"""The model's attention and the tokens kept: `python -m lab.pages.gaze_pictures`.
 
 Draws, for a few grounding questions of the embedded model, the last prompt token's attention in each decoder layer
 and the tokens that each method keeps; prints how much of that attention lies on the object of the question, on other

@@ -5,17 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.harness.seedling.crowd.crowd_questions import TOKEN_ID
-from espalier.harness.seedling.crowd.crowd_scenes import GRID, SIDE
-from espalier.harness.seedling.patch_targets import PATCH
-from espalier.harness.seedling.seedling_model import (
-    build_processor,
-    build_tokenizer,
-    llava_of,
-    save_model,
-    weights_dir,
-)
+from espalier.harness.seedling import weights_dir
+from espalier.harness.seedling.crowd import GRID, SIDE, TOKEN_ID
+from espalier.harness.seedling.scenes import PATCH
 from espalier.harness.seedling.vocabulary import BOS, EOS, PAD
+from lab.training.seedling_model import build_processor, build_tokenizer, llava_of, save_model
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from espalier.harness.seedling.scenes import COLOUR_NAMES, MAX_OBJECTS, WIDTH, SceneLayout
-from espalier.harness.seedling.sprites import SHAPES
+from espalier.harness.seedling.crowd import GRID as CROWD_GRID
+from espalier.harness.seedling.scenes import (
+    COLOUR_NAMES,
+    GRID,
+    MAX_OBJECTS,
+    MIN_OVERLAP,
+    PATCH,
+    SHAPES,
+    SceneLayout,
+    SceneObject,
+)
 from espalier.harness.seedling.vocabulary import BIN
-
-PATCH = 8
-GRID = WIDTH // PATCH
-MIN_OVERLAP = 12
-"""Minimum pixels of an object in a patch that gets the object's labels."""
 
 CLASSES = 1 + 10 + len(SHAPES)
 """Background, ten digits, six shapes."""
@@ -91,3 +96,34 @@ def global_targets(layout: SceneLayout) -> np.ndarray:
         present[rows, label_number[rows]] = 1
         present[rows, 10 + layout.colour[rows, slot]] = 1
     return present
+
+
+def crowd_targets(scenes: Sequence[Sequence[SceneObject]]) -> PatchTargets:
+    """Return the labels of the ``N = 576`` patches of B scenes, those of the object that covers most of each."""
+    shape = (len(scenes), CROWD_GRID, CROWD_GRID)
+    label, overlap = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    colour, owner = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+    box = np.full((*shape, 4), -1, np.int64)
+    edge = np.arange(CROWD_GRID) * PATCH
+    kinds = (*(str(digit) for digit in range(10)), *SHAPES)
+    for row, objects in enumerate(scenes):
+        for slot, item in enumerate(objects):
+            x0, y0, x1, y1 = item.box
+            height, width = (
+                np.clip(np.minimum(edge + PATCH, high) - np.maximum(edge, low), 0, PATCH)
+                for low, high in ((y0, y1), (x0, x1))
+            )
+            area = height[:, None] * width[None]
+            wins = (area > overlap[row]) & (area >= MIN_OVERLAP)
+            overlap[row][wins], owner[row][wins] = area[wins], slot
+            label[row][wins] = 1 + kinds.index(item.name)
+            colour[row][wins] = COLOUR_NAMES.index(item.colour)
+            box[row][wins] = item.box
+    flat = (len(scenes), CROWD_GRID * CROWD_GRID)
+    return PatchTargets(
+        label.reshape(flat),
+        colour.reshape(flat),
+        box.reshape(*flat, 4),
+        owner.reshape(flat),
+        overlap.reshape(flat),
+    )

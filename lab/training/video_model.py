@@ -8,17 +8,12 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from espalier.harness.seedling.patch_targets import GRID, PATCH
-from espalier.harness.seedling.scenes import WIDTH
-from espalier.harness.seedling.seedling_model import (
-    FEATURE_LAYER,
-    VISUAL_TOKENS,
-    file_sha256,
-    weights_dir,
-)
-from espalier.harness.seedling.seedling_model import portable_key as portable
-from espalier.harness.seedling.video.clip_vocabulary import TOKEN_ID, VIDEO, WORDS
+from espalier.harness.seedling import weights_dir
+from espalier.harness.seedling.scenes import GRID, PATCH, WIDTH
+from espalier.harness.seedling.video.events import TOKEN_ID, VIDEO, WORDS
 from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
+from lab.training.seedling_model import FEATURE_LAYER, VISUAL_TOKENS, file_sha256
+from lab.training.seedling_model import portable_key as portable
 
 if TYPE_CHECKING:
     from transformers import (
