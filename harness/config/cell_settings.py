@@ -24,6 +24,7 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
 from espalier.harness.specs.run_spec import LOGS, BackendSpec, EngineSpec, RunOptions
@@ -72,22 +73,12 @@ class _LogSection:
 
     def __post_init__(self) -> None:
         """Raise UserError for settings of a log where nothing is logged."""
-        settings = (
-            ("samples", self.samples),
-            ("pictures", self.pictures),
-            ("options", self.options),
-        )
-        for key, value in settings:
-            if self.name == "none" and value:
-                raise UserError(f"log.{key}={value!r} with log=none says nothing; valid: log=wandb")
+        refuse("log", {"log": self})
 
 
-def _read_method(key: str, value: Any) -> MethodSection:
-    return read_section(MethodSection, key, defaults(MethodSection) | table(key, value))
-
-
-def _read_compressor(key: str, value: Any) -> CompressorSection:
-    return read_section(CompressorSection, key, defaults(CompressorSection) | table(key, value))
+def _incomplete(section: type) -> By:
+    """Return the reader of a table that need not have the keys with a default."""
+    return By(lambda key, value: read_section(section, key, defaults(section) | table(key, value)))
 
 
 def _read_backend(key: str, value: Any) -> BackendSpec:
@@ -110,8 +101,8 @@ class CellSettings(RunOptions):
     limit: Count | None
     model: Mapping[str, Any]
     benchmark: Mapping[str, Any]
-    method: Annotated[MethodSection, By(_read_method)]
-    compressor: Annotated[CompressorSection, By(_read_compressor)]
+    method: Annotated[MethodSection, _incomplete(MethodSection)]
+    compressor: Annotated[CompressorSection, _incomplete(CompressorSection)]
     budget: _BudgetSection
     engine: EngineSpec
     backend: Annotated[BackendSpec, By(_read_backend)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import pairwise
 from numbers import Real
-from typing import Protocol
+from typing import Any
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import linear_cost, quadratic
@@ -42,23 +42,6 @@ class BudgetError(Refused):
 
 class BudgetMismatch(RuntimeError):
     """The kept tokens of a run differ from the budget's request."""
-
-
-class Counts(Protocol):
-    """The integers of one finished sample that a budget is verified against."""
-
-    @property
-    def sample(self) -> str: ...  # noqa: D102
-    @property
-    def visual(self) -> int: ...  # noqa: D102
-    @property
-    def text(self) -> int: ...  # noqa: D102
-    @property
-    def kept(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def entering(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def items(self) -> tuple[int, ...] | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -172,8 +155,8 @@ class Budget:
         _check_fractions(reducer, len(frame_of(reducer, facts, 1, 1).starts))
         self.keep(reducer, facts, facts.visual_tokens, NOMINAL_TEXT)
 
-    def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Counts) -> EquivalentTokens:
-        """Compare one finished sample with the budget and return its equivalent tokens.
+    def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Any) -> EquivalentTokens:
+        """Compare one finished sample, a `SampleRecord`, with the budget and return its equivalent tokens.
 
         Raises:
             BudgetMismatch: the layers did not see the tokens that the plans kept; or, unless the method is adaptive,

@@ -23,7 +23,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,6 +33,7 @@ from torch import Tensor
 from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.specs.revisions import model_revision
+from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.folder_checks import below
@@ -40,10 +41,6 @@ from espalier.harness.store.files.untrusted_json import read_json
 from espalier.methods.base import Method, MethodError, TokenReducer
 from espalier.methods.fitprune import FitPrune
 from espalier.methods.select.tiles import Tiles
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
-
 
 #: (h, w) map of each view, the global view's first.
 Prior = tuple[Tensor, ...]
@@ -271,7 +268,7 @@ def save_scheme(
     )
 
 
-HARNESS = Path(__file__).resolve().parents[2]
+HARNESS = Path(__file__).resolve().parents[1]
 SHIPPED = HARNESS / "seedling" / "calibration"
 #: Errors that a damaged file of tensors raises.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)

@@ -13,8 +13,9 @@ from torch.nn.functional import linear
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from espalier.harness.engine.step_attention import NAME, register_folded
-from espalier.harness.engine.visibility import CAUSAL, Visibility
+from espalier.harness.engine.kv_cache import NAME, register_folded
+from espalier.harness.engine.layout import CAUSAL, Visibility
+from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.errors import UserError
 
 #: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.
@@ -66,9 +67,7 @@ class AttentionTap:
         for name, original in self._originals.items():
             AttentionInterface.register(name, original)
         self._originals.clear()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     def show(self, module: nn.Module, query: Tensor, key: Tensor, scaling: float) -> None:
         """Show a module's watchers the queries and keys of a stored run."""

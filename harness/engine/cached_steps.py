@@ -31,14 +31,14 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.kv_cache import IndexedCache, IndexedLayer, MergedLayer
 from espalier.harness.engine.layer_inputs import closed_positions, reference_mask, rotary_tables
 from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.signal_watchers import ActivePass
 from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 from espalier.methods.select.entries import KeptEntries, PromptEntries
@@ -233,8 +233,7 @@ class _AnswerHooks:
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            remove_hooks(handles)
 
     def _hook(
         self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
@@ -292,7 +291,7 @@ class LayerChanges:
         try:
             yield
         finally:
-            _remove(handles)
+            remove_hooks(handles)
 
 
 class PartialLayer:
@@ -361,12 +360,7 @@ def run_parts(layers: Sequence[nn.Module], parts: Sequence[PartialLayer]) -> Ite
     try:
         yield
     finally:
-        _remove(handles)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+        remove_hooks(handles)
 
 
 @dataclass(frozen=True, eq=False)

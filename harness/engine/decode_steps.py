@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.attention_probe import last_row
-from espalier.harness.engine.kv_cache import entries_of
+from espalier.harness.engine.kv_cache import NAME, RowMask, entries_of
 from espalier.harness.engine.layer_inputs import (
     LayerTypes,
     NewTokens,
@@ -30,19 +30,14 @@ from espalier.harness.engine.layer_inputs import (
     reference_mask,
     rotary_tables,
 )
-from espalier.harness.engine.layout import Stage, groups, take
-from espalier.harness.engine.step_attention import NAME, RowMask
+from espalier.harness.engine.layout import Layout, Stage, groups, take
+from espalier.harness.engine.model_parts import ModelParts, remove_hooks
+from espalier.harness.engine.prefill import Rows
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.specs.generation import CanvasSettings
-from espalier.methods.base import MethodError, Need, View
+from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
 from espalier.methods.blame import Blame
 from espalier.methods.plans import check_attended
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.layout import Layout
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.prefill import Rows
-    from espalier.harness.engine.record import SampleRecord
-    from espalier.methods.base import Attended, Site, TokenReducer
 
 
 class DecodeSteps:
@@ -80,7 +75,7 @@ class DecodeSteps:
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
         self._rows: dict[tuple[int, torch.device], RowMask] = {}
         #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
-        self._positions: Tensor | None = None
+        self._positions: Tensor
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
         self._typed: dict[tuple[int, str, torch.device], dict[str, Any]] = {}
 
@@ -102,9 +97,10 @@ class DecodeSteps:
         return eager or any(stage.padded for stage in self._stages)
 
     @property
-    def staggered(self) -> bool:
-        """Whether a new token has different positions in later layers than in the first."""
-        return self._embedding is not None and self._stages[-1].first > 0
+    def needed_by_all(self) -> bool:
+        """Whether steps are wrong without it, even for a caller that counts the positions."""
+        # A new token may have different positions in later layers than in the first.
+        return self.masked or (self._embedding is not None and self._stages[-1].first > 0)
 
     def stage(self, layer: int) -> Stage:
         """Return the stage in force at a decoder layer."""
@@ -170,7 +166,6 @@ class DecodeSteps:
     def _typed_arguments(self, layer: int, hidden: Tensor, cache: Any) -> dict[str, Any]:
         """Return mask and tables of a layer in a stack of several types."""
         assert self._types is not None
-        assert self._positions is not None
         stage = self.stage(layer).move(hidden.device)
         key = (id(stage), self._types.name(layer), hidden.device)
         if key not in self._typed:
@@ -183,7 +178,6 @@ class DecodeSteps:
 
     def _closed_positions(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow the tokens of a stage."""
-        assert self._positions is not None  # `arguments` has read them
         dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
         shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
         return self._positions - shift
@@ -374,7 +368,6 @@ class FiniteScores(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the logits (B, G, V) of a canvas, changed in place."""
-        del input_ids
         return scores.nan_to_num_()
 
 
@@ -416,8 +409,7 @@ class CanvasHooks:
             yield
         finally:
             del model.__dict__["_denoising_step"]
-            for handle in handles:
-                handle.remove()
+            remove_hooks(handles)
 
     def _hook_stacks(self) -> list[RemovableHandle]:
         layers = [

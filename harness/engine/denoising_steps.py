@@ -5,7 +5,7 @@ A method may merge entries of the cached prompt in a step, in the layers after t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,11 +78,6 @@ class EntryMerger:
         self.kept: list[Tensor] = []
         self._choices: dict[tuple[int, torch.device], PlacedEntries] = {}
 
-    @property
-    def watched_attention(self) -> tuple[Any, Callable[[Tensor, Tensor, float], None]]:
-        """The attention module of the deciders' layer, and its watcher."""
-        return self._setup.adapter.decoder.layers[self.first_merged - 1].self_attn, self._choose
-
     def stages(self) -> tuple[Stage, Stage]:
         """Return the stages up to the deciders' layer and after it; the second without slots."""
         prompt_stage, width = self._prompt_stage, max(self._lengths)
@@ -121,7 +116,7 @@ class EntryMerger:
             step_records.append(step)
         return tuple(step_records)
 
-    def _choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
+    def choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Choose in every row by the attention of its deciders."""
         with self._clock.phase("select"):
             stage = self._prompt_stage.move(query.device)
@@ -377,7 +372,8 @@ class DenoisingSession(Session):
         else:
             n_layers = merger.first_merged
             merged = merger.stages(), merger.cache()
-            with AttentionTap([merger.watched_attention]):
+            deciding = self.adapter.decoder.layers[n_layers - 1].self_attn
+            with AttentionTap([(deciding, merger.choose)]):
                 states = run_answer(self.setup, cached_prompt, *merged, embeddings)
         cache.cut(answer.ids.shape[1], n_layers)
         if self._is_shifted:

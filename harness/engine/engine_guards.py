@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
 from espalier.methods.views import MethodError
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.facts import StackFacts
 
 
 def check_text_config(config: Any, where: str) -> None:

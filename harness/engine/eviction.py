@@ -100,13 +100,9 @@ class ScoredEviction:
         self._generators: list[torch.Generator] = []
         #: (2,) for each layer and row, whether the method wrote into its view.
         self._written: list[Tensor] = []
-        self._held_visual: list[tuple[int, ...]] = []
+        #: Visual entries that each layer holds, for each row of the batch; empty before `shorten`.
+        self.held_visual: list[tuple[int, ...]] = []
         self._held_special: list[tuple[int, ...]] = []
-
-    @property
-    def held_visual(self) -> Sequence[Sequence[int]]:
-        """Visual entries that each layer holds, for each row of the batch; empty before `shorten`."""
-        return self._held_visual
 
     @property
     def held_special(self) -> Sequence[Sequence[int]]:
@@ -222,10 +218,8 @@ class ScoredEviction:
             UserError: a cache of a class that cannot be shortened.
         """
         self._check_written()
-        budgets, stages = (
-            dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True)),
-            [],
-        )
+        budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
+        stages = []
         for layer in range(self._depth):
             if layer in budgets:
                 stages.append(self._evict(layer, cache.layers[layer], budgets[layer]))
@@ -237,7 +231,7 @@ class ScoredEviction:
     def _keep(self, layer: int, cache_layer: Any) -> Stage:
         """Return the stage of a layer that does not hold the whole prompt, and stays as it is."""
         stage = self._prefill.stage_of(layer)
-        self._held_visual.append(held_entries(stage, entries_of(cache_layer)))
+        self.held_visual.append(held_entries(stage, entries_of(cache_layer)))
         self._held_special.append(self._prefill.layout.repeat(self._prefill.beams).special)
         return replace(stage, first=layer)
 
@@ -348,7 +342,7 @@ class ScoredEviction:
         ]
         del keys, values
         _replace(cache_layer, *shortened)
-        self._held_visual.append(tuple(visuals))
+        self.held_visual.append(tuple(visuals))
         self._held_special.append(tuple(specials))
         empty = index.new_zeros(n_rows, 0)
         layer_valid = valid.view(n_rows, heads, -1)[:, 0]

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-if TYPE_CHECKING:
-    from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.model_parts import ModelParts, remove_hooks
 
 
 class NonFiniteLogits(RuntimeError):
@@ -128,5 +127,4 @@ def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
     try:
         yield module_names
     finally:
-        for handle in handles:
-            handle.remove()
+        remove_hooks(handles)

@@ -2,64 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.memory import kv_bytes
+from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.decode_steps import CanvasHooks, DecodeStepMask, DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.kv_cache import entries_of
 from espalier.harness.engine.layer_inputs import check_order, held_entries, reference_mask
+from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.engine.prefill import Prefill
-from espalier.harness.engine.prompt import VisionSide
+from espalier.harness.engine.prompt import Prompt, VisionSide
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
+from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.site_table import make_sites, reads_features
 from espalier.harness.engine.sites import Arguments, Sites
 
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.cost.facts import Work
-    from espalier.harness.engine.layout import Layout, Stage
-    from espalier.harness.engine.prompt import Prompt
-    from espalier.harness.engine.session_setup import SessionSetup
-
-
 PHASES = ("vision", "select", "prefill", "decode")
-
-
-@dataclass(frozen=True)
-class RecordSummary:
-    """Data of a record that is known only at the end of an answer.
-
-    Attributes:
-        times_ms: of each sample.
-        new_tokens: of each row.
-        ended: of each row, as `attended`, as in `SampleRecord`.
-        cache_bytes: of the whole cache after the prefill.
-        shared: phases that a stored prompt had completed.
-        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
-        held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
-        loop: as in `SampleRecord`.
-    """
-
-    times_ms: Mapping[str, float]
-    new_tokens: Sequence[int]
-    ended: Sequence[bool]
-    attended: Sequence[float | None]
-    cache_bytes: int
-    shared: tuple[str, ...] = ()
-    held: Sequence[Sequence[int]] | None = None
-    held_special: Sequence[Sequence[int]] | None = None
-    loop: str | None = None
 
 
 def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dict[str, float]:
@@ -70,9 +42,34 @@ def sample_times(totals_ms: Mapping[str, float], rows: int, n_steps: int) -> dic
 
 
 def make_records(
-    prefill: Prefill, sites: Sequence[Sites], summary: RecordSummary
+    prefill: Prefill,
+    sites: Sequence[Sites],
+    *,
+    times_ms: Mapping[str, float],
+    new_tokens: Sequence[int],
+    ended: Sequence[bool],
+    attended: Sequence[float | None],
+    cache_bytes: int,
+    shared: tuple[str, ...] = (),
+    held: Sequence[Sequence[int]] | None = None,
+    held_special: Sequence[Sequence[int]] | None = None,
+    loop: str | None = None,
 ) -> tuple[SampleRecord, ...]:
-    """Return a record for each sample of the batch."""
+    """Return a record for each sample of the batch.
+
+    Args:
+        prefill: the batch.
+        sites: of the pass.
+        times_ms: of each sample.
+        new_tokens: of each row.
+        ended: of each row, as in `SampleRecord`.
+        attended: of each row, as in `SampleRecord`.
+        cache_bytes: of the whole cache after the prefill.
+        shared: phases that a stored prompt had completed.
+        held: visual entries that each layer's cache holds, for each row; None: those that entered it.
+        held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
+        loop: as in `SampleRecord`.
+    """
     layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     pairs = attended_pairs(prefill, prefill.stage_of, depth)
@@ -83,10 +80,8 @@ def make_records(
     for row, sample in enumerate(prefill.samples):
         beam = row * beams
         entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
-        held_entries = (
-            entering if summary.held is None else tuple(layer[beam] for layer in summary.held)
-        )
-        held_special = tuple(layer[beam] for layer in summary.held_special or ())
+        row_held = entering if held is None else tuple(layer[beam] for layer in held)
+        row_special = tuple(layer[beam] for layer in held_special or ())
         record = SampleRecord(
             sample=sample,
             visual=layout.counts[row],
@@ -96,20 +91,20 @@ def make_records(
             requested=prefill.requested[row],
             kept=tuple(kept[row] for kept in prefill.kept),
             entering=entering,
-            kv_entries=sum(held_entries),
-            held=None if summary.held is None else held_entries,
-            held_special=held_special or None,
-            kv_bytes=summary.cache_bytes // (layout.rows * beams),
-            new_tokens=summary.new_tokens[row],
-            ended=summary.ended[row],
-            attended=summary.attended[row],
+            kv_entries=sum(row_held),
+            held=None if held is None else row_held,
+            held_special=row_special or None,
+            kv_bytes=cache_bytes // (layout.rows * beams),
+            new_tokens=new_tokens[row],
+            ended=ended[row],
+            attended=attended[row],
             sliding=partial or None,
             pairs=None if pairs is None else tuple(layer[beam] for layer in pairs),
             full_pairs=None if full_pairs is None else tuple(layer[beam] for layer in full_pairs),
             spare=spare[row],
-            times_ms=summary.times_ms,
-            shared=summary.shared,
-            loop=summary.loop,
+            times_ms=times_ms,
+            shared=shared,
+            loop=loop,
             origin=last_stage.origin[beam, : last_stage.counts[beam]],
             items=prefill.parts[row] if prefill.setup.by_item else None,
         )
@@ -179,12 +174,13 @@ class Pass:
         self.prefill = Prefill(setup, layout, samples, step)
         self.sites = make_sites(self.prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
-        self._layers = LayerHooks(self.prefill, self.sites, lambda: self._steps)
+        self._layers = LayerHooks(self.prefill, self.sites, lambda: self.steps)
         evicting, depth = setup.evicting, len(self._decoder.layers)
         self.eviction = None if evicting is None else evicting.begin(self.prefill, depth)
-        self._steps: DecodeSteps
+        #: Of the answer, once the prefill is over.
+        self.steps: DecodeSteps
         #: Answers on canvases; None: token by token, or by denoising steps.
-        self.canvas = CanvasHooks.of(setup.adapter, lambda: self._steps)
+        self.canvas = CanvasHooks.of(setup.adapter, lambda: self.steps)
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None
@@ -240,15 +236,15 @@ class Pass:
         self._open.close()
 
     def _remove_hooks(self) -> None:
-        _remove(self._entry)
-        _remove(self._handles)
+        remove_hooks(self._entry)
+        remove_hooks(self._handles)
 
     # ------------------------------------------------------------------ the prompt
 
     def _before_decoder(self, module: nn.Module, args: Any, kwargs: Arguments) -> Any:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
-            return args, self._steps.arguments(kwargs)
+            return args, self.steps.arguments(kwargs)
         self._check_order(kwargs)
         self.clock.start("prefill")
         self._vision.stop_watching()
@@ -299,13 +295,13 @@ class Pass:
         elif types is not None or text.linear is not None:
             self._held = held_in_windows(self.prefill, self._cache_lengths)
         step_types = types if types is not None and types.steps_differ else None
-        self._steps = DecodeSteps(
+        self.steps = DecodeSteps(
             stages, config, setup.emulate, embedding, self.step_mask, step_types, text
         )
-        if not self._steps.needed:
-            _remove(self._handles)
+        if not self.steps.needed:
+            remove_hooks(self._handles)
             if not self.completes:
-                _remove(self._entry)
+                remove_hooks(self._entry)
         self.clock.start("decode")
 
     def _make_step_mask(self) -> DecodeStepMask | None:
@@ -317,11 +313,6 @@ class Pass:
         return DecodeStepMask(self._setup.method, site, self.prefill.layout, below)
 
     # ------------------------------------------------------------------ the answer
-
-    @property
-    def needs_steps(self) -> bool:
-        """Whether decoding steps are wrong without the pass, even for a caller that counts the positions."""
-        return self._steps.masked or self._steps.staggered
 
     def check_finite(self, lengths: Sequence[int]) -> None:
         """Check the logits after the first `lengths` tokens of each row.
@@ -338,7 +329,9 @@ class Pass:
         The caller counts the time of steps. A step caches nothing.
         """
         rows, has_cache = self.prefill.layout.rows, bool(self._cache_lengths)
-        summary = RecordSummary(
+        return make_records(
+            self.prefill,
+            self.sites,
             times_ms=sample_times(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
             ended=[False] * rows,
@@ -347,7 +340,6 @@ class Pass:
             shared=("vision",),
             held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
-        return make_records(self.prefill, self.sites, summary)
 
     def finish(
         self,
@@ -372,7 +364,9 @@ class Pass:
         new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
         self.check_finite(new_tokens)
         n_steps = ids.shape[1] - 1 if steps is None else steps
-        summary = RecordSummary(
+        records = make_records(
+            self.prefill,
+            self.sites,
             times_ms=sample_times(self.clock.totals_ms(), rows, n_steps),
             new_tokens=new_tokens,
             ended=rows_ended(ids, self._setup.adapter.end_ids),
@@ -385,16 +379,11 @@ class Pass:
         )
         records = tuple(
             replace(record, origin=None if record.origin is None else record.origin.cpu())
-            for record in make_records(self.prefill, self.sites, summary)
+            for record in records
         )
         records = records if self.canvas is None else self.canvas.completed(records)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    while handles:
-        handles.pop().remove()
 
 
 class LayerHooks:
@@ -474,3 +463,51 @@ class LayerHooks:
         if stage.rotary is not None:
             kwargs = {**kwargs, "position_embeddings": stage.rotary}
         return kwargs
+
+
+class ActivePass:
+    """The pass in progress, for watchers that outlive it."""
+
+    def __init__(self) -> None:
+        self._pass: Pass | None = None
+        self._clock: Clock | None = None
+
+    @contextmanager
+    def running(self, clock: Clock, current_pass: Pass | None = None) -> Iterator[None]:
+        """Activate the watchers inside the block; `current_pass` is None if no decoder will run."""
+        self._pass, self._clock = current_pass, clock
+        try:
+            yield
+        finally:
+            self._pass = self._clock = None
+
+    def stage(self) -> Stage | None:
+        """Return the current stage while a prefill runs, None otherwise."""
+        return None if self._pass is None else self._pass.prefill.active_stage()
+
+    def as_selection(self, watcher: Watcher, in_decoder: bool) -> Watcher:
+        """Return the watcher, timed as selection and inactive outside a run, of the decoder outside a prefill."""
+
+        def watch(query: Tensor, key: Tensor, scaling: float) -> None:
+            # A phase waits for the device, which a decoding step need not do.
+            if self._clock is not None and not (in_decoder and self.stage() is None):
+                with self._clock.phase("select"):
+                    watcher(query, key, scaling)
+
+        return watch
+
+    def watch_tower(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Pass queries and keys of a tower block to the sites inside the tower."""
+        if self._pass is not None:
+            for sites in self._pass.sites:
+                sites.watch(query, key, scaling)
+
+    def watch_cache(self, layer: int, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Pass queries and keys of a decoder layer to the cache eviction."""
+        if self._pass is not None and self._pass.eviction is not None:
+            self._pass.eviction.score_layer(layer, query, key, scaling)
+
+    def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
+        """Pass queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
+        if self._pass is not None and self._pass.step_mask is not None:
+            self._pass.step_mask.choose(query, key, scaling)

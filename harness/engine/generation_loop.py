@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,16 +19,12 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteriaList
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from espalier.harness.engine.kv_cache import answer_cache
-from espalier.harness.engine.step_attention import attention_configs, fold_heads
+from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.kv_cache import answer_cache, attention_configs, fold_heads
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text_stack import TextForward
+from espalier.harness.specs.run_spec import DecodeLoop
 from espalier.harness.specs.think_tags import spoken
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.forward_pass import Pass
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.specs.run_spec import DecodeLoop
-
 
 #: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
 END_CHECK_INTERVAL = 8
@@ -89,7 +85,6 @@ class AnswerLoop:
         )
         logits = model(**inputs, return_dict=True).logits[:, -1]
         answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
-        del inputs
         following = self._prefill.following
         with (
             model._optimize_model_for_decode(),

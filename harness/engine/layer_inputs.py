@@ -1,7 +1,7 @@
 """Positions, rotary tables and masks of a decoder layer with the remaining tokens, by type of layer.
 
 Masks have the form that the model's attention back end expects. What a slot sees is defined in
-harness/engine/visibility.py; the library builds the masks that it supports.
+harness/engine/layout.py; the library builds the masks that it supports.
 
 In stacks with layers of several types, such as Gemma 3's, each type has its own rotary tables and its own mask. A
 sliding layer sees what lies less than a window back, and the distance is that of the positions that its rotary tables
@@ -13,25 +13,21 @@ only where gaps are closed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import create_causal_mask
 
-from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.visibility import Visibility, VisualBlocks, visibility_of
+from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.engine.layout import Layout, Stage, Visibility, VisualBlocks, visibility_of
 from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import PositionPolicy
+from espalier.methods.base import TokenReducer
 from espalier.methods.blame import Blame
 from espalier.methods.plans import PlanError
 from espalier.methods.reducers import Positions
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.facts import ModelFacts
-    from espalier.harness.specs.run_spec import PositionPolicy
-    from espalier.methods.base import TokenReducer
-
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -266,7 +262,8 @@ def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Te
     mask: Any = create_causal_mask(config, hidden, valid if padded else None, None)
     if padded and mask is not None and mask.dim() == 4:
         diagonal = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
-        mask = _allow(mask, (~valid)[:, None, :, None] & diagonal)
+        padding = (~valid)[:, None, :, None] & diagonal
+        mask = mask | padding if mask.dtype == torch.bool else mask.masked_fill(padding, 0.0)
     result: Tensor | None = mask
     return result
 
@@ -320,11 +317,6 @@ def explicit_mask(config: Any, hidden: Tensor, visible: Tensor) -> Tensor:
         zero = torch.zeros((), dtype=hidden.dtype, device=hidden.device)
         return torch.where(visible, zero, torch.finfo(hidden.dtype).min)
     return visible
-
-
-def _allow(mask: Tensor, extra: Tensor) -> Tensor:
-    """Open the positions `extra` in a boolean or additive mask."""
-    return mask | extra if mask.dtype == torch.bool else mask.masked_fill(extra, 0.0)
 
 
 #: Rule for positions on several axes, as stored in a row; `check_order` checks every prompt against it.

@@ -14,26 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.layer_inputs import closed_positions
 from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
-from espalier.methods.base import Plan, View
+from espalier.harness.engine.session_setup import SessionSetup
+from espalier.methods.base import Assignment, Mixture, Plan, View
 from espalier.methods.blame import Blame
 from espalier.methods.chance import row_generators
-from espalier.methods.plans import Assignment, Mixture
 from espalier.methods.select.cosines import judged_by
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
-    from espalier.harness.engine.session_setup import SessionSetup
-    from espalier.methods.base import Assignment, Mixture
 
 
 class Prefill:
@@ -62,7 +57,7 @@ class Prefill:
         self.clock = Clock(*setup.adapter.devices, enabled=setup.timed)
         #: Tokens of the parts of each row that the method chooses in: its items, or all of it.
         self.parts = tuple(
-            item_counts(picture, count) if setup.by_item and count else (count,)
+            tuple(torch.bincount(picture[:count]).tolist()) if setup.by_item and count else (count,)
             for picture, count in zip(layout.picture, layout.counts, strict=True)
         )
         keep = partial(setup.budget.keep, setup.method, setup.adapter.facts)
@@ -544,11 +539,6 @@ def _real_entries(counts: Sequence[int], device: torch.device) -> tuple[Tensor, 
 
 #: Returns the signals of a view's tokens, by their (1, n) places in the view of the whole prompt.
 SignalsOf = Callable[[Tensor], dict[str, Tensor]]
-
-
-def item_counts(picture: Tensor, count: int) -> tuple[int, ...]:
-    """Return the visual tokens of each item of one row; `picture` (N,) numbers them from 0, `count` are real."""
-    return tuple(torch.bincount(picture[:count]).tolist())
 
 
 def plan_by_item(

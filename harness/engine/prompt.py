@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.model_parts import replaced_forwards
+from espalier.harness.engine.model_parts import remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.site_table import reads_features, tower_sites
 from espalier.harness.errors import UserError
@@ -218,9 +218,9 @@ class VisionSide:
         adapter = self._setup.adapter
         self._idle.__enter__()
         self._handles = [
-            adapter.tower.register_forward_pre_hook(self._before_tower),
+            adapter.tower.register_forward_pre_hook(lambda *_: self._clock.start("vision")),
             adapter.projector.register_forward_pre_hook(self._before_projector, with_kwargs=True),
-            adapter.vision_end.register_forward_hook(self._after_vision),
+            adapter.vision_end.register_forward_hook(lambda *_: self._clock.stop("vision")),
             *self._setup.signals.hook_tower(self._clock),
         ]
         return self
@@ -237,16 +237,11 @@ class VisionSide:
 
     def stop_watching(self) -> None:
         """Remove the hooks: later calls of the projector are the engine's."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        remove_hooks(self._handles)
 
     def features(self) -> Tensor | None:
         """Return (units, D) input of the projector; None if not requested, or without images."""
         return torch.cat(self._features) if self._features else None
-
-    def _before_tower(self, module: nn.Module, args: Any) -> None:
-        self._clock.start("vision")
 
     def _before_projector(
         self, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]
@@ -255,9 +250,6 @@ class VisionSide:
             (states,) = (*args, *kwargs.values())[:1]
             self._features.append(self._setup.adapter.features(states))
 
-    def _after_vision(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._clock.stop("vision")
-
 
 def idle(blocks: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Make blocks return their input, for one pass.
@@ -265,7 +257,7 @@ def idle(blocks: Iterable[nn.Module]) -> AbstractContextManager[None]:
     CLIP's last block computes a state that LLaVA's projector, which reads the last but one, never uses. The library
     runs it anyway; skipping it leaves every state that is used bit-identical.
     """
-    return replaced_forwards((block, _pass_through) for block in blocks)
+    return replaced_forwards((block, lambda hidden, *_, **__: hidden) for block in blocks)
 
 
 def split_idle(
@@ -283,10 +275,6 @@ def split_idle(
         default=-1,
     )
     return unread[: last_watched + 1], unread[last_watched + 1 :]
-
-
-def _pass_through(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return hidden
 
 
 class StopForward(BaseException):

@@ -17,16 +17,24 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap
+from espalier.harness.engine.decode_steps import decode_site
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
-from espalier.harness.engine.forward_pass import Pass
+from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
-from espalier.harness.engine.layer_inputs import visible_to_last
+from espalier.harness.engine.layer_inputs import closes_gaps, visible_to_last
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.prompt import Prompt, TrunkReplay, make_prompt, unreduced_layers
+from espalier.harness.engine.model_parts import ModelParts, TowerBlock
+from espalier.harness.engine.prompt import (
+    Prompt,
+    TrunkReplay,
+    make_prompt,
+    split_idle,
+    unreduced_layers,
+)
 from espalier.harness.engine.record import GeneratedBatch
-from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores
-from espalier.harness.engine.signal_watchers import ActivePass, install
+from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
+from espalier.harness.engine.signals.producer import Signals
+from espalier.harness.engine.site_table import check_site_kinds, tower_sites
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import check_generation
@@ -302,7 +310,7 @@ class Session:
             )
         with self._run(start, (sample,)) as current_pass:
             output = self.adapter.model(**arguments)
-            if current_pass.needs_steps:
+            if current_pass.steps.needed_by_all:
                 raise RuntimeError("this method or backend needs the engine in every step")
             current_pass.check_finite((1,))
         assert current_pass.positions is not None  # the decoder has run
@@ -349,3 +357,78 @@ class Session:
         layers, setup = self.adapter.decoder.layers, self.setup
         count = 0 if setup.emulate else unreduced_layers(setup.sites, len(layers))
         return TrunkReplay(None if prompt is None else prompt.trunk, layers[:count], self._tap)
+
+
+def install(
+    adapter: ModelParts,
+    method: TokenReducer,
+    budget: Budget,
+    *,
+    seed: int,
+    emulate: bool,
+    positions: PositionPolicy,
+    prior: Prior | None,
+    timed: bool,
+    active: ActivePass,
+    evicting: CacheEvictor | None = None,
+    by_item: bool = False,
+) -> tuple[SessionSetup, AttentionTap]:
+    """Return the setup shared by all passes of a session, and the tap that feeds the watchers.
+
+    Raises:
+        MethodError: the model cannot run the method.
+        UserError: the model's attention is not supported.
+    """
+    depth = adapter.facts.text.layers
+    sites = method.all_sites(adapter.facts.tower.layers, depth)
+    check_site_kinds(method, sites)
+    step_site = decode_site(method, depth)
+    partial_layers = [layer for layer in range(depth) if not adapter.holds_prompt(layer)]
+    if step_site is not None and partial_layers:
+        raise MethodError(
+            f"{type(method).__name__} chooses entries at each step, and layers {', '.join(map(str, partial_layers))} "
+            "do not hold the whole prompt; valid: a method that drops tokens before the first step"
+        )
+    renumber = closes_gaps(positions, method, adapter.facts)
+    signals = Signals(adapter, method, sites, prior, stage=active.stage)
+    tower_blocks: Sequence[TowerBlock] = ()
+    if inside := tower_sites(sites):
+        # Only runs that act in the tower import what runs its blocks.
+        from espalier.harness.engine.tower_sites import watched_blocks
+
+        tower_blocks = watched_blocks(adapter, method, inside)
+    watchers = [
+        *signals.watchers(),
+        *((block.attention, active.watch_tower) for block in tower_blocks),
+        *(
+            (layer.self_attn, partial(active.watch_cache, number))
+            for number, layer in enumerate(adapter.decoder.layers)
+            if evicting is not None and adapter.holds_prompt(number)
+        ),
+    ]
+    watched_modules = [*(module for module, _ in watchers), *signals.watched_layers]
+    # Tower blocks that the projector does not read: those that a method reads, and idle ones.
+    extra, idle = split_idle(adapter.unread_blocks(), watched_modules)
+    setup = SessionSetup(
+        adapter=adapter,
+        method=method,
+        budget=budget,
+        seed=seed,
+        emulate=emulate,
+        renumber=renumber,
+        timed=timed,
+        sites=sites,
+        decode_site=step_site,
+        signals=signals,
+        extra_blocks=extra,
+        idle_blocks=idle,
+        evicting=evicting,
+        by_item=by_item,
+    )
+    of_decoder = set(adapter.decoder.modules())
+    taps = [
+        (module, active.as_selection(watcher, module in of_decoder)) for module, watcher in watchers
+    ]
+    if step_site is not None:  # the layer below it
+        taps.append((adapter.decoder.layers[step_site.layer - 1].self_attn, active.watch_step))
+    return setup, AttentionTap(taps)

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import last_row
 from espalier.harness.engine.layout import Stage
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.budget import Budget
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.signals.producer import Signals
-    from espalier.methods.base import Site, TokenReducer
+from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.signals.producer import Signals
+from espalier.methods.base import Site, TokenReducer
 
 
 class PassEviction(Protocol):

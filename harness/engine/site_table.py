@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from espalier.harness.engine.sites import BlockSites, LayerSites, PrefixSites, VisionSites
-from espalier.methods.base import MethodError
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.prefill import Prefill
-    from espalier.harness.engine.sites import Sites
-    from espalier.methods.base import Site, TokenReducer
+from espalier.harness.engine.prefill import Prefill
+from espalier.harness.engine.sites import BlockSites, LayerSites, PrefixSites, Sites, VisionSites
+from espalier.methods.base import MethodError, Site, TokenReducer
 
 
 def _tower() -> type[Sites]:

@@ -27,24 +27,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.facts import NO_WORK
+from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.engine.layer_inputs import closed_positions, prefill_mask, rotary_tables
 from espalier.harness.engine.layout import mix, take
-from espalier.harness.engine.model_parts import replaced_forwards
-from espalier.harness.engine.prefill import LayerHalves, write_merged
+from espalier.harness.engine.model_parts import ModelParts, replaced_forwards
+from espalier.harness.engine.prefill import Decision, LayerHalves, Prefill, Rows, write_merged
 from espalier.methods.base import MethodError
 from espalier.methods.views import Site
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.facts import Work
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.prefill import Decision, Prefill, Rows
-
 
 Arguments = dict[str, Any]
 
@@ -88,7 +82,6 @@ class Sites:
         Returns:
             The new arguments.
         """
-        del features
         return kwargs
 
     def layers(self) -> Sequence[int]:
@@ -106,12 +99,10 @@ class Sites:
         Returns:
             The new states (B, M', D).
         """
-        del layer, rotary
         return hidden
 
     def work(self, row: int) -> Work:
         """Return the change in a row's cost before the decoder."""
-        del row
         return NO_WORK
 
 

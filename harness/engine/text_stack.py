@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from espalier.harness.engine.kv_cache import IndexedCache
-from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.step_attention import (
+from espalier.harness.engine.kv_cache import (
+    IndexedCache,
     attention_configs,
     chain_mask,
     fold_heads,
     step_mask,
     window_mask,
 )
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import Refused, UserError
+from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import Auto, ModelSpec
 
 
@@ -329,42 +330,23 @@ def graphs_for(adapter: ModelParts, requested: bool | Auto) -> Graphs | None:
     """
     if requested is False:
         return None
-    reason = obstacle(adapter.spec) or _obstacle_inside(adapter)
-    if reason is None:
-        return CudaGraphs(adapter.device)
-    if requested is True:
-        raise graphs_error(reason)
-    return None
+    try:
+        check_recordable(adapter.spec)
+        devices = {parameter.device for parameter in adapter.model.parameters()}
+        rotary = getattr(adapter.decoder, "rotary_emb", None)
+        given = {"engine": {"graphs": True}, "model": adapter.spec}
+        refuse("graphs of a loaded model", given, n_devices=len(devices), rotary=rotary)
+    except Refused:
+        if requested is True:
+            raise
+        return None
+    return CudaGraphs(adapter.device)
 
 
-def obstacle(model: ModelSpec) -> str | None:
-    """Return why steps of a model cannot be recorded, according to its settings; None: no obstacle."""
-    if torch.device(model.device).type != "cuda":
-        return f"model.device={model.device!r} is not a GPU"
-    if model.device_map is not None and torch.cuda.device_count() > 1:
-        return f"model.device_map={model.device_map!r} spreads the model over several GPUs"
-    if model.attention != "sdpa":
-        return f"model.attention={model.attention!r} is not sdpa, which can attend to a part of its keys by a mask"
-    if model.facts.text.experts:
-        return f"model={model.name!r} routes to experts, and the host reads the choice"
-    return None
-
-
-def _obstacle_inside(adapter: ModelParts) -> str | None:
-    """Return an obstacle that only a loaded model shows."""
-    name = adapter.spec.name
-    if len({parameter.device for parameter in adapter.model.parameters()}) > 1:
-        return f"model={name!r} is spread over several devices"
-    if getattr(getattr(adapter.decoder, "rotary_emb", None), "rope_type", None) == "dynamic":
-        return (
-            f"model={name!r} changes its rotary frequencies with the length, which the host reads"
-        )
-    return None
-
-
-def graphs_error(reason: str) -> Refused:
-    """Return the error of `engine.graphs=true`."""
-    return Refused(f"engine.graphs=true records steps on one GPU, and {reason}; valid: false, auto")
+def check_recordable(model: ModelSpec) -> None:
+    """Refuse `engine.graphs=true` where settings of a model keep its steps from being recorded."""
+    given = {"engine": {"graphs": True}, "model": model}
+    refuse("graphs", given, n_cards=torch.cuda.device_count())
 
 
 @torch.inference_mode()

@@ -13,23 +13,28 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier.harness.cost.facts import NO_WORK, Work
+from espalier.harness.cost.facts import Work
 from espalier.harness.cost.memory import fits_in_free_memory
-from espalier.harness.engine.attention_probe import rollout
+from espalier.harness.engine.attention_probe import LayerHeads, rollout
 from espalier.harness.engine.layout import groups, take
-from espalier.harness.engine.model_parts import replaced_forwards
-from espalier.harness.engine.pixels import PatchPixels
-from espalier.harness.engine.prefill import Decision
+from espalier.harness.engine.model_parts import (
+    ModelParts,
+    PatchPixels,
+    TowerBlock,
+    replaced_forwards,
+)
+from espalier.harness.engine.prefill import Decision, Prefill
 from espalier.harness.engine.signals.table import signal
-from espalier.harness.engine.sites import Sites, gather_arguments
+from espalier.harness.engine.sites import Arguments, NumberedSite, Sites, gather_arguments
 from espalier.harness.engine.tower_images import (
+    ImageOwners,
     SlotPolicy,
     TowerImages,
     flow_after,
@@ -40,72 +45,58 @@ from espalier.harness.engine.tower_images import (
     row_units,
 )
 from espalier.harness.errors import UserError
-from espalier.methods.base import MethodError, View
+from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
 from espalier.methods.chance import row_generators
 from espalier.methods.select.cosines import judged_by
 
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.attention_probe import LayerHeads
-    from espalier.harness.engine.layout import Layout
-    from espalier.harness.engine.model_parts import ModelParts, TowerBlock
-    from espalier.harness.engine.prefill import Prefill
-    from espalier.harness.engine.sites import Arguments, NumberedSite
-    from espalier.harness.engine.tower_images import ImageOwners
-    from espalier.methods.base import Plan, Site, TokenReducer
 
-
-class TowerRun:
-    """Replaces the tower's blocks for one batch.
+class TowerSites(Sites):
+    """The method plans image by image inside the tower, where functions of this class replace the blocks' forward.
 
     Args:
-        method: the reducer.
-        sites: its tower sites, first to last.
-        blocks: of the tower, up to the one that the projector reads.
-        extra: 1 if slot 0 is a class token.
-        layout: of the batch.
-        requested: tokens to keep after each tower site, for each row.
-        generator_of: called with (row, image of the row, number of the site) for a seeded generator.
-        emulate: keep all slots and mask dropped ones, the slow reference.
-        clock: phase timer.
-        patches: pixels of the patches, if the method reads them.
+        prefill: the batch.
+        sites: all of the method's tower sites.
 
     Raises:
         MethodError: a row's tokens are blends of several patches.
     """
 
-    def __init__(
-        self,
-        method: TokenReducer,
-        sites: Sequence[Site],
-        blocks: Sequence[TowerBlock],
-        extra: int,
-        layout: Layout,
-        requested: Sequence[Sequence[int]],
-        generator_of: Callable[[int, int, int], torch.Generator],
-        emulate: bool,
-        clock: Clock,
-        patches: PatchPixels | None = None,
-    ) -> None:
-        if any(layout.blended):
+    in_tower = True
+
+    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
+        super().__init__(prefill, sites)
+        setup, layout = prefill.setup, prefill.layout
+        #: Whether nothing is dropped inside the tower, so that its blocks run as they are.
+        self._idle = all(
+            count == visual
+            for counts, visual in zip(prefill.requested, layout.counts, strict=True)
+            for count in counts[: len(sites)]
+        )
+        if any(layout.blended) and not self._idle:
             raise MethodError(
-                f"{type(method).__name__} acts inside the tower and needs tokens that are its patches; this sample's "
-                "are blends of several patches (pooled frames, shrunk crops)"
+                f"{type(setup.method).__name__} acts inside the tower and needs tokens that are its patches; this "
+                "sample's are blends of several patches (pooled frames, shrunk crops)"
             )
-        self._policy = SlotPolicy(extra, emulate, method.proportional)
-        self._site_at = {site.layer: number for number, site in enumerate(sites)}
+        tower_sites = [site for _, site in sites]
+        extra = int(setup.adapter.facts.class_attention == "token")
+        self._policy = SlotPolicy(extra, setup.emulate, setup.method.proportional)
+        self._site_at = {site.layer: number for number, site in enumerate(tower_sites)}
         self._make_planner = partial(
             TowerPlanner,
-            method,
-            sites,
-            requested=requested,
-            generator_of=generator_of,
+            setup.method,
+            tower_sites,
+            requested=prefill.requested,
+            generator_of=lambda row, picture, site: row_generators(
+                setup.seed, [f"{prefill.samples[row]}/{picture}"], site
+            )[0],
             policy=self._policy,
         )
-        self._blocks = blocks
-        self._layout = layout
-        self._clock = clock
-        self._patches = patches
+        self._blocks: Sequence[TowerBlock] = () if self._idle else setup.adapter.tower_blocks()
+        #: Pixels of the patches, if the method reads them.
+        self._patches: PatchPixels | None = None
+        needs = (need for site in tower_sites for need in setup.method.needs(site))
+        if not self._idle and any(need.signal == "pixels" for need in needs):
+            self._patches = PatchPixels(setup.adapter.tower, *setup.adapter.colours())
         self._batch: list[TowerImages] = []
         self._owners: ImageOwners
         self._planner: TowerPlanner
@@ -118,18 +109,16 @@ class TowerRun:
 
     # ------------------------------------------------------------------ life
 
-    def __enter__(self) -> TowerRun:
+    def open(self) -> None:
         """Replace the blocks' forward."""
         if self._patches is not None:
             self._patches.open()
+            self._replaced.callback(self._patches.close)
         pairs = ((block.module, partial(self._forward, n)) for n, block in enumerate(self._blocks))
         self._replaced.enter_context(replaced_forwards(pairs))
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         """Restore the blocks' forward."""
-        if self._patches is not None:
-            self._patches.close()
         self._replaced.close()
 
     def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
@@ -154,7 +143,7 @@ class TowerRun:
     def _start(self, hidden: Tensor) -> None:
         """Start with (P, E + N, D) patch embeddings; the row of each image is read from the layout."""
         n_pictures, n_units = hidden.shape[0], hidden.shape[1] - self._policy.extra
-        self._owners = image_owners(self._layout, self._first_unit, n_pictures, n_units)
+        self._owners = image_owners(self.prefill.layout, self._first_unit, n_pictures, n_units)
         pixels = None if self._patches is None else self._patches.pixels
         self._planner = self._make_planner(owners=self._owners, pixels=pixels)
         n_slots, blocks = hidden.shape[1], len(self._blocks)
@@ -174,7 +163,7 @@ class TowerRun:
         if self._block_heads is not None:
             pictures.heads.append(self._block_heads)
             if self._planner.reads_flow:
-                with self._clock.phase("select"):
+                with self.prefill.clock.phase("select"):
                     values = block.values(entering)
                     pictures.flow = flow_after(pictures, values, self._policy)
         groups = self._reduce(number, pictures) if number in self._site_at else [pictures]
@@ -184,7 +173,7 @@ class TowerRun:
         return groups
 
     def _reduce(self, block: int, pictures: TowerImages) -> list[TowerImages]:
-        with self._clock.phase("select"):
+        with self.prefill.clock.phase("select"):
             return self._planner.reduce(self._site_at[block], pictures)
 
     def _finish(self, like: Tensor) -> Tensor:
@@ -197,10 +186,24 @@ class TowerRun:
 
     # ------------------------------------------------------------------ results
 
-    def kept(self) -> list[Tensor]:
+    def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
+        """Drop the tokens of the patches that were dropped inside the tower."""
+        prefill = self.prefill
+        kept = self._kept()
+        for number in range(len(self.sites) - 1):
+            prefill.kept.append(tuple(counts[number] for counts in prefill.requested))
+        index = pad_sequence(kept, batch_first=True)
+        index = index.repeat_interleave(prefill.beams, 0).to(prefill.stage.valid.device)
+        counts = tuple(len(row_kept) for row_kept in kept for _ in range(prefill.beams))
+        return gather_arguments(prefill, Decision(index, counts, ()), kwargs)
+
+    def _kept(self) -> list[Tensor]:
         """Return for each row the indices of the visual tokens that are alive, ascending."""
+        layout = self.prefill.layout
+        if self._idle:
+            return [torch.arange(count) for count in layout.counts]
         alive = torch.cat([call_alive.cpu() for call_alive in self._alive])
-        units = (row_units(self._layout, row).cpu() for row in range(self._layout.rows))
+        units = (row_units(layout, row).cpu() for row in range(layout.rows))
         return [alive[row_indices].nonzero()[:, 0] for row_indices in units]
 
     def _count(self, pictures: TowerImages, attended: bool) -> None:
@@ -214,88 +217,12 @@ class TowerRun:
             else:
                 ran[1] += n_slots
 
-    def spared(self, row: int) -> Work:
-        """Return the cost that a row's images saved, in the `spared_*` fields of Work."""
+    def work(self, row: int) -> Work:
+        """Return the cost that the row's images saved."""
         attention, mlp, pairs = (
             full - ran for full, ran in zip(self._full[row], self._ran[row], strict=True)
         )
         return Work(spared_attention=attention, spared_mlp=mlp, spared_pairs=pairs)
-
-
-class TowerSites(Sites):
-    """The method plans image by image inside the tower, where a `TowerRun` replaces the blocks.
-
-    Args:
-        prefill: the batch.
-        sites: all of the method's tower sites.
-
-    Raises:
-        MethodError: a row's tokens are blends of several patches.
-    """
-
-    in_tower = True
-
-    def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
-        super().__init__(prefill, sites)
-        #: Runs the tower's blocks; None if nothing is dropped inside the tower.
-        self.run: TowerRun | None = None
-        setup, layout = prefill.setup, prefill.layout
-        if all(
-            count == visual
-            for counts, visual in zip(prefill.requested, layout.counts, strict=True)
-            for count in counts[: len(sites)]
-        ):
-            return
-        tower_sites = [site for _, site in sites]
-        self.run = TowerRun(
-            method=setup.method,
-            sites=tower_sites,
-            blocks=setup.adapter.tower_blocks(),
-            extra=int(setup.adapter.facts.class_attention == "token"),
-            layout=layout,
-            requested=prefill.requested,
-            generator_of=lambda row, picture, site: row_generators(
-                setup.seed, [f"{prefill.samples[row]}/{picture}"], site
-            )[0],
-            emulate=setup.emulate,
-            clock=prefill.clock,
-            patches=PatchPixels(setup.adapter.tower, *setup.adapter.colours())
-            if any(
-                need.signal == "pixels" for site in tower_sites for need in setup.method.needs(site)
-            )
-            else None,
-        )
-
-    def open(self) -> None:
-        """Replace the tower's blocks."""
-        if self.run is not None:
-            self.run.__enter__()
-
-    def close(self) -> None:
-        """Restore the blocks' forward."""
-        if self.run is not None:
-            self.run.__exit__()
-
-    def watch(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        """Store queries and keys of the running block."""
-        if self.run is not None:
-            self.run.watch(query, key, scaling)
-
-    def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
-        """Drop the tokens of the patches that were dropped inside the tower."""
-        prefill = self.prefill
-        all_tokens = [torch.arange(count) for count in prefill.layout.counts]
-        kept = all_tokens if self.run is None else self.run.kept()
-        for number in range(len(self.sites) - 1):
-            prefill.kept.append(tuple(counts[number] for counts in prefill.requested))
-        index = pad_sequence(kept, batch_first=True)
-        index = index.repeat_interleave(prefill.beams, 0).to(prefill.stage.valid.device)
-        counts = tuple(len(row_kept) for row_kept in kept for _ in range(prefill.beams))
-        return gather_arguments(prefill, Decision(index, counts, ()), kwargs)
-
-    def work(self, row: int) -> Work:
-        """Return the cost that the row's images saved."""
-        return NO_WORK if self.run is None else self.run.spared(row)
 
 
 #: Signals made of the queries and keys of tower blocks.

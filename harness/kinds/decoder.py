@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
 from espalier.harness.decoding.speculative.shared_vocabulary import (
     check_tokenizers,
     read_vocabulary,
@@ -18,7 +17,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
 )
 from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.engine.layer_inputs import closes_gaps
-from espalier.harness.engine.text_stack import graphs_error, obstacle
+from espalier.harness.engine.text_stack import check_recordable
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.kind import (
@@ -162,6 +161,9 @@ def _normalised(spec: Settled, method: Decoder) -> Settled:
     gaps = leaves_gaps(method)
     refuse("a decoder", spec, method, gaps=gaps)
     if gaps:
+        # Only runs of such a draft import it.
+        from espalier.harness.decoding.speculative.guidance import GuidedReducer
+
         closes_gaps(spec.engine.positions, GuidedReducer(_nothing), spec.model.facts)
     budget = spec.budget
     if not method.guided and method.reducer is None:
@@ -179,7 +181,7 @@ def leaves_gaps(method: Decoder) -> bool:
     return method.guided and method.takes_draft
 
 
-def _nothing() -> Guidance:
+def _nothing() -> NoReturn:
     raise AssertionError("a check runs no draft")
 
 
@@ -191,20 +193,15 @@ def check_graphs(spec: AnswerRequest, method: Decoder) -> None:
     """
     if spec.engine.graphs is not True:
         return
-    if why := obstacle(spec.model):
-        raise graphs_error(why)
+    check_recordable(spec.model)
     draft, reducer = spec.method.draft, method.reducer
     if draft is None:
         return
     with in_words_of_the_draft():
-        if why := obstacle(draft):
-            raise graphs_error(why)
+        check_recordable(draft)
     # A guided draft drops its tokens before its first layer, whatever its reducer would do.
     sites = () if reducer is None else reducer.sites(draft.facts.text.layers)
-    if any(site.shortens for site in sites):
-        raise graphs_error(
-            f"method={spec.method.name!r} leaves the layers of its draft caches of different lengths"
-        )
+    refuse("graphs of a draft", spec, method, ragged=any(site.shortens for site in sites))
 
 
 def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path, ...]:

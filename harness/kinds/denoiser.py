@@ -22,11 +22,7 @@ from espalier.harness.decoding.diffusion.denoising_settings import Denoising, ch
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.layer_inputs import closes_gaps
 from espalier.harness.kinds.checkpoint_check import check_places
-from espalier.harness.kinds.kind import (
-    Account,
-    OpenMethod,
-    ResolvedMethod,
-)
+from espalier.harness.kinds.kind import Account, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import WHOLE, Reducer
 from espalier.harness.kinds.sample_counts import position_means
 from espalier.harness.kinds.signal_check import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from espalier.harness.config.method_names import compressors
+from espalier.harness.config.method_names import methods_of
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.compressor import COMPOSITION, COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
@@ -99,7 +99,9 @@ def stacked(method: Method, second: Method, ratio: float, names: tuple[str, str]
     """
     kinds = _kind(method), _kind(second)
     pair = {"method": {"name": names[0], "compressor": {"name": names[1]}}}
-    refuse("two methods", pair, kinds=kinds, compressors=compressors)
+    refuse(
+        "two methods", pair, kinds=kinds, compressors=lambda: ", ".join(methods_of("compressor"))
+    )
     assert isinstance(method, TokenReducer)
     assert isinstance(second, CacheCompressor)
     return Composed(method, second, ratio)

@@ -18,7 +18,7 @@ from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import ORDER
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.errors import UserError, foreign, unknown_name
+from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
 from espalier.harness.models.conversations import (
     TAGGED,
@@ -36,7 +36,7 @@ from espalier.harness.models.loader import load_part, special_tokens_only
 from espalier.harness.models.random_weights import SPECIAL, Built
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import gather
-from espalier.harness.specs.prompt_templates import FAILURES, check_length
+from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.think_tags import opened_by
 
@@ -283,7 +283,7 @@ class Adapter(ModelParts):
         self.spec = spec
         self.facts = spec.facts
         if spec.facts.diffusion is not None:
-            # The library and harness/engine/visibility.py read from here that attention is bidirectional.
+            # The library and harness/engine/layout.py read from here that attention is bidirectional.
             self.decoder.config.is_causal = False
         tokenizer = processor.tokenizer
         tokenizer.padding_side = "left"
@@ -517,19 +517,23 @@ class Adapter(ModelParts):
         """Return a chat as one string with a placeholder for each image and video.
 
         Raises:
-            UserError: the checkpoint's template fails on the chat, or makes too long a text.
+            UserError: the checkpoint's template fails on the chat, or exceeds the bounds.
         """
         processor, spec = self.processor, self.spec
         options = thinking_options(spec, processor.chat_template)
-        write = processor.apply_chat_template
         if spec.conversation != CHECKPOINT:
+            write = processor.apply_chat_template
             return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-        where = f"model.conversation={CHECKPOINT!r}: the chat template of model={spec.name!r}"
-        remedy = f"null for the family's own, {self.data.conversation}"
-        with foreign(f"{where} fails", remedy, FAILURES):
-            text = str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-        check_length(where, text)
-        return text
+        # The library renders with these values too.
+        values = {**processor.tokenizer.special_tokens_map, **options}
+        values |= {"conversations": [chat], "add_generation_prompt": True}
+        try:
+            return render("chat", processor.chat_template, values)
+        except (TooMuch, Unrendered) as error:
+            raise UserError(
+                f"model.conversation={CHECKPOINT!r}: the chat template of model={spec.name!r}: {error}; valid: null "
+                f"for the family's own, {self.data.conversation}"
+            ) from error
 
     def _run_template(self) -> str:
         """Return the chat template that the prompts of the run follow.

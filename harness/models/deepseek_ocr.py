@@ -40,7 +40,7 @@ from transformers.processing_utils import ImagesKwargs
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import PLAIN, join_of

@@ -19,7 +19,7 @@ from transformers import (
 
 from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import STARTED
 from espalier.harness.models.llava_onevision import SIGLIP_PIXELS

@@ -19,7 +19,7 @@ from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_t
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
 from espalier.harness.models.conversations import NUMBERED, ROWED

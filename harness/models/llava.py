@@ -26,8 +26,7 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem
-from espalier.harness.engine.model_parts import TowerBlock
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids, TowerBlock
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, square_items
 from espalier.harness.models.conversations import JOINS

@@ -24,7 +24,7 @@ from transformers import (
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import JoinedPictures
 from espalier.harness.engine.layout import Layout, VisualItem, framed_rectangle
-from espalier.harness.engine.pixels import PixelGrids, coarse
+from espalier.harness.engine.model_parts import PixelGrids, coarse
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData, refuse_mixed
 from espalier.harness.models.conversations import TEXTS

@@ -41,7 +41,7 @@ from transformers import (
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.engine.pixels import coarse
+from espalier.harness.engine.model_parts import coarse
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import BARE, TIMED

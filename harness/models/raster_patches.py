@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.harness.engine.pixels import coarse
+from espalier.harness.engine.model_parts import coarse
 from espalier.harness.models.adapter import Adapter
 
 

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
 from espalier.harness.models.conversations import MARKED
 from espalier.harness.models.random_weights import (

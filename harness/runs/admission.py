@@ -33,7 +33,6 @@ from espalier.harness.runs import wandb_log
 from espalier.harness.runs.early_checks import check_vocabulary
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
-from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.comparable import USUAL, check_comparable
 from espalier.harness.specs.conflicts import refuse
@@ -240,6 +239,14 @@ def _resolve(run: Candidate) -> None:
     run.method, run.artifacts = resolved.method, resolved.artifacts
 
 
+def _check_backend(run: Candidate) -> None:
+    if run.spec.backend.served:
+        # Most runs do not need it.
+        from espalier.harness.runs.served.backend_check import check_backend
+
+        check_backend(run.spec, run.method)
+
+
 def _check_task_folders(run: Candidate) -> None:
     benchmark = run.spec.benchmark
     path = benchmark.include_path
@@ -380,7 +387,7 @@ def check_places(spec: RunSpec, key: str) -> None:
 
 
 #: The config key that each check reads first, and the check, in the order in which runs are refused.
-PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
+PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], object]], ...] = (
     ("offline", _use_no_network),
     ("log", _check_log),
     ("model.parallel", _check_processes),
@@ -389,7 +396,7 @@ PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], None]], ...] = (
 )
 
 #: The same for what does not depend on the process.
-CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
+CHECKS: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
     ("generation", _check_generation),
     ("method", _find_kind),
     ("benchmark", lambda run: check_vocabulary(run.spec)),
@@ -399,7 +406,7 @@ CHECKS: tuple[tuple[str, Callable[[Candidate], None]], ...] = (
     ("model", lambda run: check_model(run.spec.model, run.spec.offline, run.digests)),
     ("benchmark.prompt_tokens", lambda run: check_lengths(run.spec)),
     ("ratio", _resolve),
-    ("backend", lambda run: check_backend(run.spec, run.method)),
+    ("backend", _check_backend),
     ("benchmark.needs", lambda run: refuse("tools of a benchmark", run.spec)),
     ("benchmark.include_path", _check_task_folders),
     ("benchmark.path", _check_data),

@@ -13,7 +13,7 @@ from typing import Any
 from espalier.harness.config.cell_settings import read_amount, read_settings
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.group_lists import choices
-from espalier.harness.config.method_names import compressors, method_kind
+from espalier.harness.config.method_names import method_kind, methods_of
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.paths import located
 from espalier.harness.settings import table
@@ -100,7 +100,12 @@ def _check_pair(cell: Cell) -> None:
     denoises = any(facts.get(name) is not None for name in ("diffusion", "canvas"))
     try:
         if stacked and None not in kinds:
-            refuse("two methods", pair, kinds=kinds, compressors=compressors)
+            refuse(
+                "two methods",
+                pair,
+                kinds=kinds,
+                compressors=lambda: ", ".join(methods_of("compressor")),
+            )
         if denoises and (stacked or kinds[0] in ("compressor", "decoder")):
             refuse("a model that denoises", pair, of_steps=False)
     except Refused:

@@ -52,7 +52,8 @@ class Case:
         words = {None: "null", True: "true", False: "false"}
         if value is None or isinstance(value, bool):
             return f"{key}={words[value]}"
-        return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value!r}"
+        is_whole = isinstance(value, float) and value.is_integer()
+        return f"{key}={value:g}" if is_whole else f"{key}={value!r}"
 
     @property
     def text(self) -> Any:
@@ -92,8 +93,9 @@ class Conflict:
     def refusal(self, case: Case) -> UserError:
         """Return the error for a run."""
         why = self.why if self.why.startswith(":") else f" {self.why}"
-        line = f"{case.shown(self.setting)}{why}; valid: {self.valid}"
-        return self.error(line.replace("{", "{0[").replace("}", "]}").format(case))
+        text = f"{why}; valid: {self.valid}".replace("{", "{0[").replace("}", "]}")
+        # A value of the user's may hold braces.
+        return self.error(case.shown(self.setting) + text.format(case))
 
 
 def refuse(group: str, spec: Any, method: Any = None, **values: Any) -> None:
@@ -196,6 +198,12 @@ COMPUTED: Mapping[str, Callable[[Case], object]] = {
     "share": lambda case: f"{case.values['how'].transfer_ratio:g}",
     "least": lambda case: f"{1 / case.values['how'].length:g}",
 }
+
+
+def _not_recorded(applies: Callable[[Case], Any], why: str) -> Conflict:
+    """Return the conflict of `engine.graphs=true` with a model or a method."""
+    line = f"records steps on one GPU, and {why}"
+    return Conflict("engine.graphs", applies, line, "false, auto")
 
 
 #: Of each group, in the order in which a run is refused.
@@ -528,6 +536,54 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             ": {model} states no model.architecture to build",
             "trained",
             UserError,
+        ),
+    ),
+    "log": tuple(
+        Conflict(
+            f"log.{key}",
+            lambda case, key=key: case.value("log.name") == "none" and case.value(f"log.{key}"),
+            "with log=none says nothing",
+            "log=wandb",
+            UserError,
+        )
+        for key in ("samples", "pictures", "options")
+    ),
+    "graphs": tuple(
+        _not_recorded(applies, why)
+        for applies, why in (
+            (
+                lambda case: not case.value("model.device").startswith("cuda"),
+                "{model.device} is not a GPU",
+            ),
+            (
+                lambda case: (
+                    case.value("model.device_map") is not None and case.values["n_cards"] > 1
+                ),
+                "{model.device_map} spreads the model over several GPUs",
+            ),
+            (
+                _differs("model.attention", "sdpa"),
+                "{model.attention} is not sdpa, which can attend to a part of its keys by a mask",
+            ),
+            (
+                lambda case: case.text.experts,
+                "{model} routes to experts, and the host reads the choice",
+            ),
+        )
+    ),
+    "graphs of a draft": (
+        _not_recorded(
+            lambda case: case.values["ragged"],
+            "{method} leaves the layers of its draft caches of different lengths",
+        ),
+    ),
+    "graphs of a loaded model": (
+        _not_recorded(
+            lambda case: case.values["n_devices"] > 1, "{model} is spread over several devices"
+        ),
+        _not_recorded(
+            lambda case: getattr(case.values["rotary"], "rope_type", None) == "dynamic",
+            "{model} changes its rotary frequencies with the length, which the host reads",
         ),
     ),
     "tools of a benchmark": (

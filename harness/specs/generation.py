@@ -103,7 +103,6 @@ _EVERY = (TOKENS, MASKS, CANVASES)
 
 #: Every generation setting.
 GENERATION: Mapping[str, GenerationSetting] = {
-    "until": GenerationSetting(Texts, _EVERY),
     "max_new_tokens": GenerationSetting(Count, _EVERY),
     "min_new_tokens": GenerationSetting(Natural, neutral=(0,)),
     "max_time": GenerationSetting(Positive),
@@ -164,6 +163,7 @@ GENERATION: Mapping[str, GenerationSetting] = {
     "t_max": GenerationSetting(Positive, (CANVASES,)),
     "stability_threshold": GenerationSetting(Natural, (CANVASES,)),
     "confidence_threshold": GenerationSetting(Positive, (CANVASES,)),
+    "until": GenerationSetting(Texts, _EVERY),
     "eos_token_id": GenerationSetting(Any),
     "bad_words_ids": GenerationSetting(Any),
     "sequence_bias": GenerationSetting(Any),

@@ -15,8 +15,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.specs.catalogue import METHODS
-from espalier.harness.specs.prompt_templates import checked, is_given, rendered
+from espalier.harness.specs.prompt_templates import checked, rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, VideoSpec
+from espalier.harness.specs.template_child import is_given
 from tests import commands
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
@@ -117,11 +118,7 @@ def test_a_benchmark_s_text_goes_before_its_texts_and_these_before_the_set_s() -
     assert with_question(spec, PromptSpec()) == spec
 
 
-def test_a_text_that_is_no_template_is_refused_before_torch() -> None:
-    with pytest.raises(UserError, match=r"benchmark\.text=.* is no template"):
-        composed("benchmark.text='{{ question'")
-    with pytest.raises(UserError, match=r"benchmark\.texts\.hub=.* is no template"):
-        composed("+benchmark.texts.hub='{% if %}'")
+def test_a_sentence_is_a_template() -> None:
     assert checked("k", "a plain sentence\n") == "a plain sentence\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,6 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.reports import results
 from espalier.harness.runs import wandb_log
-from tests import commands
-
-
-@pytest.mark.parametrize("override", ["cluster.memory=0", "cluster.gpu_memory=0GiB"])
-def test_a_machine_has_memory(override: str) -> None:
-    from espalier.harness.runs.cluster.cluster_spec import cluster_of
-
-    with pytest.raises(UserError, match="must be a size above 0"):
-        cluster_of(commands.cells_of(override))
 
 
 @pytest.mark.parametrize(
@@ -31,9 +23,8 @@ def test_a_machine_has_memory(override: str) -> None:
 )
 def test_options_of_wandb_have_their_types(options: dict[str, object], words: str) -> None:
     wandb_log.check_values({"project": "espalier", "group": None, "tags": ["a"], "mode": "offline"})
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(words)):
         wandb_log.check_values(options)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("store", ["/no/such/store", __file__])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier.harness.cost.paper_flops import DenoisingCost, even, rising
+from espalier.harness.cost.flops import DenoisingCost, even, rising
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
 

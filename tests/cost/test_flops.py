@@ -11,8 +11,11 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaFo
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts, Work
 from espalier.harness.cost.flops import (
+    PAPERS,
     Components,
     SampleFlops,
+    counts_of,
+    d2pruner,
     flops_block,
     head_flops,
     layer_flops,
@@ -22,7 +25,6 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.paper_flops import PAPERS, counts_of, d2pruner
 
 TEXT = StackFacts(3, 64, 176, 8, 2, 8, gated=True, causal=True)
 TOWER = StackFacts(2, 48, 96, 4, 4, 12, gated=False, causal=False)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts, Work
-from espalier.harness.cost.flops import flops_block, sample_flops
-from espalier.harness.cost.paper_flops import PAPERS, d2pruner, d3tom, rtprune
+from espalier.harness.cost.flops import PAPERS, d2pruner, d3tom, flops_block, rtprune, sample_flops
 
 #: DeepSeek-OCR's decoder: 6 experts of 896 and two shared ones a token, layer 0 dense.
 OCR = StackFacts(12, 1280, 6 * 896 + 2 * 896, 10, 10, 128, True, True, 0, 6848, 64)

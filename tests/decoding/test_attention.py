@@ -19,7 +19,7 @@ from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.samplers import resolved_config, sampler_of
 from espalier.harness.engine import text_stack as stack
-from espalier.harness.engine.step_attention import (
+from espalier.harness.engine.kv_cache import (
     NAME,
     attention_configs,
     chain_mask,

@@ -26,7 +26,7 @@ from espalier.harness.decoding.speculative.drafts import (
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine import text_stack as fixed
-from espalier.harness.engine.step_attention import step_mask
+from espalier.harness.engine.kv_cache import step_mask
 from espalier.harness.engine.text_stack import WARMING, CudaGraphs, graphs_for
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.decoder import check_graphs

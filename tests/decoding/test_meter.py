@@ -12,7 +12,7 @@ import torch
 
 from espalier.harness.cost.clock import Clock
 from espalier.harness.decoding.speculative.state_machine import Meter
-from espalier.harness.decoding.speculative.transports import SequentialTransport, verify_only
+from espalier.harness.decoding.speculative.transports import SequentialTransport
 
 ONE, TWO = torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -134,7 +134,7 @@ def test_transports_time_the_target_to_its_end(
 
     target, draft = Meter.of([ONE]), Meter.of([TWO])
     plays = {
-        "alone": lambda: verify_only(rows, target),
+        "alone": lambda: SequentialTransport(target).verify_only(rows),
         "in turn": lambda: SequentialTransport(target, draft).in_turn(lambda: None, rows),
     }
     done = plays[play]()

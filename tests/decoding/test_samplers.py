@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -227,9 +228,8 @@ def test_ids_that_the_other_side_lacks_are_never_said() -> None:
     ],
 )
 def test_what_the_loop_cannot_honour_is_refused_in_one_line(settings: dict, message: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(message)):
         resolved_config(in_doubles("llava"), {"max_new_tokens": 4, **settings})
-    assert message in str(error.value)
 
 
 def test_a_setting_of_the_checkpoint_is_refused_too(monkeypatch) -> None:

@@ -6,10 +6,7 @@ import pytest
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
-from espalier.harness.decoding.diffusion.denoising_settings import (
-    Denoising,
-    check_caches,
-)
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, check_caches
 from espalier.harness.errors import Refused
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests

@@ -8,7 +8,7 @@ import pytest
 
 from espalier.harness.cost.budget import Budget, BudgetError, frame_of
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.paper_flops import DenoisingCost
+from espalier.harness.cost.flops import DenoisingCost
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import diffusion_block, verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets

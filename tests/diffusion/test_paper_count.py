@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts
-from espalier.harness.cost.paper_flops import DenoisingCost
+from espalier.harness.cost.flops import DenoisingCost
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.engine.record import SampleRecord

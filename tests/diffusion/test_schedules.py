@@ -10,11 +10,7 @@ import torch
 
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.answer_progress import candidates
-from espalier.harness.decoding.diffusion.denoising_settings import (
-    Denoising,
-    counts,
-    drawn_counts,
-)
+from espalier.harness.decoding.diffusion.denoising_settings import Denoising, counts, drawn_counts
 from espalier.harness.errors import UserError
 from espalier.harness.specs.generation import REMASKING, SCHEDULES
 
@@ -132,7 +128,7 @@ def test_blocks_follow_one_another() -> None:
         ),
         ({"threshold": 0.9, "steps": 8}, "steps=8 with generation.threshold=0.9"),
         ({"threshold": 0.9, "remasking": "margin"}, "remasking='margin' with generation.threshold"),
-        ({"shift": 5.0}, "shift=5.0 changes nothing without schedule=shift"),
+        ({"shift": 5.0}, "shift=5 changes nothing without schedule=shift"),
         ({"stop_words": ["x"]}, "stop_words=.'x'. changes nothing without stop=freeze"),
         ({"top_k": 5}, "top_k=5 changes nothing without a temperature above 0"),
         ({"top_p": 0.9, "temperature": 0.5, "do_sample": False}, "top_p=0.9 changes nothing"),

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget, BudgetMismatch
-from espalier.harness.cost.flops import head_flops, mlp_flops, text_flops
-from espalier.harness.cost.paper_flops import split_layer
+from espalier.harness.cost.flops import head_flops, mlp_flops, split_layer, text_flops
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import (

@@ -10,8 +10,8 @@ from transformers import LogitsProcessorList
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import generation_loop as loop
+from espalier.harness.engine import kv_cache as attention
 from espalier.harness.engine import kv_cache as cache
-from espalier.harness.engine import step_attention as attention
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.pixels import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site, View

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prefill import joined
 from espalier.harness.engine.session import Session
-from espalier.harness.errors import Refused
-from espalier.harness.kinds.lookup import method_of
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.conflicts import refuse
 from espalier.methods.base import Plan
 from espalier.methods.plans import Assignment, Mixture
 from tests.tiny import chat, load_llava, picture, save_llava
@@ -68,11 +63,3 @@ def test_merges_of_items_are_joined():
         assert (plan.merge is None) == (merges == (None, None, None))
         if plan.merge is not None:
             torch.testing.assert_close(plan.merge.apply(tokens, 4), torch.cat(values, 1))
-
-
-@pytest.mark.parametrize("name", ["fastv", "snapkv", "pearl", "tome"])
-def test_a_method_that_sees_the_whole_prompt_is_refused(name):
-    command = read_command((f"method={name}", "engine.scope=item"))
-    spec = build_spec(command.cells[0])
-    with pytest.raises(Refused, match=r"engine.scope='item': method='\w+' does not act"):
-        refuse("scope", spec, method_of(spec.method))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.pixels import coarse
+from espalier.harness.engine.model_parts import coarse
 from espalier.harness.engine.session import Session
 from espalier.methods.base import MethodError
 from espalier.methods.downsample import Downsample

@@ -15,13 +15,12 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.flops import tower_flops
 from espalier.harness.engine.attention_probe import rollout
-from espalier.harness.engine.layout import VisualItem, read_layout, rectangle
+from espalier.harness.engine.layout import CAUSAL, VisualItem, read_layout, rectangle
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import rollout_of_words
 from espalier.harness.engine.signals.tower_attention import TowerStates
 from espalier.harness.engine.tower_images import ImageOwners, share_out
 from espalier.harness.engine.tower_sites import TowerPlanner
-from espalier.harness.engine.visibility import CAUSAL
 from espalier.harness.errors import UserError
 from espalier.methods.base import (
     Assignment,

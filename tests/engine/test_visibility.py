@@ -12,9 +12,7 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import received_mean, word_rows
 from espalier.harness.engine.layer_inputs import reference_mask
-from espalier.harness.engine.session import Session
-from espalier.harness.engine.signals.decoder_attention import received_max, rollout_of_words
-from espalier.harness.engine.visibility import (
+from espalier.harness.engine.layout import (
     Bidirectional,
     Causal,
     Prefix,
@@ -22,6 +20,8 @@ from espalier.harness.engine.visibility import (
     VisualBlocks,
     visibility_of,
 )
+from espalier.harness.engine.session import Session
+from espalier.harness.engine.signals.decoder_attention import received_max, rollout_of_words
 from espalier.harness.errors import UserError
 from espalier.methods.base import Need, Site
 from tests.tiny import CHATS, Recorder, Scatter, load_llava, save_llava

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -58,9 +60,8 @@ def test_the_first_step_is_whole() -> None:
     ],
 )
 def test_what_fastv_cannot_do_is_one_line(build, line) -> None:
-    with pytest.raises(MethodError) as told:
+    with pytest.raises(MethodError, match=re.escape(line)):
         build()
-    assert line in str(told.value)
 
 
 def test_fastv_of_the_first_step_acts_in_half_of_the_depth_and_then_before_the_decoder() -> None:
@@ -157,6 +158,5 @@ def test_an_example_worked_out_for_a_stage() -> None:
     ],
 )
 def test_what_stages_cannot_do_is_one_line(build, line) -> None:
-    with pytest.raises(MethodError) as told:
+    with pytest.raises(MethodError, match=re.escape(line)):
         build()
-    assert line in str(told.value)

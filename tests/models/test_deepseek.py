@@ -465,9 +465,8 @@ def test_a_missing_tensor_is_refused_by_its_name_in_the_library(release, name, l
     tensors = load_file(release / "model.safetensors")
     del tensors[name]
     save_file(tensors, release / "model.safetensors")
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=re.escape(line)):
         load_adapter(replace(GUNDAM, weights="trained", path=release))
-    assert line in str(refusal.value)
 
 
 @pytest.mark.parametrize(
@@ -482,9 +481,8 @@ def test_an_extra_tensor_is_refused_by_its_name_in_the_library(release, name, li
     tensors = load_file(release / "model.safetensors")
     tensors[name] = torch.zeros(3)
     save_file(tensors, release / "model.safetensors")
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match=re.escape(line)):
         load_adapter(replace(GUNDAM, weights="trained", path=release))
-    assert line in str(refusal.value)
 
 
 # ---------------------------------------------------------------------- real sizes

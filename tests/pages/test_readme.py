@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from espalier.harness.paths import ROOT
+from espalier.harness.store import SCHEMA
 
 README = (ROOT / "README.md").read_text()
 ACTIVATE = ". .venv/bin/activate"
@@ -134,7 +135,7 @@ def test_a_run_and_a_mistake_end_as_printed(activate: str, tmp_path: Path) -> No
     few = f"limit=2 engine.paired=0 model.device=cpu store={shlex.quote(str(tmp_path / 'store'))}"
     done = shell(activate, f"{line} {few}", home=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith('{"schema": 3')
+    assert done.stdout.splitlines()[-1].startswith(f'{{"schema": {SCHEMA}')
     (mistake,) = re.findall(r"^\$ (python run\.py .*)\n(error: .*)$", README, flags=re.MULTILINE)
     wrong = shell(activate, mistake[0], home=tmp_path)
     assert (wrong.returncode, wrong.stderr.splitlines()) == (2, [mistake[1]])

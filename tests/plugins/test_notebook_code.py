@@ -11,7 +11,7 @@ from espalier.harness.specs.plugins.code_reference import own_code
 from espalier.methods.fastv import FastV
 
 CELLS = {
-    "values": "POWER, NAMES = 2.0, {'a', 'b', 'c'}\nUNUSED = object()",
+    "values": "POWER, NAMES = 2.0, {'a', 'b', 'c'}\nUNUSED = tokens = object()",
     "helper": """
 from functools import wraps
 
@@ -83,7 +83,7 @@ def test_the_cells_and_values_that_it_needs_count(cell: str, before: str, after:
 
 @pytest.mark.parametrize(
     ("cell", "before", "after"),
-    [("other", "1", "2"), ("values", "UNUSED = object()", "UNUSED = 1"), ("values", "a", "a")],
+    [("other", "1", "2"), ("values", "UNUSED = tokens", "tokens"), ("values", "a", "a")],
 )
 def test_other_cells_do_not_count(cell: str, before: str, after: str) -> None:
     assert code(**{cell: (before, after)}) == code()
@@ -112,7 +112,7 @@ def test_captured_values_count() -> None:
     ("part", "line"),
     [
         (method_with(object()), "value has no source"),
-        (type("Bare", (FastV,), {"__module__": "__main__"}), "Bare has no source"),
+        (type("Bare", (FastV,), {"__module__": "notebook"}), "Bare has no source"),
     ],
 )
 def test_what_has_no_source_is_never_the_same_and_a_line_reports_it(

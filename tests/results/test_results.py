@@ -17,7 +17,7 @@ from espalier.harness.paths import ROOT
 from espalier.harness.reports import results
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.frame import POINTS, ROWS, SAMPLES
-from espalier.harness.store import Store
+from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.parquet_export import write_tables
 from espalier.harness.store.parquet_tables import read_tables
 from lab.pages import rows_page
@@ -137,7 +137,7 @@ def test_nothing_is_read_from_damaged_tables(root: Path, tmp_path: Path) -> None
     pd.concat([rows, rows[:1]]).to_parquet(small / "rows.parquet", index=False)
     with pytest.raises(UserError, match="is there twice"):
         results.load(small)
-    rows["row"] = rows["row"].str.replace('"schema": 3', '"schema": 0')
+    rows["row"] = rows["row"].str.replace(f'"schema": {SCHEMA}', '"schema": 0')
     rows.to_parquet(small / "rows.parquet", index=False)
     with pytest.raises(UserError, match="has schema 0"):
         results.load(small)

@@ -15,10 +15,8 @@ from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_names import method_kind
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.paths import ROOT
-from espalier.harness.runs.admission import admit
 from espalier.harness.runs.early_checks import check_cells
 from espalier.harness.specs.catalogue import names_of
-from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
@@ -94,15 +92,6 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"method='pearl' .*keeps its caches whole"):
         check_cells(command.cells, dry=False)
     check_cells(commands.cells_of(*line, "refused=skip"), dry=False)
-
-
-@pytest.mark.parametrize(
-    "model", ["seedling", "seedling_full", "seedling_diffusion", "seedling_video"]
-)
-def test_a_published_benchmark_needs_an_open_vocabulary(model: str, tmp_path: Path) -> None:
-    line = [f"model={model}", "method=none", "benchmark=pope", f"benchmark.path={tmp_path}"]
-    with pytest.raises(UserError, match=f"benchmark='pope' on model='{model}'"):
-        admit(commands.spec_of(*line), Digests())
 
 
 @pytest.mark.parametrize(

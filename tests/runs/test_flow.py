@@ -63,7 +63,7 @@ def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
     assert done.code == 0, done.err
     row = done.last
     assert_contract(row, CONTRACT)
-    assert (row["schema"], row["status"], row["n_samples"]) == (3, "done", 3)
+    assert (row["schema"], row["status"], row["n_samples"]) == (4, "done", 3)
     assert (row["method"], row["ratio"], row["budget_rule"]) == ("fastv", 0.75, "kept")
     assert row["tokens"]["visual"] == 144
     assert row["tokens"]["requested_keep"] == row["tokens"]["kept_final"] == 36

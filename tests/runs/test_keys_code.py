@@ -83,7 +83,7 @@ def test_a_new_method_changes_no_key(tree: Tree, plain: dict[str, str]) -> None:
         "methods/divprune.py",
         "methods/select/dpp.py",
         "harness/models/internvl.py",
-        "harness/models/llava_onevision.py",
+        "harness/models/smolvlm.py",
         "harness/runs/console.py",
         "harness/runs/wandb_log.py",
         "harness/reports/curves/method_report.py",

@@ -15,28 +15,28 @@ Left out are the cutting of patches and the tower's average over patches, a prod
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espalier.harness.cost.budget import frame_of
 from espalier.harness.cost.facts import CanvasFacts, ModelFacts, Work
 from espalier.harness.cost.flops import (
+    PAPERS,
     Components,
     SampleFlops,
     attending_flops,
     cached_prompt_flops,
+    counts_of,
     head_flops,
     mlp_flops,
     projector_flops,
+    split_layer,
     text_flops,
     tower_flops,
 )
-from espalier.harness.cost.paper_flops import PAPERS, counts_of, split_layer
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, denoising_records
+from espalier.harness.engine.record import SampleRecord
 from espalier.methods.base import TokenReducer
 from espalier.methods.denoiser import as_denoiser
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.record import SampleRecord
 
 #: For each canvas and layer, the cache entries and places that a place sees, or the pairs that attend.
 Counts = Sequence[Sequence[int]]

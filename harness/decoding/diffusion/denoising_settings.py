@@ -133,7 +133,8 @@ class Denoising:
             },
         }
         denoising = cls(length, block, **stated)
-        refuse("denoising settings", {"generation": settings}, how=denoising)
+        given = {**settings, "remasking": denoising.remasking}
+        refuse("denoising settings", {"generation": given}, how=denoising)
         return denoising.starting_from([facts.mask_id] * length, facts)
 
     def starting_from(self, ids: Sequence[int], facts: DiffusionFacts) -> Denoising:

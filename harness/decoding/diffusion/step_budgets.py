@@ -67,20 +67,18 @@ def _checked_ratios(
     """
     with Blame(method, call):
         ratios: tuple[float, ...] | None = getattr(method, call)(ratio, steps, *blocks)
-        if ratios is not None and not _are_shares(ratios, steps):
+        if ratios is not None and not (
+            isinstance(ratios, tuple)
+            and len(ratios) == steps
+            and all(
+                isinstance(ratio, float | int) and 0 <= ratio <= 1 + _ROUNDING for ratio in ratios
+            )
+        ):
             raise PlanError(
                 f"`{call}` returns {brief(repr(ratios))}; valid: a tuple of {steps} numbers in [0, 1], "
                 "a share for each step"
             )
         return ratios
-
-
-def _are_shares(ratios: object, steps: int) -> bool:
-    return (
-        isinstance(ratios, tuple)
-        and len(ratios) == steps
-        and all(isinstance(ratio, float | int) and 0 <= ratio <= 1 + _ROUNDING for ratio in ratios)
-    )
 
 
 def _even_budget(method: TokenReducer, budget: Budget) -> Budget:

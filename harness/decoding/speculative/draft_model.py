@@ -64,7 +64,6 @@ class TreeDrafter:
 
         Cost: one forward for each level of the tree but the last, plus the tokens verified since the last draft.
         """
-        del count
         side, shape = self._side, self._shape
         logits = side.logits_after(tokens)[None]
         chosen_ids = torch.zeros(len(shape.tokens), dtype=torch.long, device=logits.device)

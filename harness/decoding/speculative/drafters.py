@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,24 +50,21 @@ class DraftContext:
     request: DraftRequest
 
 
-class DraftProvider(Protocol):
-    """Provides a drafter for one answer after another."""
+@dataclass
+class DraftProvider:
+    """Provides a drafter for one answer after another; by itself none, so that the target decodes alone.
 
-    @property
-    def devices(self) -> int:
-        """Number of devices used in addition to the target's."""
+    Attributes:
+        devices: number of devices used in addition to the target's.
+        transport: runs both sides.
+        drafter: of the current answer; None if there is none, for the reason in `loss`.
+        loss: why there is no drafter although the decoder needs one.
+    """
 
-    @property
-    def transport(self) -> Transport:
-        """Runs both sides."""
-
-    @property
-    def drafter(self) -> Drafter | None:
-        """The drafter of the current answer; None if there is none, for the reason in `loss`."""
-
-    @property
-    def loss(self) -> str | None:
-        """Why there is no drafter although the decoder needs one."""
+    devices: int = 0
+    transport: Transport = field(default_factory=SequentialTransport)
+    drafter: Drafter | None = None
+    loss: str | None = None
 
     def begin(self, context: DraftContext) -> None:
         """Prepare for an answer."""
@@ -81,26 +77,7 @@ class DraftProvider(Protocol):
 
 
 @dataclass
-class NoDraft:
-    """The target decodes alone."""
-
-    devices: int = 0
-    transport: Transport = field(default_factory=SequentialTransport)
-    drafter: Drafter | None = None
-    loss: str | None = None
-
-    def begin(self, context: DraftContext) -> None:
-        """Do nothing."""
-
-    def guide(self, guidance: Guidance) -> None:
-        """Do nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-
-@dataclass
-class CacheDraft(NoDraft):
+class CacheDraft(DraftProvider):
     """The target drafts on a part of its own cache."""
 
     _context: DraftContext | None = None
@@ -125,30 +102,22 @@ class CacheDraft(NoDraft):
 
 
 @dataclass
-class LocalDraft:
+class LocalDraft(DraftProvider):
     """A draft model in this process, in this thread or a separate one."""
 
-    model: DraftModel
-    transport: Transport = field(default_factory=SequentialTransport)
-    devices: int = 0
-    loss: str | None = None
-
-    @property
-    def drafter(self) -> Drafter:
-        """The model."""
-        return self.model
+    drafter: DraftModel = field(kw_only=True)
 
     def begin(self, context: DraftContext) -> None:
         """Let the model read the chat."""
-        self.model.begin(context.request)
+        self.drafter.begin(context.request)
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens."""
-        self.model.guide(guidance)
+        self.drafter.guide(guidance)
 
     def start(self) -> None:
         """Run the prompt."""
-        self.model.start()
+        self.drafter.start()
 
 
 @dataclass
@@ -243,7 +212,7 @@ def open_provider(
     kind: str,
     patience: float,
     loaded: Adapter | None = None,
-) -> Iterator[DraftProvider]:
+) -> Iterator[DraftProvider | ProcessDraft]:
     """Yield the draft provider of `target`, and close it afterwards.
 
     Args:
@@ -260,7 +229,7 @@ def open_provider(
     """
     meter = Meter.of(target.devices)
     if draft is None:
-        provider_class = CacheDraft if source == "cache" else NoDraft
+        provider_class = CacheDraft if source == "cache" else DraftProvider
         yield provider_class(transport=SequentialTransport(meter, meter))
         return
     draft = replace(draft, model=placed(draft.model))
@@ -285,13 +254,14 @@ def open_provider(
         extra = extra_gpus(target.devices, model.devices)
         with ThreadTransport(
             target.devices, model.devices, patience, lambda: model.unread
-        ) as transport:
-            yield LocalDraft(model, transport, extra)
+        ) as threads:
+            yield LocalDraft(extra, threads, drafter=model)
     else:
         shared = target if draft.model == placed(target.spec) else None
         model = DraftModel(draft, loaded or shared or load_adapter(draft.model))
         extra = extra_gpus(target.devices, model.devices)
-        yield LocalDraft(model, SequentialTransport(meter, Meter.of(model.devices)), extra)
+        transport = SequentialTransport(meter, Meter.of(model.devices))
+        yield LocalDraft(extra, transport, drafter=model)
 
 
 @contextmanager

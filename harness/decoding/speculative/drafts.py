@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,35 +33,19 @@ class RandomNumbers:
         return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-class Rule(Protocol):
-    """Compares drafted tokens with the target's next-token row `p`."""
-
-    def accepts(self, token: int, p: Row, q: Tensor | None, position: int, turn: int) -> bool:
-        """Return whether a drafted token is accepted; `q` is the row it was drawn from, if it was drawn."""
-
-    def residual(self, token: int, p: Row, q: Tensor | None) -> Row:
-        """Return the target's row after `token` was refused."""
-
-    def choose(self, p: Row, position: int) -> int:
-        """Return the target's own token."""
-
-
 class Greedy:
     """A token is accepted if it is the target's likeliest; rows are the likeliest ids (ties: the lowest)."""
 
     def accepts(self, token: int, p: Row, q: Tensor | None, position: int, turn: int) -> bool:
         """Compare ids."""
-        del q, position, turn
         return token == int(p)
 
     def residual(self, token: int, p: Row, q: Tensor | None) -> Row:
         """Return the same row: the likeliest token stays the likeliest."""
-        del token, q
         return p
 
     def choose(self, p: Row, position: int) -> int:
         """Return the likeliest id."""
-        del position
         return int(p)
 
 
@@ -108,6 +92,10 @@ class Sampling:
     def draw(self, row: Tensor, position: int, purpose: Purpose) -> int:
         """Return the id at which the cumulative row (V,) passes the position's number."""
         return int(draw_from(row, self.numbers.uniform(position, purpose)))
+
+
+#: Compares drafted tokens with the target's next-token row.
+Rule = Greedy | Sampling
 
 
 def _probabilities(row: Row) -> Tensor:

@@ -88,12 +88,10 @@ class GuidedReducer(TokenReducer):
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the prefix."""
-        del depth
         return (Site("prefix"),)
 
     def positions(self, depth: int) -> Positions:
         """Renumber positions: papers do not specify them, and the draft was trained on prompts of this length."""
-        del depth
         return "renumbered"
 
     def answer(self, view: View, keep: int) -> Plan:
@@ -108,7 +106,6 @@ class GuidedReducer(TokenReducer):
         Raises:
             MethodError: target and draft do not see the same visual tokens.
         """
-        del keep
         guidance, n_tokens = self.wait(), view.tokens.shape[1]
         if guidance.n_tokens != n_tokens:
             raise MethodError(

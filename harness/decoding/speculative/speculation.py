@@ -29,6 +29,7 @@ from espalier.harness.decoding.speculative.draft_model import DraftRequest, draf
 from espalier.harness.decoding.speculative.drafters import (
     DraftContext,
     DraftProvider,
+    ProcessDraft,
     devices_of,
     one_gpu,
     open_provider,
@@ -197,7 +198,7 @@ class Speculation:
         provider = open_provider(
             draft, adapter, method.source, self.transport, engine.patience, self._loaded_draft
         )
-        self._provider: DraftProvider = self._stack.enter_context(provider)
+        self._provider: DraftProvider | ProcessDraft = self._stack.enter_context(provider)
         return self
 
     def __exit__(

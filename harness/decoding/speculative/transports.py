@@ -40,13 +40,7 @@ from espalier.harness.specs.plugins.code_reference import ImportedFiles
 from espalier.methods.base import MethodError
 
 
-def verify_only(rows: Callable[[], Sequence[Row]], target: Meter) -> TimedRound:
-    """Verify without drafting, by the wall clock."""
-    target_rows, verifying = target.run(rows)
-    return TimedRound(EMPTY_DRAFT, target_rows, verifying.wall, verifying=verifying)
-
-
-@dataclass(frozen=True)
+@dataclass
 class SequentialTransport:
     """Both sides in this thread, one after the other, by the wall clock.
 
@@ -72,14 +66,15 @@ class SequentialTransport:
         return self.in_turn(draft, lambda _: rows())
 
     def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
-        """Verify."""
-        return verify_only(rows, self.target)
+        """Verify without drafting."""
+        target_rows, verifying = self.target.run(rows)
+        return TimedRound(EMPTY_DRAFT, target_rows, verifying.wall, verifying=verifying)
 
 
 Result = TypeVar("Result")
 
 
-class ThreadTransport:
+class ThreadTransport(SequentialTransport):
     """A transport for two models on one GPU, or on two, without a second process.
 
     Python runs one thread at a time, so kernels overlap only as far as they are launched ahead of their execution. On
@@ -103,8 +98,8 @@ class ThreadTransport:
         patience: float = 30.0,
         reading: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._target = Lane(target)
-        self._draft = Lane(draft)
+        self._target, self._draft = Lane(target), Lane(draft)
+        super().__init__(self._target.meter, self._draft.meter)
         self._patience = patience
         self._reading = reading
         self._lost = False
@@ -123,12 +118,6 @@ class ThreadTransport:
         """End the thread, unless it hangs."""
         self._pool.shutdown(wait=not self._lost, cancel_futures=True)
 
-    def in_turn(
-        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
-    ) -> TimedRound:
-        """Draft, then verify, both in this thread."""
-        return SequentialTransport(self._target.meter, self._draft.meter).in_turn(draft, rows)
-
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Draft in the drafter's thread while verifying in this one."""
         if self._lost:
@@ -144,10 +133,6 @@ class ThreadTransport:
             reason = f"the drafter did not answer within {patience:g} s"
             raise DrafterLost(reason) from error
         return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
-
-    def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
-        """Verify."""
-        return verify_only(rows, self._target.meter)
 
 
 class Lane:
@@ -229,7 +214,11 @@ def _is_guarded(file: Path, line: int) -> bool:
         body = ast.parse(file.read_bytes()).body
     except FOREIGN:
         return True
-    return any(_tests_name(test) for test in _tests(body, line))
+    return any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for test in _tests(body, line)
+        for node in ast.walk(test)
+    )
 
 
 def _tests(body: Sequence[ast.stmt], line: int) -> Iterator[ast.expr]:
@@ -254,10 +243,6 @@ def _ends_script(statement: ast.stmt) -> bool:
     )
 
 
-def _tests_name(test: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))
-
-
 #: A verb, the number of its answer (0: no answer is expected), and the arguments.
 PipeMessage = tuple[str, int, tuple[Any, ...]]
 
@@ -278,11 +263,6 @@ def unpack(packed: Packed) -> Draft:
     return Draft(
         tokens, tuple(None if row is None else torch.from_numpy(row) for row in rows), parents
     )
-
-
-def guide_request(guidance: Guidance) -> PipeMessage:
-    """Return the message with the target's choice; it has no answer."""
-    return "guide", 0, (guidance.kept.cpu().numpy(), guidance.n_tokens)
 
 
 class GuidanceAbandoned(Exception):
@@ -363,8 +343,11 @@ def serve(
         except GuidanceAbandoned:
             continue
         if number:
+            # Processor time of a thread excludes waiting for the target already, time between events does not.
+            waited = mailbox.waited if meter.devices else 0.0
+            lap = Lap(lap.wall - mailbox.waited, max(lap.busy - waited, 0.0))
             try:
-                pipe.send((number, answer, _busy_lap(lap, mailbox.waited, bool(meter.devices))))
+                pipe.send((number, answer, lap))
             except BrokenPipeError:
                 return  # the other end is closed
 
@@ -387,11 +370,6 @@ def _answer(
     return None
 
 
-def _busy_lap(lap: Lap, waited: float, by_events: bool) -> Lap:
-    """Subtract waiting for the target; processor time of a thread excludes it already, time between events does not."""
-    return Lap(lap.wall - waited, max(lap.busy - waited, 0.0) if by_events else lap.busy)
-
-
 #: Builds a drafter inside its process; it is pickled by name.
 Factory = Callable[[], Drafter]
 
@@ -399,7 +377,7 @@ Factory = Callable[[], Drafter]
 GRACE = 2.0
 
 
-class ProcessTransport:
+class ProcessTransport(SequentialTransport):
     """A transport with the drafter in another process; the verifier stays in this one.
 
     Use it as a context manager, and give the machine `drafter` and the transport itself. The answer so far crosses the
@@ -434,7 +412,7 @@ class ProcessTransport:
         self._last_number = 0
         self._unread = False
         self._allowed = patience
-        self._target = target or Meter()
+        super().__init__(target or Meter())
         #: Devices on which the drafter works.
         self.devices: tuple[torch.device, ...] = ()
         #: Why the drafter was lost; None while it is alive.
@@ -514,7 +492,7 @@ class ProcessTransport:
 
     def send_guidance(self, guidance: Guidance) -> None:
         """Pass on the target's choice; it has no answer."""
-        self._send(guide_request(guidance))
+        self._send(("guide", 0, (guidance.kept.cpu().numpy(), guidance.n_tokens)))
 
     def answer(self) -> tuple[Packed | None, Lap]:
         """Return the result of the last request, and its seconds in the process, without waiting for guidance."""
@@ -565,20 +543,16 @@ class ProcessTransport:
         start = time.perf_counter()
         draft()
         proposed, drafting = self._draft()
-        target_rows, verifying = self._target.run(lambda: rows(proposed))
+        target_rows, verifying = self.target.run(lambda: rows(proposed))
         return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
 
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Draft in the process while verifying here."""
         start = time.perf_counter()
         draft()
-        target_rows, verifying = self._target.run(rows)
+        target_rows, verifying = self.target.run(rows)
         proposed, drafting = self._draft()
         return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
-
-    def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
-        """Verify here."""
-        return verify_only(rows, self._target)
 
 
 class RemoteDrafter:

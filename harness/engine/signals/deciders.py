@@ -40,10 +40,6 @@ class AnswerSignal(DecoderSignal):
         visible = (sees & stage.valid.unsqueeze(1)).unsqueeze(1)
         return attention_rows(query[:, :, first:], key, scaling, visible)
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
-
 
 @signal(
     "decider_attention",

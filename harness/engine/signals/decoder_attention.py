@@ -7,9 +7,8 @@ block by block: full maps are never stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +24,10 @@ from espalier.harness.engine.attention_probe import (
     rollout,
     word_rows,
 )
-from espalier.harness.engine.layout import Layout, Stage
-from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, answer_length
+from espalier.harness.engine.layout import CAUSAL, Layout, Stage, Visibility
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.table import signal
-from espalier.harness.engine.visibility import CAUSAL, Visibility
-
-if TYPE_CHECKING:
-    from espalier.methods.base import Need, Site
+from espalier.methods.base import Need, Site
 
 
 @signal(
@@ -41,22 +37,11 @@ if TYPE_CHECKING:
 class LastAttention(DecoderSignal):
     """Attention from the prompt's last token, which in a denoising step precedes the answer."""
 
-    _answer_length = 0
-
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Store the length of the answer after the prompt."""
-        super().begin(inputs)
-        self._answer_length = answer_length(inputs)
-
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute one row."""
         prompt = query[:, :, : query.shape[2] - self._answer_length]
         visible = self.context.visible_to_last(stage, self.layer)
         return self.per_token(stage, last_row(prompt, key, scaling, visible))
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
 
 @signal(
@@ -71,10 +56,6 @@ class MeanAttention(DecoderSignal):
         visibility = self.context.visibility(stage, self.layer)
         received = received_mean(query, key, scaling, stage.valid, visibility=visibility)
         return self.per_token(stage, received)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
 
 @signal(
@@ -121,10 +102,6 @@ class VisualReceivedMax(DecoderSignal):
         )
         return self.per_token(stage, received)
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
-
 
 @signal(
     "text_received_max",
@@ -134,16 +111,16 @@ class VisualReceivedMax(DecoderSignal):
 class TextReceivedMax(VisualReceivedMax):
     """Attention from the words after the image."""
 
-    _answer_length: Tensor
+    _after_image: Tensor
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Find these words while no visual token has been dropped."""
         super().enter(layout, hidden)
-        self._answer_length = words_after_image(layout)
+        self._after_image = words_after_image(layout)
 
     def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
-        return torch.where(self._answer_length.to(stage.words.device), stage.words, -1)
+        return torch.where(self._after_image.to(stage.words.device), stage.words, -1)
 
 
 @signal(
@@ -254,10 +231,6 @@ class PageRank(DecoderSignal):
         """Compute the ranks of all slots."""
         visibility = self.context.visibility(stage, self.layer)
         return self.per_token(stage, page_rank(query, key, scaling, stage.valid, visibility))
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
 
 def page_rank(

@@ -75,10 +75,6 @@ class Normed(ReachedStates):
         """Take the visual tokens and normalise them."""
         self._captured = self.context.parts.decoder.norm(self.per_token(stage, hidden))
 
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n, D)."""
-        return request.select(self.captured)
-
 
 class DecoderInput(Producer):
     """Base of signals taken from the decoder's input."""
@@ -199,10 +195,6 @@ class LayerNormed(ReachedStates):
         """Take the visual tokens and normalise them."""
         layer = self.context.parts.decoder.layers[self.site.layer]
         self._captured = layer.input_layernorm(self.per_token(stage, hidden))
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n, D)."""
-        return request.select(self.captured)
 
 
 @signal(

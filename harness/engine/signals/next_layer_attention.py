@@ -5,19 +5,20 @@ Captured when the site is reached: queries and keys of the site's layer, for the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import Watcher, last_row
 from espalier.harness.engine.layout import Stage
-from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest, answer_length
+from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.table import signal
+from espalier.methods.base import Need, Site
 
-if TYPE_CHECKING:
-    from espalier.methods.base import Need, Site
+#: Makes a row of a layer's queries and keys.
+Taken = Callable[[Tensor, Tensor, float, Tensor], Tensor]
 
 
 class NextRow:
@@ -28,10 +29,12 @@ class NextRow:
 
     Args:
         layer: the decoder layer; `watch` must be among the watchers of its attention.
+        taken: returns the row (B, M, ...) of the prompt's queries (B, H, M, Dh), all keys (B, H_kv, M, Dh), the scaling
+            and the slots (B, M) that may be attended to.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
+    def __init__(self, layer: Any, taken: Taken = last_row) -> None:
+        self._layer, self._taken = layer, taken
         self._valid: Tensor | None = None
         self._answer_length = 0
 
@@ -39,11 +42,7 @@ class NextRow:
         """Take the row and leave the layer, if it runs for this purpose."""
         if self._valid is not None:
             prompt = query[:, :, : query.shape[2] - self._answer_length]
-            raise _RowCaptured(self.taken(prompt, key, scaling, self._valid.to(query.device)))
-
-    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-        """Return (B, M, ...) of the prompt's queries (B, H, M, Dh) and all keys (B, H_kv, M, Dh)."""
-        return last_row(query, key, scaling, valid)
+            raise _RowCaptured(self._taken(prompt, key, scaling, self._valid.to(query.device)))
 
     def last(
         self, hidden: Tensor, rotary: tuple[Tensor, ...], valid: Tensor, answer_length: int = 0
@@ -65,37 +64,22 @@ class NextRow:
                 hidden, attention_mask=None, past_key_values=None, position_embeddings=rotary
             )
         except _RowCaptured as seen:
-            return seen.row.to(hidden.device)
+            row: Tensor = seen.args[0]
+            return row.to(hidden.device)
         finally:
             self._valid = None
         raise RuntimeError("the decoder layer ran without calling its attention")
 
 
-class MeanRow(NextRow):
-    """Takes the attention of the mean valid query."""
-
-    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-        """Return (B, M), mean over heads."""
-        share = (valid / valid.sum(dim=1, keepdim=True))[:, None, : query.shape[2], None]
-        mean = (query * share.to(query.dtype)).sum(dim=2, keepdim=True)
-        return last_row(mean, key, scaling, valid)
-
-
-class KeysTaken(NextRow):
-    """Takes the keys."""
-
-    def taken(self, query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-        """Return (B, M, H_kv, Dh)."""
-        del query, scaling, valid
-        return key.transpose(1, 2)
+def mean_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+    """Return (B, M): the attention of the mean valid query, mean over heads."""
+    share = (valid / valid.sum(dim=1, keepdim=True))[:, None, : query.shape[2], None]
+    mean = (query * share.to(query.dtype)).sum(dim=2, keepdim=True)
+    return last_row(mean, key, scaling, valid)
 
 
 class _RowCaptured(Exception):
-    """Carries the row out of the layer."""
-
-    def __init__(self, row: Tensor) -> None:
-        super().__init__()
-        self.row = row
+    """Carries the row, its argument, out of the layer."""
 
 
 @signal(
@@ -105,13 +89,7 @@ class _RowCaptured(Exception):
 class NextLastAttention(DecoderSignal):
     """`last_attention` of the layer after the site."""
 
-    row_type: ClassVar[type[NextRow]] = NextRow
-    _answer_length = 0
-
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Store the length of the answer after the prompt."""
-        super().begin(inputs)
-        self._answer_length = answer_length(inputs)
+    taken: ClassVar[Taken] = staticmethod(last_row)
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
@@ -121,7 +99,7 @@ class NextLastAttention(DecoderSignal):
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layer's attention."""
         parts, layer = self.context.parts, self.layer
-        self._row = self.row_type(parts.decoder.layers[layer])
+        self._row = NextRow(parts.decoder.layers[layer], self.taken)
         return [(parts.decoder_attention(layer), self._row.watch)]
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
@@ -129,10 +107,6 @@ class NextLastAttention(DecoderSignal):
         visible = self.context.visible_to_last(stage, self.layer)
         row_values = self._row.last(hidden, rotary, visible, self._answer_length)
         self._captured = self.per_token(stage, row_values)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n)."""
-        return request.select(self.captured)
 
 
 @signal(
@@ -157,7 +131,7 @@ class NextBareAttention(NextLastAttention):
 class NextMeanAttention(NextLastAttention):
     """Of the mean query up to the last visual token, without rotary positions. PACT (arXiv 2504.08966)."""
 
-    row_type = MeanRow
+    taken = staticmethod(mean_row)
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Run the layer up to its attention with tables that turn nothing."""
@@ -174,7 +148,7 @@ class NextMeanAttention(NextLastAttention):
 class NextVisualKeys(NextLastAttention):
     """`visual_keys` of the layer after the site."""
 
-    row_type = KeysTaken
+    taken = staticmethod(lambda query, key, scaling, valid: key.transpose(1, 2))
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, H_kv, n, Dh)."""

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from espalier.harness.cost.clock import Clock
+from espalier.harness.engine.artifacts import Prior
+from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layer_inputs import visible_to_last
-from espalier.harness.engine.layout import take
+from espalier.harness.engine.layout import Layout, Stage, Visibility, take, visibility_of
+from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
-from espalier.harness.engine.visibility import visibility_of
-from espalier.methods.base import MethodError, PlanError
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.clock import Clock
-    from espalier.harness.engine.artifacts import Prior
-    from espalier.harness.engine.attention_probe import Watcher
-    from espalier.harness.engine.layout import Layout, Stage
-    from espalier.harness.engine.model_parts import ModelParts
-    from espalier.harness.engine.visibility import Visibility
-    from espalier.methods.base import Need, Site, TokenReducer
-
+from espalier.methods.base import MethodError, Need, PlanError, Site, TokenReducer
 
 #: Key of a step's inputs with the mask (B, G) of the answer's tokens, the last ones, that are deciders.
 DECIDERS = "deciders"
@@ -100,7 +92,7 @@ class ViewRequest:
         return torch.arange(visual.shape[1], device=visual.device) < counts.unsqueeze(1)
 
 
-class Producer(ABC):
+class Producer:
     """Makes one signal for one site, or for all sites at once. Methods that do not apply keep the defaults.
 
     In a pass the engine calls `begin`, then `enter` at the decoder's input, then `reach` when states arrive at the
@@ -126,7 +118,6 @@ class Producer(ABC):
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
         """Return the decoder layers with attention that the signal is made from, for one of a method's `sites`."""
-        del need, site, sites
         return ()
 
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
@@ -140,12 +131,10 @@ class Producer(ABC):
 
     def hook_tower(self, clock: Clock) -> list[RemovableHandle]:
         """Hook `watched_layers` for one pass; `clock` counts its work as selection."""
-        del clock
         return []
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the last pass's captures; `inputs` are those of the next pass."""
-        del inputs
 
     def units(self) -> Tensor:
         """Return the signal for each unit of the projector, if it is read before the decoder."""
@@ -153,15 +142,13 @@ class Producer(ABC):
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Capture from the states (B, L, D) that enter the decoder, for a batch of this layout."""
-        del layout, hidden
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Capture from the states (B, M, D) that enter the layer of the site, before the method plans."""
-        del stage, hidden, rotary
 
-    @abstractmethod
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return the signal in the shape that it declares."""
+        raise NotImplementedError
 
 
 class DecoderSignal(Producer):
@@ -169,6 +156,8 @@ class DecoderSignal(Producer):
 
     _captured: Tensor | None = None
     _width = 0
+    #: Positions of an answer after the prompt: 0 outside denoising steps.
+    _answer_length = 0
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
@@ -212,6 +201,7 @@ class DecoderSignal(Producer):
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the captured values."""
         self._captured = None
+        self._answer_length = answer_length(inputs)
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Store the number of visual tokens of the longest row."""
@@ -222,6 +212,10 @@ class DecoderSignal(Producer):
         """Values captured in this pass."""
         assert self._captured is not None  # the layer runs before the site
         return self._captured
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return the captured values of the view's tokens."""
+        return request.select(self.captured)
 
     def per_token(self, stage: Stage, values: Tensor) -> Tensor:
         """Return (B, S, ...) per original visual token, so that a later site finds its tokens' values by index."""

@@ -40,8 +40,7 @@ class Declaration:
 def signal(
     name: str, text: str, *, units: bool = False, inside_tower: bool = False
 ) -> Callable[[Producing], Producing]:
-    """Declare that a class makes a signal. Arguments, which must be constants, are those of `Declaration`."""
-    del name, text, units, inside_tower  # read from the source
+    """Declare that a class makes a signal. Arguments are those of `Declaration`: constants, read from the source."""
     return lambda producer: producer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import json
 import linecache
 import os
@@ -224,7 +225,8 @@ def own_code(classes: Iterable[type]) -> tuple[list[str], dict[str, Path]]:
             text = ""
         if isinstance(value, type) and module is None:
             parts = list(_functions(value))
-            text = "" if parts else None
+            script = getattr(sys.modules.get(value.__module__), "__file__", None)
+            text = "" if parts else "".join(linecache.getlines(script or "")) or None
             waiting += [*parts, *((base.__name__, base) for base in value.__bases__)]
         elif isinstance(value, FunctionType) and not _is_held(value):
             if module is None:
@@ -279,10 +281,8 @@ def _values(function: FunctionType, with_globals: bool) -> Iterator[tuple[str, A
     """Yield the values outside of a function that it reads: global and captured ones, and defaults."""
     wrapped = getattr(function, "__wrapped__", None)
     if wrapped is not None and not with_globals:
-        yield (
-            function.__name__,
-            wrapped,
-        )  # what a decorator of a library captures beside it is the library's
+        # What a decorator of a library captures beside it is the library's.
+        yield function.__name__, wrapped
         return
     yield "defaults", [function.__defaults__, function.__kwdefaults__]
     captured = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -293,7 +293,10 @@ def _values(function: FunctionType, with_globals: bool) -> Iterator[tuple[str, A
 
 
 def _read_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """Yield the global names that code reads; names of attributes are none."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield str(instruction.argval)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _read_names(constant)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from espalier.harness.cost.paper_flops import d2pruner
+from espalier.harness.cost.flops import d2pruner
 from espalier.harness.reports.tables.analytic.analytic_models import exact, text_stack
 from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, kept
 from espalier.harness.reports.tables.analytic.analytic_verdicts import (

@@ -14,8 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from espalier.harness.cost.facts import StackFacts
-from espalier.harness.cost.flops import mlp_flops, quadratic
-from espalier.harness.cost.paper_flops import DenoisingCost, even, rising
+from espalier.harness.cost.flops import DenoisingCost, even, mlp_flops, quadratic, rising
 from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.analytic.analytic_models import text_stack
 from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, kept

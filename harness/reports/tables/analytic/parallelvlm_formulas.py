@@ -1,4 +1,4 @@
-"""ParallelVLM (CVPR 2026, arXiv 2603.19610), Tables 1 and 3 to 7: speed ratios, and speed-ups by its theorems.
+"""ParallelVLM (CVPR 2026, arXiv 2603.19610), Tables 1 and 3 to 7: speed ratios, and speed-ups by its renewal.
 
 c = T_p / T_q (6). Speed-ups of Tables 1 and 7 are measured; the theorems model them, and the residuals show how well.
 In Table 1, M is the number of tokens per round in Theorem 4 (sequential drafting), and the run length between
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from espalier.harness.decoding.speculative import theorems
-from espalier.harness.decoding.speculative.renewal import acceptance_of_run, parallel_speedup
+from espalier.harness.decoding.speculative import renewal
 from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match
 from espalier.harness.reports.tables.analytic.analytic_verdicts import FormulaClaim, quotient
 from espalier.harness.reports.tables.printed_cell import PrintedCell
@@ -119,11 +118,11 @@ def _speedups(first: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClaim
         ]
         target, draft = times(fifth, cell.model, cell.method in PRUNED)
         if cell.method == "ParallelVLM":
-            run = acceptance_of_run(fmean(lengths))
-            value = parallel_speedup(run, window(cell), target, draft)
+            run = renewal.acceptance_of_run(fmean(lengths))
+            value = renewal.parallel_speedup(run, window(cell), target, draft)
             yield _modelled(cell, value, 0.08, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
         elif cell.method in IN_TURN:
-            value = theorems.sequential_of_length(target / draft, window(cell), fmean(lengths))
+            value = renewal.sequential_of_length(target / draft, window(cell), fmean(lengths))
             yield _modelled(cell, value, 0.07, "speed-up, Theorem 4", "c M / (gamma + c)")
 
 
@@ -132,11 +131,11 @@ def _extreme(seventh: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClai
     for cell in seventh.column("speedup vs AR"):
         target, draft = times(fifth, cell.model, pruned=True)
         share = seventh.sibling(cell, metric="acceptance rate tau").number
-        value = theorems.parallel(target / draft, target / draft, share)
+        value = renewal.parallel(target / draft, target / draft, share)
         yield _modelled(cell, value, 0.08, "speed-up, Theorem 5", "tau c")
         run = seventh.sibling(cell, metric="mean accepted length M").number
         gamma = round(target / draft)  # (6)
-        value = parallel_speedup(acceptance_of_run(run), gamma, target, draft)
+        value = renewal.parallel_speedup(renewal.acceptance_of_run(run), gamma, target, draft)
         yield _modelled(cell, value, 0.105, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
 
 

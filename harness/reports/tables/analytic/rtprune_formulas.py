@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from espalier.harness.cost.paper_flops import rtprune
+from espalier.harness.cost.flops import rtprune
 from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.analytic.analytic_models import exact, text_stack
 from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match
