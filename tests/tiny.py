@@ -13,7 +13,7 @@ from PIL import Image
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import build_adapter, random_processor
+from espalier.harness.models.build_adapter import build_adapter, build_skeleton, random_processor
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
@@ -106,6 +106,13 @@ def random_model(spec: ModelSpec) -> Any:
     tokenizer = byte_tokenizer(adapter.data.special)
     config = adapter.configuration(spec, tokenizer)
     return build_random(adapter.data.model_class, config, tokenizer, spec)
+
+
+def full_model(spec: ModelSpec) -> Any:
+    """The model of a spec at full size, without weights."""
+    family = ADAPTERS.load(spec.adapter)
+    config = family.configuration(spec, byte_tokenizer(family.data.special))
+    return build_skeleton(family.class_of(config), config, spec)
 
 
 def sharpen(model: Any) -> None:

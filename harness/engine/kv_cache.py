@@ -167,34 +167,30 @@ class IndexedCache(Cache):
     """An empty cache with room for `room` tokens after the prompt in each layer, growing by `step` (0: never)."""
 
     def __init__(self, n_layers: int, room: int, step: int = 0) -> None:
-        self._indexed = [IndexedLayer(room, step) for _ in range(n_layers)]
-        super().__init__(layers=[*self._indexed])
-
-    @property
-    def indexed(self) -> tuple[IndexedLayer, ...]:
-        """The layers, for callers that read one at a time."""
-        return tuple(self._indexed)
+        #: The layers, for callers that read one at a time.
+        self.indexed = tuple(IndexedLayer(room, step) for _ in range(n_layers))
+        super().__init__(layers=[*self.indexed])
 
     def cut(self, count: int, layers: int | None = None) -> None:
         """Drop the last `count` tokens of every layer, or of the first `layers`, regardless of their lengths."""
-        for layer in self._indexed[:layers]:
+        for layer in self.indexed[:layers]:
             layer.crop(layer.get_seq_length() - count)
 
     def keep(self, last: int, kept: Tensor) -> None:
         """Keep those at `kept` (K,), ascending from 0, of the last `last` tokens of every layer."""
-        for layer in self._indexed:
+        for layer in self.indexed:
             layer.keep(last, kept)
 
     def copy(self, source_cache: IndexedCache, before: int, length: int) -> None:
         """Append `length` tokens of `other`, in every layer those that start `before` tokens from its end."""
-        for layer, source in zip(self._indexed, source_cache._indexed, strict=True):
+        for layer, source in zip(self.indexed, source_cache.indexed, strict=True):
             start = source.get_seq_length() - before
             keys, values = source.entries
             layer.update(keys[:, :, start : start + length], values[:, :, start : start + length])
 
     def gather(self, source_cache: IndexedCache, slots: Tensor) -> None:
         """Start with the tokens `slots` (layers, M) of each layer of `other`; costs one copy of these."""
-        pairs = zip(self._indexed, source_cache._indexed, slots, strict=True)
+        pairs = zip(self.indexed, source_cache.indexed, slots, strict=True)
         for layer, source, chosen in pairs:
             keys, values = source.entries
             index = chosen.to(keys.device)
@@ -203,23 +199,23 @@ class IndexedCache(Cache):
     @property
     def storage(self) -> list[tuple[Tensor, Tensor]]:
         """Storage that every layer writes into; its address does not change during the cache's life."""
-        return [layer.storage for layer in self._indexed]
+        return [layer.storage for layer in self.indexed]
 
     def blank(self) -> None:
         """Zero the room after the tokens held, for readers of the full storage: a masked NaN would still be NaN."""
-        for layer in self._indexed:
+        for layer in self.indexed:
             for store in layer.storage:
                 store[:, :, layer.get_seq_length() :].zero_()
 
     def grow(self) -> None:
         """Count one more token as held in every layer."""
-        for layer in self._indexed:
+        for layer in self.indexed:
             layer.grow()
 
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens that each layer holds."""
-        return tuple(layer.get_seq_length() for layer in self._indexed)
+        return tuple(layer.get_seq_length() for layer in self.indexed)
 
 
 class WindowLayer(DynamicSlidingWindowLayer):

@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
-from espalier.harness.engine.attention_probe import AttentionTap
+from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.decode_steps import decode_site
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
 from espalier.harness.engine.forward_pass import ActivePass, Pass
@@ -397,7 +397,7 @@ def install(
         from espalier.harness.engine.tower_sites import watched_blocks
 
         tower_blocks = watched_blocks(adapter, method, inside)
-    watchers = [
+    watchers: list[tuple[nn.Module, Watcher]] = [
         *signals.watchers(),
         *((block.attention, active.watch_tower) for block in tower_blocks),
         *(

@@ -102,7 +102,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
             *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
             *("<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
         ),
-        config=qwen_config(Glm4vConfig, marks=GLM_MARKS, **GLM_TOWER),
+        config=qwen_config(Glm4vConfig, GLM_TOWER, marks=GLM_MARKS),
         processor=patch_processor(Glm46VProcessor, Glm46VImageProcessor, Glm46VVideoProcessor),
     )
     library_positions = True  # each pair of frames has its own, before its time as text
@@ -157,5 +157,5 @@ class Glm4vMoeAdapter(Glm4vAdapter):
         Glm4vAdapter.data,
         model_class=Glm4vMoeForConditionalGeneration,
         types=("glm4v_moe",),
-        config=qwen_config(Glm4vMoeConfig, marks=GLM_MARKS, **GLM_TOWER),
+        config=qwen_config(Glm4vMoeConfig, GLM_TOWER, marks=GLM_MARKS),
     )

@@ -269,7 +269,7 @@ class LlavaNextAdapter(LlavaAdapter):
             LlavaNextProcessor,
             Built(
                 LlavaNextImageProcessor,
-                SIZES | {"image_grid_pinpoints": of("architecture.model.image_grid_pinpoints")},
+                {**SIZES, "image_grid_pinpoints": of("architecture.model.image_grid_pinpoints")},
             ),
         ),
     )

@@ -31,7 +31,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 from transformers.vision_utils import get_vision_attention_seqlens, get_vision_position_ids
 
 from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen_vl import Qwen2VLAdapter
+from espalier.harness.models.qwen_vl import QWEN2_TOWER, Qwen2VLAdapter, qwen_config
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
@@ -185,7 +185,7 @@ class LlavaOnevision15Adapter(Qwen2VLAdapter):
     data = replace(
         Qwen2VLAdapter.data,
         model_class=LlavaOnevision15ForConditionalGeneration,
-        config=replace(Qwen2VLAdapter.data.config, part_class=LlavaOnevision15Config),
+        config=qwen_config(LlavaOnevision15Config, QWEN2_TOWER),
         renames={
             r"^visual\.": "model.visual.",
             r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",

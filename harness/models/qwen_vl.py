@@ -171,6 +171,15 @@ MARKS = {
     **{"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"},
 }
 
+#: Sizes of Qwen2-VL's tower.
+QWEN2_TOWER: Mapping[str, Value] = {
+    "depth": of("facts.tower.layers"),
+    "embed_dim": of("facts.tower.hidden"),
+    "num_heads": of("facts.tower.heads"),
+    "mlp_ratio": lambda spec, _: spec.facts.tower.intermediate // spec.facts.tower.hidden,
+    "hidden_size": of("facts.text.hidden"),
+}
+
 #: Sizes of towers that state their width and the decoder's.
 TOWER: Mapping[str, Value] = {
     "depth": of("facts.tower.layers"),
@@ -183,17 +192,17 @@ TOWER: Mapping[str, Value] = {
 
 def qwen_config(
     config_class: Any,
+    tower: Mapping[str, Value],
     text: Mapping[str, Value] | None = None,
     marks: Mapping[str, str] = MARKS,
-    **tower: Value,
 ) -> Built:
     """Return how a configuration of tower and text stack is built.
 
     Args:
         config_class: class of the configuration.
+        tower: arguments of the tower.
         text: arguments of the text stack besides its sizes.
         marks: special tokens by the keys for their numbers.
-        **tower: arguments of the tower.
     """
     arguments = {
         "vision_config": Built(dict, tower, ("architecture.vision",)),
@@ -279,17 +288,10 @@ class Qwen2VLAdapter(Adapter):
         placeholders=("<|image_pad|>", "<|video_pad|>"),
         inline=None,
         lacking=("luma",),  # the tower gets a list of patches, from pictures of any size
-        settings=BOUNDS | CAP,
+        settings={**BOUNDS, **CAP},
         tower="model.visual",
         projector="model.visual.merger",
-        config=qwen_config(
-            Qwen2VLConfig,
-            depth=of("facts.tower.layers"),
-            embed_dim=of("facts.tower.hidden"),
-            num_heads=of("facts.tower.heads"),
-            mlp_ratio=lambda spec, _: spec.facts.tower.intermediate // spec.facts.tower.hidden,
-            hidden_size=of("facts.text.hidden"),
-        ),
+        config=qwen_config(Qwen2VLConfig, QWEN2_TOWER),
         processor=patch_processor(Qwen2VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor),
     )
 
@@ -438,7 +440,7 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
     data = replace(
         Qwen2VLAdapter.data,
         model_class=Qwen2_5_VLForConditionalGeneration,
-        config=qwen_config(Qwen2_5_VLConfig, **TOWER, fullatt_block_indexes=full_blocks),
+        config=qwen_config(Qwen2_5_VLConfig, {**TOWER, "fullatt_block_indexes": full_blocks}),
         processor=patch_processor(
             Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
         ),
@@ -480,7 +482,7 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
         model_class=Qwen3VLForConditionalGeneration,
         conversation="qwen3",
         media=TIMED,
-        config=qwen_config(Qwen3VLConfig, **DEEP_TOWER),
+        config=qwen_config(Qwen3VLConfig, DEEP_TOWER),
         processor=patch_processor(
             Qwen3VLProcessor,
             Qwen2VLImageProcessor,
@@ -503,7 +505,7 @@ class Qwen3VLMoeAdapter(Qwen3VLAdapter):
     data = replace(
         Qwen3VLAdapter.data,
         model_class=Qwen3VLMoeForConditionalGeneration,
-        config=qwen_config(Qwen3VLMoeConfig, **DEEP_TOWER),
+        config=qwen_config(Qwen3VLMoeConfig, DEEP_TOWER),
         loads_shared=False,  # there, transformers 5.23 leaves stored experts transposed
     )
 
@@ -526,7 +528,7 @@ class Qwen35Adapter(Qwen3VLAdapter):
         Qwen3VLAdapter.data,
         model_class=Qwen3_5ForConditionalGeneration,
         conversation="qwen3_5",
-        config=qwen_config(Qwen3_5Config, LINEAR, **DEEP_TOWER),
+        config=qwen_config(Qwen3_5Config, DEEP_TOWER, LINEAR),
     )
 
     def deepstack(self) -> Mapping[int, nn.Module]:
@@ -540,5 +542,5 @@ class Qwen35MoeAdapter(Qwen35Adapter):
     data = replace(
         Qwen35Adapter.data,
         model_class=Qwen3_5MoeForConditionalGeneration,
-        config=qwen_config(Qwen3_5MoeConfig, LINEAR, **DEEP_TOWER),
+        config=qwen_config(Qwen3_5MoeConfig, DEEP_TOWER, LINEAR),
     )

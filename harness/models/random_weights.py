@@ -110,17 +110,17 @@ def the_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
     return tokenizer
 
 
-def text_config(*updates: str, **more: Any) -> Built:
+def text_config(*updates: str, **arguments: Any) -> Built:
     """Return the text stack's sizes and special ids under transformers' keys, and `architecture.text`."""
-    return Built(dict, TEXT | more, ("architecture.text", *updates))
+    return Built(dict, {**TEXT, **arguments}, ("architecture.text", *updates))
 
 
-def vision_config(**more: Any) -> Built:
+def vision_config(**arguments: Any) -> Built:
     """Return the sizes of a CLIP-like tower, and `architecture.vision`.
 
     `architecture.unused_layers` counts layers of the checkpoint after the one that the projector reads.
     """
-    return Built(dict, TOWER | more, ("architecture.vision",))
+    return Built(dict, {**TOWER, **arguments}, ("architecture.vision",))
 
 
 def _read(spec: ModelSpec, path: str, default: Any = None) -> Any:

@@ -210,7 +210,7 @@ def _read(
 
 def imports_of(text: str) -> set[str]:
     """Return the names that a Python file may import: modules, the packages that contain them, and what they hold."""
-    names = set()
+    names: set[str] = set()
     for package, imported in IMPORT.findall(FOR_CHECKERS.sub("", text)):
         names |= {f"{package}.{name}".strip(".") for name in ["", *re.findall(r"[\w.]+", imported)]}
     return {part for name in names for part in _packages_of(name)}

@@ -140,7 +140,8 @@ class CellRunner:
         """
         store = Store(job.spec.store)
         if store.root not in self.earlier:
-            self.earlier[store.root] = rows = {}
+            rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
+            self.earlier[store.root] = rows
             for directory in store.folders():
                 with contextlib.suppress(UserError):
                     row = directory.row()

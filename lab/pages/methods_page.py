@@ -109,12 +109,6 @@ What each method follows where paper and code leave a choice, and where it depar
 without a line depart in nothing that is known.
 """
 
-READABLE = """\
-## Signals
-
-What a method may read beyond the tokens: it returns `Need(name)` from `needs` and reads `view.signals[name]`.
-"""
-
 #: The mark of a paragraph in a method's docstring that the page lists under `Differences`.
 DIFFERS = "Differs: "
 
@@ -150,7 +144,9 @@ def page(root: Path = ROOT) -> str:
             table(evicts, compressors),
             DENOISERS,
             table(head, denoisers),
-            READABLE,
+            "## Signals\n",
+            "What a method may read beyond the tokens: it returns `Need(name)` from `needs` and reads "
+            "`view.signals[name]`.\n",
             table(
                 ("signal", "shape and meaning"), ((f"`{name}`", SIGNALS[name]) for name in SIGNALS)
             ),

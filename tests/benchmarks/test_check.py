@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -251,6 +252,7 @@ def test_prompts_are_compared_with_the_originals_token_by_token(
     assert prompt is not None
     assert prompt.startswith("A chat between a curious user")
     # A tokenizer that would begin each piece anew makes other ids.
-    monkeypatch.setattr(LlavaAdapter, "placeholders", ("<image>", "USER"))
+    data = replace(LlavaAdapter.data, placeholders=("<image>", "USER"))
+    monkeypatch.setattr(LlavaAdapter, "data", data)
     findings, _ = check("pope", repositories("pope"), chosen)
     assert "prompt 0 differs from the original's, token " in by_name(findings)["tokens"].detail

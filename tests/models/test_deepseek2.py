@@ -16,12 +16,10 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, saved
-from tests.tiny import Recorder, chat, model_of, picture
+from tests.tiny import Recorder, chat, full_model, model_of, picture
 
 SPEC = FAMILIES["deepseek_ocr2"].spec
 
@@ -119,9 +117,7 @@ def test_sizes_that_the_release_states_are_compared_with_the_facts(
 
 def test_the_config_file_builds_the_released_architecture() -> None:
     spec = model_of("model=deepseek_ocr2")
-    adapter = ADAPTERS.load(spec.adapter)
-    with torch.device("meta"):
-        model = adapter.data.model_class(adapter.configuration(spec, byte_tokenizer()))
+    model = full_model(spec)
     count = sum(parameter.numel() for parameter in model.parameters())
     # The release's index states 6779249408 bytes and lists the tensors built here. The remainder is the size of tables
     # for 64, 100 and 400 queries.

@@ -14,15 +14,12 @@ from transformers import Glm46VForConditionalGeneration
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.build_adapter import build_skeleton
-from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.think_tags import spoken
 from espalier.methods.none import NoReduction
 from tests.families.glm import GLM4V
 from tests.families.qwen import IMAGES, MIXED, VIDEOS
 from tests.family_runs import Tiny, answered, saved
-from tests.tiny import chat, load_tiny, model_of
+from tests.tiny import chat, full_model, load_tiny, model_of
 
 
 @pytest.mark.parametrize("value", [None, "strip", "off"])
@@ -85,7 +82,4 @@ def test_config_files_build_as_many_parameters_as_the_releases_hold(
     file: str, parameters: int, buffers: int
 ) -> None:
     spec = model_of(f"model={file}", "model.weights=random")
-    family = ADAPTERS.load(spec.adapter)
-    config = family.configuration(spec, byte_tokenizer(family.data.special))
-    skeleton = build_skeleton(family.class_of(config), config, spec)
-    assert sum(item.numel() for item in skeleton.parameters()) + buffers == parameters
+    assert sum(item.numel() for item in full_model(spec).parameters()) + buffers == parameters

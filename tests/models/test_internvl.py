@@ -12,13 +12,22 @@ from PIL import Image
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.models.build_adapter import load_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS
 from tests.families.onevision import video, watch
-from tests.tiny import IMAGE, SHAPES, Recorder, chat, load_tiny, model_of, picture, save_tiny
+from tests.tiny import (
+    IMAGE,
+    SHAPES,
+    Recorder,
+    chat,
+    full_model,
+    load_tiny,
+    model_of,
+    picture,
+    save_tiny,
+)
 
 SPECS = {"internvl": QWEN, "internvl_6b": LLAMA}
 PLAIN = {"max_new_tokens": 1, "do_sample": False}
@@ -246,16 +255,13 @@ def test_a_text_stack_of_experts_is_refused_by_name(tmp_path):
 )
 def test_the_config_file_builds_the_released_architecture(name, millions):
     spec = model_of(f"model={name}")
-    adapter = ADAPTERS.load(spec.adapter)
-    config = adapter.configuration(spec, byte_tokenizer())
-    with torch.device("meta"):
-        model = adapter.data.model_class(config)
+    model = full_model(spec)
     assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
     projector = model.model.multi_modal_projector
     widths = (projector.linear_1.in_features, projector.linear_1.out_features)
     assert (*widths, projector.linear_2.out_features) == spec.facts.projector
-    assert config.image_seq_length == (448 // 14 // 2) ** 2
-    processor = adapter.new_processor(spec, byte_tokenizer())
+    assert model.config.image_seq_length == (448 // 14 // 2) ** 2
+    processor = random_processor(ADAPTERS.load(spec.adapter), spec)
     pixels = processor.image_processor(picture(0, 900, 600), crop_to_patches=True)
     assert pixels["num_patches"] == [7]  # 3 x 2 crops of 448 pixels and the thumbnail
     assert pixels["pixel_values"][0].shape == (3, 448, 448)

@@ -23,7 +23,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import build_adapter, build_skeleton, random_processor
+from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.llada_v import RENAMES, planes
 from espalier.harness.models.random_weights import byte_tokenizer
@@ -40,7 +40,7 @@ from tests.families.llada import (
     tensors_of,
 )
 from tests.models.llada_reference import Reference, pixels
-from tests.tiny import chat, load_tiny, picture
+from tests.tiny import chat, full_model, load_tiny, picture
 
 FAMILIES = list(SIDES)
 MODELS = {
@@ -270,9 +270,7 @@ def test_every_tensor_of_a_release_lands_where_it_belongs(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_names_of_the_real_architecture_are_all_mapped(family: str) -> None:
     """Every tensor of the real model, and the bytes that the index of its text stack states."""
-    spec, kind = real_spec(family), ADAPTERS.load(family)
-    config = kind.configuration(spec, byte_tokenizer(kind.data.special))
-    model = build_skeleton(kind.data.model_class, config, spec)
+    model = full_model(real_spec(family))
     names = model.state_dict()
     for name in names:
         result = released(name, family == "lavida")

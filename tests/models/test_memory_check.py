@@ -14,8 +14,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds import checkpoint_check as checkpoints
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models import build_adapter as base
-from espalier.harness.models.build_adapter import build_skeleton, load_adapter, weight_bytes
-from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.build_adapter import load_adapter, weight_bytes
 from espalier.harness.models.loader import load_checkpoint
 from espalier.harness.models.memory_check import (
     check_memory,
@@ -24,7 +23,6 @@ from espalier.harness.models.memory_check import (
     prompt_bytes,
     weight_limits,
 )
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -32,7 +30,7 @@ from lab.pages.placement_page import page, verdict
 from run import main
 from tests import commands
 from tests.families.onevision import ONEVISION
-from tests.tiny import LLAVA, random_model, save_llava
+from tests.tiny import LLAVA, full_model, random_model, save_llava
 
 GIB = 2**30
 #: Two cards of 80 GiB and a host of 100.
@@ -165,9 +163,7 @@ def test_a_plan_that_is_accepted_leaves_no_layer_on_disk(
         device="cuda:0",
         device_map="auto",
     )
-    family = ADAPTERS.load(spec.adapter)
-    config = family.configuration(spec, byte_tokenizer(family.data.special))
-    skeleton = build_skeleton(family.class_of(config), config, spec)
+    skeleton = full_model(spec)
     for (number, size), word in plans.items():
         free = {card: (size - 1) * GIB for card in range(number)} | {"cpu": 0}
         assert verdict(spec, skeleton, number, size) == word

@@ -11,15 +11,15 @@ from transformers import MiniCPMV4_6ForConditionalGeneration
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
+from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS, family_of
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.view_placement import PictureView
 from espalier.methods.none import NoReduction
 from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, generation, plain, saved
 from tests.linear_attention import in_doubles
-from tests.tiny import chat, load_tiny, picture
+from tests.tiny import chat, full_model, load_tiny, picture
 
 TINY = Tiny("minicpm_v")
 
@@ -101,11 +101,9 @@ def test_the_config_file_builds_as_many_parameters_as_the_hub_counts() -> None:
     spec = commands.spec_of("model=minicpm_v_4_6").model
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("minicpmv4_6") == spec.adapter
-    tokenizer = byte_tokenizer(adapter.data.special)
-    with torch.device("meta"):
-        built = adapter.data.model_class._from_config(adapter.configuration(spec, tokenizer))
+    built = full_model(spec)
     assert sum(parameter.numel() for parameter in built.parameters()) == 1_300_428_016
-    images = adapter.new_processor(spec, tokenizer).image_processor
+    images = random_processor(adapter, spec).image_processor
     for (width, height), tokens in (((640, 480), spec.facts.visual_tokens), ((2480, 3508), 574)):
         views = images([picture(0, width, height)], return_tensors="pt")["target_sizes"]
         assert views.prod(1).sum() == 16 * tokens

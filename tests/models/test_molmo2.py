@@ -17,15 +17,15 @@ from safetensors.torch import load_file
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
+from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.chat_media import place_media
 from espalier.harness.models.molmo2 import Molmo2Adapter
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.models.view_placement import WHOLE, PictureView
 from tests.families import FAMILIES
 from tests.families.molmo2 import MOLMO2
 from tests.families.onevision import video, watch
 from tests.family_runs import Tiny, answered, extended, generation, saved
-from tests.tiny import Scatter, chat, load_tiny, model_of, picture, save_tiny
+from tests.tiny import Scatter, chat, full_model, load_tiny, model_of, picture, save_tiny
 
 TINY = Tiny("molmo2")
 
@@ -217,13 +217,9 @@ def test_a_release_loads_under_its_own_names_and_keys(tmp_path: Path) -> None:
 def test_the_config_file_builds_the_released_architecture(name: str, parameters: int) -> None:
     """As many parameters as in the 4B release's index, and as in 34.66 GB of single precision of the 8B release."""
     spec = model_of(f"model={name}")
-    tokenizer = byte_tokenizer(Molmo2Adapter.data.special)
-    with torch.device("meta"):
-        built = Molmo2Adapter.data.model_class._from_config(
-            Molmo2Adapter.configuration(spec, tokenizer)
-        )
+    built = full_model(spec)
     assert sum(parameter.numel() for parameter in built.parameters()) == parameters
-    fewer = Molmo2Adapter.new_processor(replace(spec, processor={"max_crops": 1}), tokenizer)
+    fewer = random_processor(Molmo2Adapter, replace(spec, processor={"max_crops": 1}))
     assert fewer.image_processor.get_number_of_image_patches(480, 640) == 2 * 14**2
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
+from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS, family_of
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.family_runs import Tiny, saved
-from tests.tiny import Recorder, chat, load_tiny, model_of, picture
+from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture
 
 TINY = Tiny("llava_onevision1_5")
 SIGNALS = ("cls_attention", "cls_logits", "tower_received", "tower_keys", "tower_states")
@@ -60,9 +60,7 @@ def test_config_files_build_the_published_billions_of_parameters(
     spec = model_of(f"model={name}")
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("llavaonevision1_5") == spec.adapter
-    tokenizer = byte_tokenizer(adapter.data.special)
-    with torch.device("meta"):
-        built = adapter.data.model_class._from_config(adapter.configuration(spec, tokenizer))
+    built = full_model(spec)
     counts = [
         sum(item.numel() for item in part.parameters()) for part in (built, built.model.visual)
     ]
@@ -70,7 +68,7 @@ def test_config_files_build_the_published_billions_of_parameters(
     assert round((counts[0] - counts[1]) / 1e9, 1) == language
     vision = built.config.vision_config
     assert (vision.hidden_act, vision.layer_norm_eps, vision.mlp_ratio) == ("gelu", 1e-5, 4)
-    images = adapter.new_processor(spec, tokenizer).image_processor
+    images = random_processor(adapter, spec).image_processor
     (shape,) = images([picture(0, 640, 480)], return_tensors="pt")["image_grid_thw"].tolist()
     assert shape == [1, 34, 46]
     assert spec.facts.visual_tokens == 17 * 23

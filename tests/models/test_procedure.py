@@ -115,8 +115,7 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
     adapter: Any = SimpleNamespace(
         processor=SimpleNamespace(tokenizer=tokenizer),
         spec=SimpleNamespace(video=VideoSpec()),
-        pieces=pieces,
-        placeholders=("<image>",),
+        data=SimpleNamespace(pieces=pieces, placeholders=("<image>",)),
         load_media=lambda chat: [],
         prompt_text=lambda chat, media: "USER: <image>\nQ?",
         encode=lambda chats: batch,

@@ -43,7 +43,7 @@ from tests.families.qwen import (
     clip,
     video_chat,
 )
-from tests.tiny import Recorder, chat, load_tiny, model_of, picture, save_tiny
+from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture, save_tiny
 
 SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
 CHATS = {"images": IMAGES, "videos": VIDEOS, "mixed": MIXED}
@@ -586,10 +586,8 @@ def model(name):
 def test_config_files_build_the_published_architectures(file, billions):
     """The sizes on the models' cards; nothing is allocated."""
     spec = model(file)
-    adapter_class = ADAPTERS.load(spec.adapter)
-    config = adapter_class.configuration(spec, byte_tokenizer())
-    with torch.device("meta"):
-        built = adapter_class.data.model_class._from_config(config)
+    built = full_model(spec)
+    config = built.config
     assert sum(item.numel() for item in built.parameters()) / 1e9 == pytest.approx(
         billions, abs=0.005
     )
@@ -617,13 +615,9 @@ def test_config_files_build_the_published_architectures(file, billions):
     ],
 )
 def test_config_files_of_qwen3_build_as_many_parameters_as_the_hub_counts(file, parameters):
-    spec = model(file)
-    adapter_class = ADAPTERS.load(spec.adapter)
-    config = adapter_class.configuration(spec, byte_tokenizer())
-    with torch.device("meta"):
-        built = adapter_class.data.model_class._from_config(config)
+    built = full_model(model(file))
     assert sum(item.numel() for item in built.parameters()) == parameters
-    assert config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
+    assert built.config.text_config.rope_parameters["mrope_section"] == [24, 20, 20]
 
 
 def test_scaled_towers_hand_over_the_layers_that_are_left():

@@ -20,8 +20,6 @@ from espalier.harness.engine.eviction import CacheBudget, ScoredEviction
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -35,7 +33,7 @@ from tests.family_runs import ROWS, Tiny, answered, extended, generation, positi
 from tests.linear_attention import delta_rule, in_doubles
 from tests.methods.cases import CASES, DEPTH, build, case_id, signals_of
 from tests.methods.runs import kept_by
-from tests.tiny import Recorder, Scatter, chat, load_tiny, model_of, save_tiny
+from tests.tiny import Recorder, Scatter, chat, full_model, load_tiny, model_of, save_tiny
 
 NAMES = ("qwen3_5", "qwen3_5_video", "qwen3_5_mixed", "qwen3_5_moe", "minicpm_v")
 MOST, NONE = Budget("kept", 0.6), Budget("kept", 0.0)
@@ -326,13 +324,10 @@ def random_spec(file: str) -> ModelSpec:
 def test_config_files_build_as_many_parameters_as_the_hub_counts(file, parameters):
     """Without the extra layer that predicts several tokens, which transformers does not load."""
     spec = random_spec(file)
-    adapter_class = ADAPTERS.load(spec.adapter)
-    config = adapter_class.configuration(spec, byte_tokenizer())
-    with torch.device("meta"):
-        model = adapter_class.data.model_class._from_config(config)
+    model = full_model(spec)
     assert sum(item.numel() for item in model.parameters()) == parameters
     types = ["linear_attention"] * 3 + ["full_attention"]
-    assert config.text_config.layer_types == types * (spec.facts.text.layers // 4)
+    assert model.config.text_config.layer_types == types * (spec.facts.text.layers // 4)
 
 
 @pytest.mark.parametrize("backend", ["emulate", "drop"])

@@ -11,11 +11,11 @@ from torch.nn.functional import pad
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
+from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.family_runs import Tiny, answered, generation
-from tests.tiny import Scatter, chat, model_of, picture
+from tests.tiny import Scatter, chat, full_model, model_of, picture
 
 #: Grids of patches; MiniCPM-V's tower joins four, and enlarges small pictures.
 GRIDS = {
@@ -115,12 +115,9 @@ def test_the_config_files_build_the_released_architectures(
     name: str, parameters: int, page: int
 ) -> None:
     spec = model(name)
-    adapter = ADAPTERS.load(spec.adapter)
-    config = adapter.configuration(spec, byte_tokenizer(adapter.data.special))
-    with torch.device("meta"):
-        built = adapter.data.model_class._from_config(config)
+    built = full_model(spec)
     assert sum(parameter.numel() for parameter in built.parameters()) == parameters
-    images = adapter.new_processor(spec, byte_tokenizer(adapter.data.special)).image_processor
+    images = random_processor(ADAPTERS.load(spec.adapter), spec).image_processor
     for size, tokens in (((480, 640), spec.facts.visual_tokens), ((3508, 2480), page)):
         patches = torch.tensor(images.get_number_of_image_patches(*size)).prod()
         assert patches // 4 == tokens

@@ -77,4 +77,4 @@ def _read() -> tuple[dict[str, Declaration], Registry]:
 DECLARED, PRODUCERS = _read()
 
 #: Shape and meaning of every signal.
-SIGNALS: Mapping[str, str] = {name: signal.text for name, signal in sorted(DECLARED.items())}
+SIGNALS: Mapping[str, str] = {name: DECLARED[name].text for name in sorted(DECLARED)}
