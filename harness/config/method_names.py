@@ -104,11 +104,6 @@ def methods_of(kind: str) -> list[str]:
     return [name for name in choices(GROUP) if method_kind(name) == kind]
 
 
-def compressors() -> str:
-    """Return the names of the methods that evict cache entries, for an error line."""
-    return ", ".join(methods_of("compressor"))
-
-
 def method_kind(name: str) -> str | None:
     """Return the kind of a method by the bases of its class; None: methods/ has no such file. Cost: milliseconds."""
     path = ROOT / "methods" / f"{name}.py"
