@@ -25,7 +25,7 @@ from espalier.harness.cost.schedule import (
     frame_of,
 )
 from espalier.harness.errors import Refused, brief, unknown_name
-from espalier.harness.store.amount_text import amount_text
+from espalier.harness.store.row_text import amount_text
 from espalier.methods.base import PlanError, TokenReducer
 from espalier.methods.blame import Blame
 

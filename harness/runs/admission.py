@@ -17,7 +17,7 @@ from espalier.harness.decoding.diffusion.denoising_settings import refuse_denois
 from espalier.harness.engine.artifacts.priors import require_prior
 from espalier.harness.engine.engine_guards import check_generation
 from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
-from espalier.harness.evaluation.judging.judge_check import check_judge
+from espalier.harness.evaluation.judging.judge_prompt import check_judge
 from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checks.benchmark_check import (
     check_needs,

@@ -27,8 +27,8 @@ from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_presets import runs_of
-from espalier.harness.store.column_index import NAME as INDEX
 from espalier.harness.store.parquet_tables import read_rows
+from espalier.harness.store.row_reader import NAME as INDEX
 
 #: Rows that provide the blocks of the synthetic ones.
 TEMPLATES = ROOT / "results" / "demo"

@@ -15,7 +15,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.influence import influence
+from espalier.harness.evaluation.sample_contributions import influence
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import draw_curves, file_name, write_curves

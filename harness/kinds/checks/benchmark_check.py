@@ -14,7 +14,7 @@ from espalier.harness.config.lmms_task_files import index_of
 from espalier.harness.errors import UserError, foreign, tell_once, unknown_name
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.store.files.untrusted_json import read_json
+from espalier.harness.store.files.digests import read_json
 
 #: The table of a task file that holds prompts by family, up to the next key at the margin.
 _TABLE = re.compile(

@@ -12,7 +12,7 @@ from espalier.harness.cost.free_memory import DeviceMemory
 from espalier.harness.errors import Refused, foreign
 from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
-from espalier.harness.store.files.untrusted_json import read_bytes
+from espalier.harness.store.files.digests import read_bytes
 
 GIB = 2**30
 

@@ -18,7 +18,7 @@ from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import NOTE, line_look, looks
 from espalier.harness.reports.curves.point_frame import frame_of
 from espalier.harness.stats import Interval
-from espalier.harness.store.unparsed_mark import FOOTNOTE
+from espalier.harness.store.row_text import FOOTNOTE
 
 #: Suffixes of the files that are written.
 SUFFIXES = ("png", "svg", "md", "tex", "csv")

@@ -10,7 +10,7 @@ from espalier.harness.reports.curves.curve_points import BaselineGroup, CurvePan
 from espalier.harness.reports.curves.figures import DASHED, Plot, Series, Spot, draw, marker
 from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import COLOURS
-from espalier.harness.store.unparsed_mark import FOOTNOTE
+from espalier.harness.store.row_text import FOOTNOTE
 
 #: Legend, colour and face of a dot by verdict, apart in greyscale as well.
 DOTS: Mapping[str, tuple[str, str, str]] = {

@@ -14,7 +14,7 @@ from espalier.harness.reports.curves.gain_dots import draw_gains
 from espalier.harness.reports.curves.report_page import config_names, name_and_share, write_text
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.store.unparsed_mark import FOOTNOTE
+from espalier.harness.store.row_text import FOOTNOTE
 
 INTRO, EARLIER, OVERVIEW = report_page.texts("reducers")
 

@@ -21,7 +21,7 @@ from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.html.page_rows import PageResults, case_of
 from espalier.harness.specs.comparable import Row, name
 from espalier.harness.stats import Interval
-from espalier.harness.store.unparsed_mark import is_marked
+from espalier.harness.store.row_text import is_marked
 
 #: Columns of a line, in this order; those of `TEXTS` are indices of a list of texts.
 TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")

@@ -13,7 +13,7 @@ from espalier.harness.reports.curves.comparison import ComparedRuns, runs_of
 from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, Scores
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult, with_settings
 from espalier.harness.specs.commands import RUN
-from espalier.harness.store.amount_text import amount_text
+from espalier.harness.store.row_text import amount_text
 
 #: A method at one amount: the name of its curve, the share removed, and the tokens kept where these were set.
 MethodPoint = tuple[str, float, int | None]

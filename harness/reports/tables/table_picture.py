@@ -17,7 +17,7 @@ from espalier.harness.reports.tables import table_text as wording
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.panels import FigurePanel
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
-from espalier.harness.store.unparsed_mark import MEANS
+from espalier.harness.store.row_text import MEANS
 
 #: Sizes in inches: a panel, and the text around it.
 PANEL, AROUND = (4.4, 3.2), 1.1

@@ -11,7 +11,7 @@ from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.panels import display_name
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
 from espalier.harness.specs.commands import RUN
-from espalier.harness.store.unparsed_mark import MARK, MEANS, mark
+from espalier.harness.store.row_text import MARK, MEANS, mark
 
 LEGEND = (
     "A cell shows the measured value and, in brackets, the printed one, the difference, the verdict and the number n "
