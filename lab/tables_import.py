@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError, print_lines
-from espalier.harness.reports.tables.printed_cell import COLUMNS, PrintedCell
 from espalier.harness.reports.tables.published_tables import (
+    COLUMNS,
     FOLDER,
     Paper,
+    PrintedCell,
     papers,
     read_cells,
     read_paper,

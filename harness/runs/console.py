@@ -9,17 +9,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from espalier.harness.errors import plain_values
-from espalier.harness.reports.curves.speculative_table import (
-    latency_gains,
-    latency_text,
-    summary_lines,
-    tables_of,
-)
-from espalier.harness.reports.curves.terminal_columns import (
+from espalier.harness.reports.curves.terminal_tables import (
     TerminalColumn,
     fits,
+    latency_gains,
+    latency_text,
     side_by_side,
     stacked_tables,
+    summary_lines,
+    tables_of,
 )
 from espalier.harness.specs.comparable import amount, brief, differences
 from espalier.harness.specs.comparable import name as curve_name

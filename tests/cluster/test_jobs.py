@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster import job_file
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import (
     JobCell,

@@ -16,7 +16,7 @@ from espalier.harness.config.composer import Composer
 from espalier.harness.config.group_lists import choices
 from espalier.harness.config.hydra_internals import Loader
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.table_presets import titles
+from espalier.harness.reports.tables.cell_runs import titles
 
 PRESETS = sorted([*choices("experiment"), *titles()])
 CHOICES = {

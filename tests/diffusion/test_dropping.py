@@ -7,7 +7,6 @@ import math
 import pytest
 
 from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.denoising_cost import DenoisingCost
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.schedule import frame_of
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
@@ -22,6 +21,7 @@ from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
 from espalier.methods.random import Random
 from espalier.methods.uniform import Uniform
 from espalier.methods.visionzip import VisionZip
+from lab.analytic.denoising_cost import DenoisingCost
 from tests.diffusion import dropping, models
 from tests.diffusion.test_step import LENGTH, answering, plain, run
 from tests.tiny import CHATS, model_of

@@ -6,13 +6,13 @@ from statistics import fmean
 
 import pytest
 
-from espalier.harness.cost.denoising_cost import DenoisingCost
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.decoding.diffusion.denoising_summary import run_flops
 from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv import FastV
+from lab.analytic.denoising_cost import DenoisingCost
 
 TEXT = StackFacts(6, 64, 176, 8, 8, 8, gated=True, causal=False)
 FACTS = ModelFacts(TEXT, TEXT, None, (48, 64), 211, 40, "token", 1, frozenset())

@@ -319,7 +319,6 @@ def test_a_store_that_lost_its_rows_leaves_the_tables_alone(store: Path, tmp_pat
         ("cli.curves", ["--out", ""]),
         ("reports.tables.rebuild", ["all", "--out", ""]),
         ("reports.curves.decoder_report", ["--write", ""]),
-        ("reports.curves.redraw", [""]),
     ],
 )
 def test_an_empty_path_is_not_the_working_folder(
