@@ -69,6 +69,7 @@ docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.methods_page --write docs/methods.md
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
 	$(PY) -m lab.pages.rows_page --write docs/rows.md
+	$(PY) -m lab.analytic.formulas --values
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
 	$(PY) -m lab.pages.serve_page --write docs/serve.md
 	$(PY) -m lab.pages.conflicts_page --write docs/conflicts.md

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.errors import UserError, print_lines
-from espalier.harness.reports.tables.printed_cell import COLUMNS, PrintedCell
 from espalier.harness.reports.tables.published_tables import (
+    COLUMNS,
     FOLDER,
     Paper,
+    PrintedCell,
     papers,
     read_cells,
     read_paper,
@@ -49,7 +50,7 @@ def import_tables(source: Path, target: Path = FOLDER) -> list[Path]:
     names = {f"{paper.slug}_table{number}.csv" for paper, number, _ in tables}
     for path in sorted(source.glob("*.csv")):
         # Files about the tables are in the same folder.
-        if path.name not in names | {"provenance.csv", "misprints.csv"}:
+        if path.name not in names | {"provenance.csv", "misprints.csv", "formulas.csv"}:
             raise UserError(
                 f"{path} is no table of {target}/*.yaml; valid: {', '.join(sorted(names))}"
             )

@@ -27,7 +27,7 @@ from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.paths import ROOT, located
 from espalier.harness.runs.cluster.job_file import JobFile
 from espalier.harness.runs.run_key import code_files
-from espalier.harness.runs.wandb_marks import MirrorMark
+from espalier.harness.runs.wandb_log import MirrorMark
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.hub_cache import file_of_hub, other_format
 from espalier.harness.specs.plugins import installed

@@ -12,7 +12,7 @@ import pytest
 
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.auto_batch import journalled_batch_size
+from espalier.harness.evaluation.batch_answers import journalled_batch_size
 from espalier.harness.evaluation.samples import (
     Failure,
     Sample,

@@ -19,10 +19,12 @@ from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.store import RUN_KEY
-from espalier.harness.store.answer_changes import BROKE, SAME, compare
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.answer_view import (
+    BROKE,
+    SAME,
     answer_lines,
+    compare,
     comparison_lines,
     pair_lines,
     picture_words,
@@ -42,16 +44,20 @@ from espalier.harness.store.store_index import (
     table_cells,
 )
 from espalier.harness.store.stored_answers import AnsweredRun, find_key, find_run, read_answers
-from espalier.harness.store.trash import NAME as TRASH
-from espalier.harness.store.trash import Waste, contents, move, purge, size_of
 from espalier.harness.store.upkeep import (
     DIRTY,
+    Waste,
     commits,
+    contents,
     faults,
     format_counts,
     matching_commits,
+    move,
+    purge,
+    size_of,
     waste,
 )
+from espalier.harness.store.upkeep import NAME as TRASH
 
 #: Commands that change runs: they leave alone what has not the name of a run, and links.
 CHANGE = ("gc", "rm", "verify")
@@ -149,7 +155,7 @@ def _entries(options: argparse.Namespace) -> list[RunEntry]:
 
 def _export(options: argparse.Namespace) -> int:
     # The table writer is slow to import, and only this command needs it.
-    from espalier.harness.store.parquet_export import write_tables
+    from espalier.harness.store.parquet_tables import write_tables
 
     rows, size, read = write_tables(options.store, options.folder)
     print_lines(f"{options.folder}: {rows} rows, {size:,} bytes; {read} runs read")

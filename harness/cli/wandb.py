@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError, foreign, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
-from espalier.harness.runs.wandb_log import SWEEP, logs, mode
-from espalier.harness.runs.wandb_marks import MirrorMark
+from espalier.harness.runs.wandb_log import SWEEP, MirrorMark, logs, mode
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RUN_KEY, Store

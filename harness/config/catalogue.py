@@ -30,7 +30,7 @@ from espalier.harness.specs.run_spec import ORIGINAL, VARIANTS
 
 ANCHOR = "anchor"
 #: The presets of published tables, by name: reports is a package above this one.
-TABLES = "espalier.harness.reports.tables.table_presets"
+TABLES = "espalier.harness.reports.tables.cell_runs"
 
 #: Keys that the line of a user's file shows.
 SHOWN = {

@@ -20,7 +20,7 @@ from typing import Any
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.flops import linear_cost, quadratic
 from espalier.harness.errors import Refused, brief, unknown_name
-from espalier.harness.store.amount_text import amount_text
+from espalier.harness.store.row_text import amount_text
 from espalier.methods.base import MethodError, PlanError, Site, TokenReducer
 from espalier.methods.blame import Blame
 from espalier.methods.views import BEFORE_DECODER

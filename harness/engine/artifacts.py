@@ -35,9 +35,8 @@ from espalier.harness.paths import DEFAULT_STORE, located
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files import durable
-from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.digests import Digests, read_json
 from espalier.harness.store.files.folder_checks import below
-from espalier.harness.store.files.untrusted_json import read_json
 from espalier.methods.base import Method, MethodError, TokenReducer
 from espalier.methods.fitprune import FitPrune
 from espalier.methods.select.tiles import Tiles

@@ -12,18 +12,18 @@ from lmms_eval.api.model import lmms
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.auto_batch import (
+from espalier.harness.evaluation.batch_answers import (
     LARGEST,
+    Answerer,
     RealTrial,
     journalled_batch_size,
+    key_of,
     largest_batch,
     longest_answers,
 )
-from espalier.harness.evaluation.batch_answers import Answerer, key_of
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.evaluation.prompt_text import PromptTexts
-from espalier.harness.evaluation.running_score import RunningScore
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -32,6 +32,7 @@ from espalier.harness.evaluation.samples import (
     SampleErrors,
     finished_samples,
 )
+from espalier.harness.evaluation.stated_answers import RunningScore
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings_of

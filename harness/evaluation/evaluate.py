@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.cost_summary import cost_means, time_medians
-from espalier.harness.evaluation.metered import metered
+from espalier.harness.evaluation.metered import cost_means, metered, time_medians
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -30,7 +29,7 @@ from espalier.methods.base import Method
 if TYPE_CHECKING:
     from espalier.harness.engine.artifacts import Prior
     from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
-    from espalier.harness.evaluation.running_score import RunningScore
+    from espalier.harness.evaluation.stated_answers import RunningScore
     from espalier.harness.evaluation.task_cache import TaskCache
     from espalier.harness.kinds.kind import OpenMethod
     from espalier.harness.models.adapter import Adapter
@@ -153,19 +152,23 @@ def open_benchmark(
     Cost: seconds, once in each process, to import lmms-eval.
     """
     # These import lmms-eval, which takes seconds.
-    from espalier.harness.evaluation.data_errors import check_references
+    from espalier.harness.evaluation.data_sources import (
+        add_categories,
+        check_references,
+        local_data,
+        record_file,
+    )
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
-    from espalier.harness.evaluation.local_data import add_categories, local_data, record_file
     from espalier.harness.evaluation.metric_scores import check_derived, needed_metrics
-    from espalier.harness.evaluation.picture_marks import place_pictures
     from espalier.harness.evaluation.prompt_text import (
         change_prompts,
         check_text,
         fill_box_settings,
+        place_pictures,
     )
+    from espalier.harness.evaluation.sample_contributions import check_cluster, limit_clusters
     from espalier.harness.evaluation.stated_answers import add_statements
-    from espalier.harness.evaluation.statistical_units import check_cluster, limit_clusters
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     check_limit(bench.limit)
@@ -238,18 +241,17 @@ def evaluate_session(
     from lmms_eval.evaluator import simple_evaluate
 
     from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
-    from espalier.harness.evaluation.data_errors import guard_targets
+    from espalier.harness.evaluation.data_sources import guard_targets
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
-    from espalier.harness.evaluation.latency import LatencyRun
+    from espalier.harness.evaluation.latency import LatencyRun, PairedTimes, measure_run
     from espalier.harness.evaluation.lmms_tasks import scoring
-    from espalier.harness.evaluation.metric_scores import needed_metrics
-    from espalier.harness.evaluation.paired_times import PairedTimes, measure_run
-    from espalier.harness.evaluation.sample_contributions import score
-    from espalier.harness.evaluation.scoring_guards import (
+    from espalier.harness.evaluation.metric_scores import (
         check_values,
         guard_aggregation,
         guard_scoring,
+        needed_metrics,
     )
+    from espalier.harness.evaluation.sample_contributions import score
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults, collect_verdicts
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, prompt_of, read_prompt
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.specs.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    # Imports httpx, a quarter of a second that runs without a judge need not wait for.
+    from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults
 
 #: Functions that a task's file must name besides the prompt.
 FUNCTIONS = ("parts", "holds")
@@ -64,6 +67,8 @@ class JudgedRun:
         ]
         if not questions:
             return
+        from espalier.harness.evaluation.judging.judge import collect_verdicts
+
         name = self.spec.judge.model
         tell_once(f"judge: {name!r} is asked about {len(questions)} answers")
         self.results = collect_verdicts(self.spec.judge, self.spec.store, questions)
@@ -106,6 +111,8 @@ class JudgedRun:
         }
 
     def _question(self, sample: Sample) -> JudgeQuestion:
+        from espalier.harness.evaluation.judging.judge import JudgeQuestion
+
         rubric = self.rubrics[sample.task]
         # lmms-eval strips answers before it scores them.
         parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.scored.strip())

@@ -22,14 +22,18 @@ from loguru import logger
 from tenacity import RetryError
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_errors import cause_of, lacks_locks, named_data, origin
 from espalier.harness.evaluation.data_sources import (
     AllowedSources,
+    LocalData,
     OutsideSource,
     admit_own,
     allowed_sources,
+    cause_of,
+    lacks_locks,
+    named_data,
+    origin,
+    with_records,
 )
-from espalier.harness.evaluation.local_data import LocalData, with_records
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.evaluation.upstream import (
     Patch,
@@ -72,7 +76,7 @@ class LoadedBenchmark:
         return {
             "tasks": list(self.tasks),
             "task_manager": self.manager,
-            # The first clusters may be anywhere (harness/evaluation/statistical_units.py).
+            # The first clusters may be anywhere (harness/evaluation/sample_contributions.py).
             "limit": spec.benchmark.limit if spec.benchmark.cluster is None else None,
             "batch_size": spec.engine.batch_size,
             # lmms-eval's own response cache stores nothing before a run ends; the journal does.

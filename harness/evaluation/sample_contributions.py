@@ -1,33 +1,27 @@
-"""Contributions of samples to the metrics of a run, whether the metrics are means or not.
-
-For these a task's aggregation is called again, on parts of the samples and in this process: whatever else it does, such
-as asking a server, it does each time. `benchmark.blocks=0` leaves out all but the check of a mean.
-"""
+"""What each sample contributes to each metric: means, leave-one-out influences, and the samples that are one unit."""
 
 from __future__ import annotations
 
 import inspect
 import io
 import math
+import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from lmms_eval.api.task import Task
+from numpy.typing import NDArray
 
-from espalier.harness.evaluation.influence import (
-    NoContributions,
-    influence,
-    is_mean,
-    unit_aggregates,
-)
+from espalier.harness.errors import UserError, tell_once
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.metric_scores import (
     Metrics,
@@ -37,9 +31,302 @@ from espalier.harness.evaluation.metric_scores import (
     needed_metrics,
 )
 from espalier.harness.evaluation.samples import Key
-from espalier.harness.evaluation.statistical_units import Partition, partition
-from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit
+
+#: {doc id: the first doc id of its unit}.
+Units = Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The units of one task: clusters are independent of each other, blocks consist of clusters."""
+
+    clusters: Units
+    blocks: Units
+
+
+def partition(
+    task: str, logged: Sequence[Mapping[str, Any]], benchmark: BenchmarkSpec
+) -> Partition:
+    """Return the units of logged samples; equal samples give equal units.
+
+    Raises:
+        UserError: the column of clusters does not exist, or has a value for its modulo that is not an integer.
+    """
+    docs = {int(sample["doc_id"]): sample.get("doc", {}) for sample in logged}
+    first: dict[Any, int] = {}
+    clusters = {
+        doc: first.setdefault(_cluster(task, doc, docs[doc], benchmark.cluster), doc)
+        for doc in sorted(docs)
+    }
+    if not docs:
+        return Partition({}, {})
+    units = sorted(set(clusters.values()))
+    block_numbers = dict(zip(units, assign_blocks(units, len(docs), benchmark.blocks), strict=True))
+    leader: dict[int, int] = {}
+    blocks = {doc: leader.setdefault(block_numbers[unit], doc) for doc, unit in clusters.items()}
+    return Partition(clusters, blocks)
+
+
+def check_cluster(tasks: Sequence[Task], cluster: Cluster | None) -> None:
+    """Raise UserError if the column of clusters is not in the data of a task."""
+    for task in tasks if cluster is not None else ():
+        columns = getattr(task.eval_docs, "column_names", None)
+        if columns is not None:
+            _check_column(task.config.task, columns, cluster)
+
+
+def limit_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
+    """Make tasks ask the first clusters that hold `benchmark.limit` samples, each as a whole, in the order of the data.
+
+    Without a limit, or without clusters, tasks are unchanged.
+
+    Raises:
+        UserError: a sample has a value for its modulo that is not an integer.
+    """
+    if benchmark.limit is not None and benchmark.cluster is not None:
+        for task in tasks:
+            chosen = _first_clusters(task, benchmark.limit, benchmark.cluster)
+            task.build_all_requests = partial(_ask, task, chosen)
+
+
+def _first_clusters(task: Task, limit: int, cluster: Cluster) -> frozenset[int]:
+    """Return the ids of the samples of the first clusters."""
+    members: dict[Any, list[int]] = {}
+    for doc_id, doc in enumerate(task.eval_docs_no_media):
+        members.setdefault(_cluster(task.config.task, doc_id, doc, cluster), []).append(doc_id)
+    chosen: list[int] = []
+    for ids in members.values():
+        if len(chosen) < limit:
+            chosen += ids
+    if len(chosen) > limit:
+        tell_once(
+            f"limit={limit}: {len(chosen)} samples of {task.config.task}, because those with one "
+            f"{cluster.column} are scored together"
+        )
+    return frozenset(chosen)
+
+
+def _ask(task: Task, chosen: frozenset[int], **options: Any) -> None:
+    """Build the requests of chosen samples; lmms-eval scores only samples with a request."""
+    type(task).build_all_requests(task, **options)
+    task._instances = [instance for instance in task.instances if instance.doc_id in chosen]
+
+
+def _check_column(task: str, columns: Iterable[str], cluster: Cluster | None) -> None:
+    if cluster is not None and cluster.column not in columns:
+        raise UserError(
+            f"benchmark.cluster={cluster.column!r} is not a column of {task}; valid: {', '.join(map(str, columns))}"
+        )
+
+
+def _cluster(task: str, doc_id: int, doc: Mapping[str, Any], cluster: Cluster | None) -> Any:
+    if cluster is None:
+        return doc_id
+    _check_column(task, doc, cluster)
+    value = doc[cluster.column]
+    if cluster.modulo is None:
+        return str(value)
+    if not isinstance(value, int):
+        raise UserError(
+            f"benchmark.cluster.column={cluster.column!r} is {value!r} in {task}/{doc_id}; valid: integers"
+        )
+    return value % cluster.modulo
+
+
+#: Up to this number, units are left out one by one; more units are left out in blocks.
+ALONE = 2000
+
+#: Samples that all evaluations of an aggregate may process in total, beyond `ALONE` units.
+VISITS = 10_000_000
+
+#: Smallest number of blocks: a standard error from 200 blocks is known to 5 %.
+BLOCKS = 200
+
+#: Smallest number of units for which contributions are computed.
+FEWEST = 10
+
+#: Number of random halves that are predicted, share of their variance that must be explained, and the factor by which
+#: the predicted spread may miss theirs.
+HALVES, EXPLAINED, FACTOR = 64, 0.8, 1.4
+
+#: Number of random halves on which a mean must be a mean.
+PROBES = 3
+
+#: Seconds that all leave-one-out evaluations of an aggregate may take.
+PATIENCE = 300.0
+
+Array = NDArray[np.float64]
+UnitPlaces = NDArray[np.intp]
+Aggregate = Callable[[list[Any]], Any]
+
+
+class NoContributions(Exception):
+    """An aggregate has no reliable contributions of samples; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Contributions of samples.
+
+    Attributes:
+        values: (n,) contribution of each sample; their mean is the aggregate.
+        stderr: standard error of the aggregate.
+    """
+
+    values: Array
+    stderr: float
+
+
+def assign_blocks(
+    units: Sequence[int], samples: int, blocks: int | None, seed: int = 0
+) -> list[int]:
+    """Return a block for each unit, the units themselves if there are few; equal arguments give equal blocks.
+
+    Args:
+        units: distinct units, in order.
+        samples: number of samples in all units.
+        blocks: number of blocks; None: as many as `VISITS` allows.
+        seed: of the permutation that assigns blocks; it makes blocks independent of the order of samples.
+    """
+    count = blocks or (len(units) if len(units) <= ALONE else max(BLOCKS, VISITS // samples))
+    if count >= len(units):
+        return list(range(len(units)))
+    places = np.random.default_rng(seed).permutation(len(units)) % count
+    return [int(place) for place in places]
+
+
+def unit_aggregates(
+    aggregate: Aggregate, raw: Sequence[Any], units: Sequence[int], value: float
+) -> Array | None:
+    """Return the aggregate of each single unit if their mean is the total aggregate; else None.
+
+    Many aggregates of tasks are means of samples or of groups, such as circular accuracies. For an aggregate of zero
+    the test would be too weak.
+
+    Args:
+        aggregate: the task's function of a list of values.
+        raw: (n,) one value per sample.
+        units: (n,) the unit of each sample.
+        value: the total aggregate; tasks may have rounded it to five digits.
+
+    Returns:
+        (n,) the aggregate of each sample's unit.
+    """
+    members: dict[int, list[Any]] = {}
+    for unit, sample in zip(units, raw, strict=True):
+        members.setdefault(unit, []).append(sample)
+    try:
+        aggregates = {unit: _value(aggregate, values) for unit, values in members.items()}
+    except NoContributions:
+        return None
+    mean = math.fsum(aggregates.values()) / len(aggregates)
+    if value == 0 or not math.isclose(mean, value, rel_tol=1e-4):
+        return None
+    return np.array([aggregates[unit] for unit in units])
+
+
+def is_mean(aggregate: Aggregate, raw: Sequence[Any], numbers: Sequence[float]) -> bool:
+    """Return whether the aggregates of random halves are means of their numbers, as the total aggregate is.
+
+    The total may equal the mean by chance: F1 is the accuracy if there are as many true positives as true negatives.
+    An aggregate that fails on halves counts as a mean.
+    """
+    rng = np.random.default_rng(0)
+    for _ in range(PROBES if len(raw) > 1 else 0):
+        half = rng.permutation(len(raw))[: len(raw) // 2].tolist()
+        try:
+            value = _value(aggregate, [raw[i] for i in half])
+        except NoContributions:
+            return True
+        mean = math.fsum(numbers[i] for i in half) / len(half)
+        if not math.isclose(value, mean, rel_tol=1e-4, abs_tol=1e-9):
+            return False
+    return True
+
+
+def influence(
+    aggregate: Aggregate, raw: Sequence[Any], units: Sequence[int], seed: int = 0
+) -> Influence:
+    """Return the contribution of each sample to `aggregate(raw)`.
+
+    Args:
+        aggregate: the task's function of a list of values.
+        raw: (n,) one value per sample.
+        units: (n,) the unit of each sample; a unit is left out as a whole.
+        seed: of the random halves.
+
+    Raises:
+        NoContributions: too few units; or the aggregate fails on a part of the samples, is not smooth or is too slow.
+
+    Cost: one aggregation for each unit, and `HALVES` aggregations of half the samples.
+    """
+    _, place, sizes = np.unique(np.asarray(units), return_inverse=True, return_counts=True)
+    count = len(sizes)
+    if count < FEWEST:
+        raise NoContributions(f"{count} independent samples are too few; valid: at least {FEWEST}")
+    started = time.perf_counter()
+    total = _value(aggregate, list(raw))
+    taken = (time.perf_counter() - started) * count
+    if taken > PATIENCE:
+        raise NoContributions(
+            f"leaving out {count} times would take {taken:.0f} s; benchmark.blocks sets a smaller number"
+        )
+    order = np.argsort(place, kind="stable")
+    members = np.split(order, np.cumsum(sizes)[:-1])
+    leave_out = [_value(aggregate, _without(raw, indices)) for indices in members]
+    deviations = (count - 1) * (total - np.array(leave_out))
+    deviations -= deviations.mean()
+    _check_fit(aggregate, raw, place, deviations, seed)
+    share = len(raw) / count / sizes
+    values = total + (deviations * share)[place]
+    return Influence(values, float(deviations.std(ddof=1) / math.sqrt(count)))
+
+
+def _check_fit(
+    aggregate: Aggregate, raw: Sequence[Any], place: UnitPlaces, deviations: Array, seed: int
+) -> None:
+    """Raise NoContributions unless the contributions predict the aggregates of random halves of the units."""
+    if not deviations.any():
+        # No unit changes the aggregate, as if every answer is right: there is nothing to predict.
+        return
+    rng = np.random.default_rng(seed)
+    half = len(deviations) // 2
+    measured, predicted = [], []
+    for _ in range(HALVES):
+        chosen = np.zeros(len(deviations), dtype=bool)
+        chosen[rng.permutation(len(deviations))[:half]] = True
+        measured.append(_value(aggregate, [raw[i] for i in np.flatnonzero(chosen[place]).tolist()]))
+        predicted.append(deviations[chosen].mean())
+    spread, expected = float(np.std(measured)), float(np.std(predicted))
+    if min(spread, expected) == 0:
+        raise NoContributions("single samples do not predict how it varies")
+    explained = float(np.corrcoef(measured, predicted)[0, 1]) ** 2
+    if explained < EXPLAINED or not 1 / FACTOR < spread / expected < FACTOR:
+        raise NoContributions(
+            f"it does not vary as single samples predict (they explain {explained:.0%} of it, spread {spread:.3g} "
+            f"against {expected:.3g})"
+        )
+
+
+def _without(raw: Sequence[Any], without: NDArray[np.intp]) -> list[Any]:
+    left_out = set(without.tolist())
+    return [value for i, value in enumerate(raw) if i not in left_out]
+
+
+def _value(aggregate: Aggregate, raw: list[Any]) -> float:
+    try:
+        value = aggregate(raw)
+    except Exception as error:
+        # A task's function, called with a subset of the samples, may raise anything.
+        raise NoContributions(
+            f"it fails on a part of the samples: {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
+        raise NoContributions(f"of a part of the samples it is {value!r}")
+    return float(value)
+
 
 #: How a metric follows from its samples, as stored in rows: mean, leave-one-out, from other metrics, or unknown.
 MEAN, INFLUENCE, COMBINED, ONCE = "mean", "influence", "combined", "once"
@@ -109,7 +396,7 @@ def score(
     Raises:
         UserError: the column of clusters does not exist.
 
-    Cost: one aggregation per unit for a metric that is not a mean (harness/evaluation/influence.py).
+    Cost: one aggregation per unit for a metric that is not a mean (harness/evaluation/sample_contributions.py).
     """
     resample = ours and benchmark.blocks is None and benchmark.cluster is None
     metrics, scores = collect(results, tasks, needed_metrics(benchmark, tasks), resample)

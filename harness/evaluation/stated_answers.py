@@ -16,10 +16,15 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.samples import Sample
-from espalier.harness.evaluation.scoring.choices import letter, lettered, yes_or_no
-from espalier.harness.evaluation.scoring.legible import is_brief, is_legible
-from espalier.harness.specs.benchmark_spec import Answers
+from espalier.harness.evaluation.samples import Key, Sample
+from espalier.harness.evaluation.scoring.choices import (
+    is_brief,
+    is_legible,
+    letter,
+    lettered,
+    yes_or_no,
+)
+from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec
 
 #: Suffix of metrics by the task's own reading.
 OWN = "_lmms_eval"
@@ -128,3 +133,43 @@ def _options(columns: Sequence[str], doc: Mapping[str, Any]) -> dict[str, str]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+class RunningScore:
+    """Scores each answer by its task, as soon as it is there.
+
+    Args:
+        tasks: of the benchmark, as loaded.
+        benchmark: names the headline. With a judge nothing is scored: it answers at the end.
+    """
+
+    def __init__(self, tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
+        scored = () if "judge" in benchmark.needs else tasks
+        self._score: dict[str, Callable[..., Mapping[str, Any]]] = {
+            task.config.task: strict_scoring(
+                partial(type(task).process_results, task), benchmark.answers
+            )
+            for task in scored
+        }
+        self._task, _, self._metric = benchmark.headline.rpartition("/")
+        self._values: dict[Key, float] = {}
+
+    @property
+    def value(self) -> float | None:
+        """Mean of the headline metric over the samples so far; None where it is no mean of numbers, or one failed."""
+        return sum(self._values.values()) / len(self._values) if self._values else None
+
+    def add(self, samples: Iterable[Sample], document: Callable[[Sample], Any]) -> None:
+        """Score samples; `document` returns the document of one."""
+        for sample in samples:
+            score = self._score.get(sample.task)
+            if score is None or self._task not in ("", sample.task):
+                continue
+            try:
+                value = score(document(sample), [sample.scored]).get(self._metric)
+            except Exception:  # a task's scoring may raise anything; the end of the run reports it
+                self._score.clear()  # a mean without this sample would be no mean of the answers
+                self._values.clear()
+                return
+            if isinstance(value, Real):
+                self._values[sample.key] = float(value)

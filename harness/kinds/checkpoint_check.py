@@ -20,8 +20,7 @@ from espalier.harness.models.families import ADAPTERS, own_family
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import cached_file, require_cached
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec, RunSpec
-from espalier.harness.store.files.digests import Digests
-from espalier.harness.store.files.untrusted_json import read_bytes
+from espalier.harness.store.files.digests import Digests, read_bytes
 
 #: Bytes of weights up to which `model.check_weights=auto` reads the values: seconds.
 LARGEST = 2 * 2**30

@@ -13,8 +13,7 @@ from espalier.harness.errors import FOREIGN, UserError, brief, first_words, fore
 from espalier.harness.models.families import check_format
 from espalier.harness.specs.hub_cache import other_format
 from espalier.harness.specs.revisions import MODEL_FILES
-from espalier.harness.store.files.digests import Digests
-from espalier.harness.store.files.untrusted_json import read_bytes
+from espalier.harness.store.files.digests import Digests, read_bytes
 
 INDEX = "model.safetensors.index.json"
 #: Of weights in torch's format, which `espalier convert` reads.

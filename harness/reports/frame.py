@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.specs.run_spec import METERS
-from espalier.harness.store.unparsed_mark import is_marked
+from espalier.harness.store.row_text import is_marked
 
 Row = Mapping[str, Any]
 

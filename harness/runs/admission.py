@@ -46,9 +46,8 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.think_tags import Thinking
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.dataset_copies import Copies, check_place
-from espalier.harness.store.files.digests import Digests
+from espalier.harness.store.files.digests import Digests, read_json
 from espalier.harness.store.files.folder_checks import below, check_files, check_folder
-from espalier.harness.store.files.untrusted_json import read_json
 from espalier.methods.base import Method, MethodError
 
 #: Suffixes of the files that `curves` names.

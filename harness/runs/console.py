@@ -9,22 +9,20 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from espalier.harness.errors import plain_values
-from espalier.harness.reports.curves.speculative_table import (
-    latency_gains,
-    latency_text,
-    summary_lines,
-    tables_of,
-)
-from espalier.harness.reports.curves.terminal_columns import (
+from espalier.harness.reports.curves.terminal_tables import (
     TerminalColumn,
     fits,
+    latency_gains,
+    latency_text,
     side_by_side,
     stacked_tables,
+    summary_lines,
+    tables_of,
 )
 from espalier.harness.specs.comparable import amount, brief, differences
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.specs.run_spec import METERS
-from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
+from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
 
 #: Note on rows of cache compressors with scores that do not depend on the eviction.
 ONE_TOKEN_NOTE = "every answer is one token, chosen before the eviction, which only decided that the answer ends there"

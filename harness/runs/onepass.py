@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from espalier.harness.ranks import Ranks
     from espalier.harness.runs.admission import Job
     from espalier.harness.runs.model_pool import Pool
-    from espalier.harness.runs.sweep_board import Board
+    from espalier.harness.runs.progress_bar import Board
     from espalier.harness.store import RunDir
     from espalier.harness.store.files.journal import Journal
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from espalier.harness.cost.memory import Peak
-from espalier.harness.evaluation.cost_summary import answered_together
+from espalier.harness.evaluation.metered import answered_together
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.specs.plugins.installed import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store import SCHEMA
-from espalier.harness.store.unparsed_mark import too_many
+from espalier.harness.store.row_text import too_many
 
 if TYPE_CHECKING:
     from espalier.harness.engine.record import SampleRecord

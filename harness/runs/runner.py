@@ -16,11 +16,10 @@ from espalier.harness.runs import console, hints, streams, wandb_log
 from espalier.harness.runs import output as printing
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job, admit_here, check_drawn
-from espalier.harness.runs.forecast import Forecast
 from espalier.harness.runs.model_pool import Pool
+from espalier.harness.runs.progress_bar import Board, BoardCell, Forecast
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.status_line import StatusLine
-from espalier.harness.runs.sweep_board import Board, BoardCell
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store import sweep_files as sweeps

@@ -19,8 +19,9 @@ from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
+from espalier.harness.runs.progress_bar import Board
 from espalier.harness.runs.result_row import build_row
-from espalier.harness.runs.sweep_board import Board
+from espalier.harness.runs.served.engine_pool import EnginePool
 from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.specs.comparable import settings_digest
 from espalier.harness.store import RunDir, Store, Unreadable, failures
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from espalier.harness.cost.memory import Peak
     from espalier.harness.evaluation.evaluate import Evaluation
     from espalier.harness.runs.admission import Job
-    from espalier.harness.runs.served.engine_pool import EnginePool
 
 
 @dataclass

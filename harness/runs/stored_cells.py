@@ -29,9 +29,8 @@ from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import installed
 from espalier.harness.store import RunDir
 from espalier.harness.store.files import durable
-from espalier.harness.store.files.digests import Digests, digest
+from espalier.harness.store.files.digests import Digests, digest, read_json
 from espalier.harness.store.files.folder_checks import below
-from espalier.harness.store.files.untrusted_json import read_json
 
 #: Start of paths in this package; all of its files are hashed.
 SHIPPED = "pkg://espalier/"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import wandb
 from PIL import Image
 
-from espalier.harness.reports.curves.speculative_table import latency_gains
+from espalier.harness.reports.curves.terminal_tables import latency_gains
 from espalier.harness.store import RunDir
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError, plain
-from espalier.harness.evaluation.running_score import RunningScore
 from espalier.harness.evaluation.samples import Key, SampleErrors
+from espalier.harness.evaluation.stated_answers import RunningScore
 from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.store.stored_answers import best_score

@@ -16,8 +16,8 @@ from typing import Any
 from espalier.harness.errors import UserError
 from espalier.harness.specs.row_settings import COSTS
 from espalier.harness.specs.run_spec import EngineSpec
-from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.files.digests import digest
+from espalier.harness.store.row_text import amount_text
 
 Row = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ each appends to its own journal, and either row is complete.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,10 +17,56 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from espalier.harness.errors import StoreLost
-from espalier.harness.store.debris import remove_debris
+from espalier.harness.store.files import durable
 from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.files.lease import LEASE, Terms, take
+from espalier.harness.store.files.lease import (
+    LEASE,
+    STALE_FACTOR,
+    Terms,
+    file_time,
+    stale_successors,
+    take,
+)
+
+#: A temporary file: `.<name>-<kernel>-<unique>` (harness/store/files/durable.py). Earlier versions wrote
+#: no kernel.
+TEMPORARY = re.compile(r"\.(?P<name>.+?)(-(?P<kernel>[0-9a-f]{8}))?-[0-9a-f]{32}")
+
+
+def temporaries(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """Yield the temporary files of a folder, each with the kernel of its writer; None if the name has none."""
+    for path in folder.iterdir():
+        match = TEMPORARY.fullmatch(path.name)
+        if match:
+            yield path, match["kernel"]
+
+
+def remove_debris(folder: Path, terms: Terms, sole_process: bool) -> list[Path]:
+    """Remove files of dead or late writers from the folder of a run; return their paths.
+
+    Args:
+        folder: of the run; the caller holds its lease.
+        terms: a writer on another machine is dead if its file is ten times older than a lease may be silent.
+        sole_process: whether no other process of this machine can write here, so that earlier writers here are dead.
+    """
+    removed = stale_successors(folder / LEASE)
+    for path in removed:
+        path.unlink(missing_ok=True)
+    for path, kernel in sorted(temporaries(folder), key=lambda pair: pair[0]):
+        died_here = sole_process and kernel == durable.kernel()
+        if died_here or _age(path) > STALE_FACTOR * terms.expiry:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _age(path: Path) -> float:
+    try:
+        return file_time(path.parent) - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
 
 #: Error numbers of a file system without locks, or of one that does not take the lock file.
 WITHOUT_LOCKS = frozenset(

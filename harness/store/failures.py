@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import FOREIGN, StoreLost
-from espalier.harness.store.files import durable, hosts
-from espalier.harness.store.files.untrusted_json import read_json
+from espalier.harness.store.files import durable
+from espalier.harness.store.files.digests import read_json
 
 NAME = "failed.json"
 
@@ -36,7 +36,7 @@ def record_failure(folder: Path, argv: Sequence[str], quiet: bool = False) -> It
                 "error": type(error).__name__,
                 "when": time.time(),
                 "argv": list(argv),
-                **hosts.describe(),
+                **durable.this_process(),
             }
             # The error itself must be reported, not a full disk.
             with suppress(StoreLost):

@@ -11,7 +11,7 @@ import json.scanner
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from espalier.harness.store.files.untrusted_json import refuse_constant
+from espalier.harness.store.files.digests import refuse_constant
 from espalier.harness.store.row_shape import check_extra, check_shape
 from espalier.harness.store.schema import SCHEMA
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.store.files.untrusted_json import read_json
+from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.schema import upgraded
 
 #: Bytes that the file of a row may have; reading one takes several times as much memory.

@@ -10,11 +10,10 @@ from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.store import failures
-from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.files.lease import LEASE, Terms, file_time, read_lease
 from espalier.harness.store.row_blocks import Row
 from espalier.harness.store.row_reader import walk
-from espalier.harness.store.unparsed_mark import MEANS, is_marked
+from espalier.harness.store.row_text import MEANS, amount_text, is_marked
 
 DONE, DAMAGED, RUNNING, FAILED, UNFINISHED = "done", "damaged", "running", "failed", "unfinished"
 STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)

@@ -9,8 +9,8 @@ from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.store import RunDir, Store, Unreadable
-from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.answer_digest import Key
+from espalier.harness.store.row_text import amount_text
 
 #: Maximum number of runs in an error line.
 NAMED = 5

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, foreign, tell_once
-from espalier.harness.store.amount_text import amount_text
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.files.folder_checks import below
-from espalier.harness.store.files.untrusted_json import read_json
+from espalier.harness.store.row_text import amount_text
 
 #: Version of the files; a file of another version is refused.
 VERSION = 1

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from espalier.harness.paths import ROOT
-from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.parquet_tables import write_tables
 from lab.bench.tables_bench import rows
 
 #: Lengths of a question and an answer of a caption benchmark.

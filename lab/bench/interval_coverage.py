@@ -27,13 +27,13 @@ from espalier.harness.stats import (
     retention_interval,
 )
 from espalier.harness.stats.interval import is_binary
-from espalier.harness.stats.likelihood import tail_root
 from espalier.harness.stats.score_intervals import (
     Parts,
     drawn_shares,
     of_difference,
     of_mean,
     of_retention,
+    tail_root,
 )
 from lab.bench.bench_page import leave
 from lab.bench.populations import POPULATIONS, Array, Population

@@ -93,7 +93,7 @@ def _missed(right: float, yes: float, loss: float) -> float:
 
 
 def f1_shares(answered: NDArray[np.bool_], present: NDArray[np.bool_]) -> Array:
-    """Return what each answer contributes to F1 by leaving it out, as harness/evaluation/influence.py has it."""
+    """Return what each answer contributes to F1 by leaving it out (harness/evaluation/sample_contributions.py)."""
     hits, odd = (answered & present).astype(float), (answered != present).astype(float)
     return _left_out(2 * hits, 2 * hits + odd)
 

@@ -34,7 +34,7 @@ from espalier.harness.decoding.speculative.speculative_summary import speculativ
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.speculative_table import FIGURES
+from espalier.harness.reports.curves.terminal_tables import FIGURES
 from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes

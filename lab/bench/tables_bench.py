@@ -21,14 +21,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of
+from espalier.harness.reports.tables.cell_runs import CellRun, choice, method_of, runs_of
 from espalier.harness.reports.tables.cell_settings import compared_settings
 from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import FORMATS
-from espalier.harness.reports.tables.table_presets import runs_of
-from espalier.harness.store.column_index import NAME as INDEX
 from espalier.harness.store.parquet_tables import read_rows
+from espalier.harness.store.row_reader import NAME as INDEX
 
 #: Rows that provide the blocks of the synthetic ones.
 TEMPLATES = ROOT / "results" / "demo"

@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 
 from espalier.harness.config.grids import stand_ins
 from espalier.harness.reports.tables.cell_runs import CellRun, choice, run_of_cell
-from espalier.harness.reports.tables.panels import display_name, name_of
-from espalier.harness.reports.tables.published_tables import Paper, papers, read_cells, read_paper
+from espalier.harness.reports.tables.published_tables import (
+    Paper,
+    display_name,
+    name_of,
+    papers,
+    read_cells,
+    read_paper,
+)
 from espalier.harness.specs.commands import command
 from lab.pages.page_writer import print_or_write, table
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from espalier.harness.evaluation.scoring.legible import is_legible
+from espalier.harness.evaluation.scoring.choices import is_legible
 from espalier.tasks.videos.utils import rouge_l, words
 
 Doc = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from lmms_eval.api.task import ConfigurableMessagesTask
 
-from espalier.harness.evaluation.scoring.legible import is_legible
+from espalier.harness.evaluation.scoring.choices import is_legible
 from espalier.tasks.captions.consensus import cider, tokenized
 
 Doc = dict[str, Any]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from espalier.harness.evaluation.scoring.choices import letter, yes_or_no
-from espalier.harness.evaluation.scoring.legible import is_legible
-from espalier.harness.evaluation.scoring.short_answers import (
+from espalier.harness.evaluation.scoring.choices import is_legible, letter, yes_or_no
+from espalier.harness.evaluation.scoring.text_scores import (
     anls,
     contains,
     equal,

@@ -6,8 +6,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
 
-from espalier.harness.evaluation.scoring.choices import letter, lettered
-from espalier.harness.evaluation.scoring.legible import is_legible
+from espalier.harness.evaluation.scoring.choices import is_legible, letter, lettered
 from espalier.harness.evaluation.scoring.math_answers import BOX, number, same_value, stated_value
 
 with redirect_stdout(StringIO()):  # its parser prints a line about versions

@@ -10,13 +10,11 @@ from typing import Any
 from lmms_eval.tasks.mmmu import utils as mmmu
 
 try:
-    from espalier.harness.evaluation.scoring.choices import letter, lettered
-    from espalier.harness.evaluation.scoring.legible import is_legible
+    from espalier.harness.evaluation.scoring.choices import is_legible, letter, lettered
     from espalier.harness.evaluation.upstream import without_guesses
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
-    from espalier.harness.evaluation.scoring.choices import letter, lettered
-    from espalier.harness.evaluation.scoring.legible import is_legible
+    from espalier.harness.evaluation.scoring.choices import is_legible, letter, lettered
     from espalier.harness.evaluation.upstream import without_guesses
 
 Doc = dict[str, Any]

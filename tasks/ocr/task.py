@@ -18,7 +18,7 @@ except ImportError:  # started outside the repository, without Espalier on the p
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.errors import UserError
 from espalier.harness.evaluation.scoring import page_files as pages
-from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import check_drawing
 
 
 class PageTask(ConfigurableMessagesTask):
@@ -70,5 +70,5 @@ class DrawnFormulas(PageTask):
         Raises:
             UserError: as `PageTask.download`, or formulas cannot be drawn.
         """
-        cdm.check(f"benchmark.task={self.config.task!r}")
+        check_drawing(f"benchmark.task={self.config.task!r}")
         super().download(dataset_kwargs)

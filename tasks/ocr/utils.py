@@ -13,17 +13,16 @@ try:
 except ImportError:  # started outside the repository, without Espalier on the path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from espalier.harness.media.images import page_image
-from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.choices import has_words, is_legible
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
     PageScores,
+    drawn_scores,
     overall_score,
     score_page,
 )
-from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
-from espalier.harness.evaluation.scoring.legible import has_words, is_legible
 from espalier.harness.evaluation.scoring.page_files import BASELINE, UNIT_TESTS
-from espalier.harness.evaluation.scoring.unittests.unit_test import passes
-from espalier.harness.evaluation.scoring.word_overlap import read_label, read_scores
+from espalier.harness.evaluation.scoring.text_scores import plain_markdown, read_label, read_scores
+from espalier.harness.evaluation.scoring.unit_tests import passes
 from espalier.harness.media.images import open_image
 
 Doc = dict[str, Any]
@@ -102,7 +101,7 @@ def omnidocbench(doc: Doc, results: list[Any]) -> Doc:
 def omnidocbench_cdm(doc: Doc, results: list[Any]) -> Doc:
     answer, unparsed = _answer(results)
     page_scores = score_page(json.loads(doc["annotation"]), answer)
-    drawn = cdm.scores(page_scores.formulas)
+    drawn = drawn_scores(page_scores.formulas)
     formula = {"formula_cdm": sum(drawn) / len(drawn)} if drawn else {}
     parts = [_share(page_scores.text_edit), formula.get("formula_cdm"), page_scores.table_teds]
     return _page(doc, page_scores) | formula | {"overall": parts} | unparsed

@@ -6,7 +6,7 @@ from typing import Any
 
 from lmms_eval.tasks.ocrbench import utils as ocrbench
 
-from espalier.harness.evaluation.scoring.legible import is_legible
+from espalier.harness.evaluation.scoring.choices import is_legible
 
 Doc = dict[str, Any]
 

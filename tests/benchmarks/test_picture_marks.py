@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate_session, open_benchmark
-from espalier.harness.evaluation.picture_marks import place_pictures
+from espalier.harness.evaluation.prompt_text import place_pictures
 from espalier.harness.store import Store
 from tests.benchmarks.answering import Told
 from tests.benchmarks.fixtures import choices

@@ -16,11 +16,18 @@ from espalier.harness.cost.flops import head_flops, layer_flops, text_flops
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of, method_of
-from espalier.harness.runs.cluster.cluster_spec import cluster_of
+from espalier.harness.runs.cluster.cluster_spec import GpuKind, Span, cluster_of, gpu_kinds, reached
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
-from espalier.harness.runs.cluster.cost_estimate import UnknownCost, answer_lengths, cost_of
-from espalier.harness.runs.cluster.dry_run import PlannedCell, job_hours, jobs_of, lines_of, plan
-from espalier.harness.runs.cluster.gpu_kinds import GpuKind, Span, gpu_kinds, reached
+from espalier.harness.runs.cluster.dry_run import (
+    PlannedCell,
+    UnknownCost,
+    answer_lengths,
+    cost_of,
+    job_hours,
+    jobs_of,
+    lines_of,
+    plan,
+)
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests

@@ -12,15 +12,20 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.runs.cluster import slurm_job as work
+from espalier.harness.runs.cluster import job_file
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut
+from espalier.harness.runs.cluster.job_file import (
+    JobCell,
+    JobFile,
+    JobGroup,
+    JobState,
+    LeftOut,
+    run_job,
+)
 from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
 from espalier.harness.runs.cluster.local_workers import GpuPool, LocalWorkers
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.runs.cluster.slurm import Slurm
-from espalier.harness.runs.cluster.slurm_job import run_job
 from espalier.harness.runs.status_line import StatusLine
 
 #: Stands for run.py: writes the row of each cell, and what it sees of devices; fails where a config says so.
@@ -44,7 +49,7 @@ for cell in json.load(open(sys.argv[1])):
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "worker.py"
     path.write_text(WORKER)
-    monkeypatch.setattr(work, "_command", lambda job: [sys.executable, str(path), str(job)])
+    monkeypatch.setattr(job_file, "_command", lambda job: [sys.executable, str(path), str(job)])
 
 
 def job(folder: Path, number: int, *hows: str) -> JobFile:
@@ -92,7 +97,7 @@ def test_a_job_without_cells_to_do_starts_no_process(
 ) -> None:
     file = job(tmp_path, 0, "good")
     Path(file.entries()[0].row).write_text("{}", encoding="utf-8")
-    monkeypatch.setattr(work, "start", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(job_file, "start", lambda *_: pytest.fail("a process was started"))
     assert run_job(file, {}) == 0
     assert file.ended() == 0
 

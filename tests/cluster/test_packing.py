@@ -13,7 +13,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import Command, read_command
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.cluster_spec import cluster_of
-from espalier.harness.runs.cluster.launched_jobs import group_cells
+from espalier.harness.runs.cluster.job_file import group_cells
 from espalier.harness.runs.cluster.resources import (
     Resources,
     gpus_for,

@@ -12,8 +12,7 @@ import pytest
 import run
 from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
-from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
+from espalier.harness.runs.cluster.job_file import JobFile, JobGroup, JobState
 from tests.runs.helpers import Bench, make_bench
 
 SWEEP = ("-m", "method=random,uniform,fastv", "ratio=0.5", "cluster=joblib", "cluster.poll=0.01")

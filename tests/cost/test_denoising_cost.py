@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from espalier.harness.cost.flops import DenoisingCost, even, rising
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
+from lab.analytic.denoising_cost import DenoisingCost, even, rising
 
 #: LLaDA-8B, 64 tokens in 32 steps; sizes that the paper does not print are those that all its figures fit.
 PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)

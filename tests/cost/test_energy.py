@@ -17,7 +17,7 @@ from espalier.harness.cost.meters.energy import EnergyMeter
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation import metered
-from espalier.harness.evaluation.cost_summary import cost_means
+from espalier.harness.evaluation.metered import cost_means
 from espalier.harness.paths import ROOT
 from espalier.harness.reports import results
 from espalier.harness.runs.console import print_rows

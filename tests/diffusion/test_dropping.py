@@ -8,7 +8,6 @@ import pytest
 
 from espalier.harness.cost.budget import Budget, BudgetError, frame_of
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.flops import DenoisingCost
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import diffusion_block, verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
@@ -21,6 +20,7 @@ from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
 from espalier.methods.random import Random
 from espalier.methods.uniform import Uniform
 from espalier.methods.visionzip import VisionZip
+from lab.analytic.denoising_cost import DenoisingCost
 from tests.diffusion import dropping, models
 from tests.diffusion.test_step import LENGTH, answering, plain, run
 from tests.tiny import CHATS, model_of

@@ -7,12 +7,12 @@ from statistics import fmean
 import pytest
 
 from espalier.harness.cost.facts import ModelFacts, StackFacts
-from espalier.harness.cost.flops import DenoisingCost
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
 from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv import FastV
+from lab.analytic.denoising_cost import DenoisingCost
 
 TEXT = StackFacts(6, 64, 176, 8, 8, 8, gated=True, causal=False)
 FACTS = ModelFacts(TEXT, TEXT, None, (48, 64), 211, 40, "token", 1, frozenset())

@@ -17,7 +17,7 @@ import torch
 from espalier.harness.cost.memory import DeviceMemory, free_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.auto_batch import SHARE, largest_batch, ran_out
+from espalier.harness.evaluation.batch_answers import SHARE, largest_batch, ran_out
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import Ranks
@@ -243,7 +243,7 @@ def test_the_key_holds_auto(tmp_path: Path) -> None:
 TIGHT = """
 import resource, sys
 import run
-from espalier.harness.evaluation.auto_batch import RealTrial
+from espalier.harness.evaluation.batch_answers import RealTrial
 
 plain, more = RealTrial.peak, int(sys.argv[1]) * 2**20
 

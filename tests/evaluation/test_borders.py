@@ -19,9 +19,8 @@ import pytest
 from PIL import Image
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_sources import AllowedSources, allowed_sources
+from espalier.harness.evaluation.data_sources import AllowedSources, allowed_sources, local_data
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, load_tasks
-from espalier.harness.evaluation.local_data import local_data
 from espalier.harness.runs.run_settings import task_files
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
 from espalier.harness.store.files.digests import Digests

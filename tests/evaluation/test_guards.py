@@ -11,7 +11,7 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate_session
-from espalier.harness.evaluation.scoring_guards import Unscored
+from espalier.harness.evaluation.metric_scores import Unscored
 from espalier.harness.store import Journal
 from tests.arithmetic import UTILS, YAML, Calculator, make_spec, sums, write_task
 

@@ -11,7 +11,8 @@ from lmms_eval.tasks.mme.utils import mme_aggregate_results
 from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
 from pycocoevalcap.cider.cider import Cider
 
-from espalier.harness.evaluation.influence import (
+from espalier.harness.evaluation.lmms_tasks import quiet
+from espalier.harness.evaluation.sample_contributions import (
     ALONE,
     BLOCKS,
     VISITS,
@@ -21,7 +22,6 @@ from espalier.harness.evaluation.influence import (
     is_mean,
     unit_aggregates,
 )
-from espalier.harness.evaluation.lmms_tasks import quiet
 from espalier.harness.stats import by_unit, difference_interval, mean_interval
 
 Raw = list[Any]

@@ -11,8 +11,16 @@ import pytest
 from PIL import Image
 
 from espalier.harness.evaluation.evaluate import evaluate_session
-from espalier.harness.evaluation.journal_media import ENTRIES, TEXT, json_value, media, question
-from espalier.harness.evaluation.samples import finished_samples, read_scorings, score_entries
+from espalier.harness.evaluation.samples import (
+    ENTRIES,
+    TEXT,
+    finished_samples,
+    journal_media,
+    journal_question,
+    json_value,
+    read_scorings,
+    score_entries,
+)
 from espalier.harness.seedling.video.clip_benchmarks import in_memory
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.store import Journal
@@ -55,8 +63,8 @@ def test_the_question_is_the_chat_with_a_mark_for_each_picture(tmp_path: Path) -
             ],
         },
     ]
-    assert question(chat) == "[system] Be short.\n<image>What?<image><video>"
-    first, second, third = media(chat, "data/set/test/7")
+    assert journal_question(chat) == "[system] Be short.\n<image>What?<image><video>"
+    first, second, third = journal_media(chat, "data/set/test/7")
     assert (first["from"], first["kind"], first["size"]) == ("data/set/test/7#0", "image", [4, 2])
     assert len(first["sha256"]) == 16
     assert first["sha256"] != second["sha256"]
@@ -66,7 +74,7 @@ def test_the_question_is_the_chat_with_a_mark_for_each_picture(tmp_path: Path) -
 def test_frames_in_memory_are_told_by_their_shape_and_a_hash() -> None:
     clips = [in_memory(clip("val", 0, index, 8)) for index in (0, 1)]
     found = [
-        media([{"role": "user", "content": [{"type": "video", "video": one}]}], "s")
+        journal_media([{"role": "user", "content": [{"type": "video", "video": one}]}], "s")
         for one in clips
     ]
     assert [one["shape"] for (one,) in found] == [[8, 96, 96, 3]] * 2

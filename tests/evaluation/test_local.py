@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.data_sources import allowed_sources
+from espalier.harness.evaluation.data_sources import LocalData, allowed_sources, local_data
 from espalier.harness.evaluation.lmms_tasks import load_tasks
-from espalier.harness.evaluation.local_data import LocalData, local_data
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
 from espalier.harness.store.files.dataset_copies import Copies, revision
 from espalier.harness.store.files.digests import Digests

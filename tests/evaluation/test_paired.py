@@ -18,7 +18,7 @@ from espalier.harness.cost.flops import sample_flops
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate
-from espalier.harness.evaluation.paired_times import (
+from espalier.harness.evaluation.latency import (
     MOST,
     NEW_TOKENS,
     PAIRS,

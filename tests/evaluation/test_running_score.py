@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.evaluation import running_score
-from espalier.harness.evaluation.running_score import RunningScore
+from espalier.harness.evaluation import stated_answers
+from espalier.harness.evaluation.stated_answers import RunningScore
 
 ANSWERS = ("right", "wrong", "right", "broken", "right")
 
@@ -23,7 +23,7 @@ def score(monkeypatch: pytest.MonkeyPatch) -> RunningScore:
                 raise KeyError(document)
             return {"acc": float(results == ["right"])}
 
-    monkeypatch.setattr(running_score, "strict_scoring", lambda process, answers: process)
+    monkeypatch.setattr(stated_answers, "strict_scoring", lambda process, answers: process)
     benchmark: Any = SimpleNamespace(needs=(), headline="acc", answers=None)
     tasks: Any = [Task()]
     return RunningScore(tasks, benchmark)

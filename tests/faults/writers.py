@@ -29,7 +29,7 @@ from espalier.harness.runs.admission import Job
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import claims
-from espalier.harness.store.files import hosts
+from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import Journal
 
 #: Short enough that another machine takes over within the test.
@@ -121,7 +121,7 @@ def pretend(machine: int, folder: Path) -> None:
     name = f"{machine:08x}"
     locks = folder / f"locks-{name}"
     locks.mkdir(exist_ok=True)
-    hosts.kernel = lambda: name
+    durable.kernel = lambda: name
 
     def local(path: Path, **more: float) -> FileLock:
         return FileLock(locks / f"{Path(path).parent.name}.lock", **more)

@@ -11,8 +11,14 @@ import pytest
 from espalier.harness.cli import report as command
 from espalier.harness.errors import UserError
 from espalier.harness.reports.html.page_assembly import assemble
-from espalier.harness.reports.html.page_content import kind_of, lines, panels, styles, unscored
-from espalier.harness.reports.html.page_rows import gather
+from espalier.harness.reports.html.page_content import (
+    gather,
+    kind_of,
+    lines,
+    panels,
+    styles,
+    unscored,
+)
 from espalier.harness.stats import mean_interval
 from espalier.harness.store import Store
 from tests.report.test_curves import add_run

@@ -15,8 +15,7 @@ from espalier.harness.config.composer import compose_section
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.cluster import cluster_sweep
-from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.launched_jobs import JobGroup
+from espalier.harness.runs.cluster.job_file import JobFile, JobGroup
 from espalier.harness.specs.run_spec import RunSpec
 from tests import commands
 from tests.cluster.test_sweep import Here

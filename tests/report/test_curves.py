@@ -13,16 +13,13 @@ from lmms_eval.tasks.pope.utils import pope_aggregate_f1_score
 from espalier.harness.cli.curves import main
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.influence import influence
+from espalier.harness.evaluation.sample_contributions import influence
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_files import draw_curves, file_name, write_curves
+from espalier.harness.reports.curves.curve_files import file_name, write_curves
 from espalier.harness.reports.curves.curve_points import Curve
 from espalier.harness.reports.curves.figures import spread
-from espalier.harness.reports.curves.gain_dots import DOTS, draw_gains
-from espalier.harness.reports.curves.method_report import page as sweep_page
-from espalier.harness.reports.curves.method_report import write_report
-from espalier.harness.reports.curves.redraw import redraw
+from espalier.harness.reports.curves.method_report import DOTS, draw_gains, write_report
 from espalier.harness.reports.curves.report_page import config_names
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.stats import holm, paired_pvalue
@@ -376,27 +373,6 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     written = {labels[int(text.get_position()[1])]: text.get_text() for text in half.texts}
     assert (written["divprune"], written["hired_official"]) == ("90.0", "70.5")
     assert written["before the decoder"] == "random: 80.0"
-
-
-@pytest.mark.slow
-def test_pictures_are_drawn_anew_from_their_tables(against: Path, tmp_path: Path) -> None:
-    (panel,) = read_panels(against, ["boxes"])
-    write_curves(against, tmp_path / "curves")
-    drawn, anew = draw_curves([panel]), redraw(tmp_path / "curves.md")
-    for before, after in zip(drawn.axes[0].get_lines(), anew.axes[0].get_lines(), strict=True):
-        assert after.get_xdata() == pytest.approx(before.get_xdata())
-        assert after.get_ydata() == pytest.approx(before.get_ydata(), abs=0.051)
-    (near,) = read_panels(against, ["boxes"], nearest=True)
-    names = config_names({"random", "fastv", "hired", "visionzip"}, Budget("kept", 0.5))
-    (tmp_path / "boxes.md").write_text("\n".join(sweep_page(near, "tiny", names, ())))
-    labels = [tick.get_text() for tick in redraw(tmp_path / "boxes.md").axes[0].get_yticklabels()]
-    assert {"before the decoder", "divprune", "visionzip_paper"} <= set(labels)
-
-
-def test_what_has_no_tables_is_not_drawn(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text("# nothing")
-    with pytest.raises(UserError, match="has no tables to draw"):
-        redraw(tmp_path / "page.md")
 
 
 def test_names_of_config_files_are_found_by_their_settings() -> None:

@@ -12,7 +12,7 @@ import pytest
 from espalier.harness.cli.report import main, protocol_tables
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
-from espalier.harness.reports.curves.selection import read_selection
+from espalier.harness.reports.curves.curve_files import read_selection
 from espalier.harness.stats import Interval
 from espalier.harness.store import Store
 from tests.report.test_curves import N, add_run

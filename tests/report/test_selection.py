@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from espalier.harness.cli.report import main
-from espalier.harness.reports.curves.selection import read_selection, write_selection
+from espalier.harness.reports.curves.curve_files import read_selection, write_selection
 from espalier.harness.runs import console
 from espalier.harness.runs.wandb_content import history
 from tests.report.test_curves import add_run

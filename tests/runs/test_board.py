@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from espalier.harness.runs.sweep_board import FAILURES, SCORES, Board, BoardCell
+from espalier.harness.runs.progress_bar import FAILURES, SCORES, Board, BoardCell
 
 METHODS = [f"method_{number}" for number in range(20)]
 RATIOS = [0.1, 0.25, 0.5, 0.75, 0.9]

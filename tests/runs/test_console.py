@@ -10,11 +10,9 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.runs import console
 from espalier.harness.runs import progress_bar as progress
-from espalier.harness.runs.forecast import Forecast, clock
-from espalier.harness.runs.progress_bar import cell_progress, tell_finished
-from espalier.harness.runs.sweep_board import Board
+from espalier.harness.runs.progress_bar import Board, Forecast, cell_progress, clock, tell_finished
 from espalier.harness.specs.registry import Registry
-from espalier.harness.store.unparsed_mark import FOOTNOTE, MARK, MEANS
+from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS
 from tests.runs.terminal import screen
 
 

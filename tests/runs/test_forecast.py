@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier.harness.runs.forecast import Forecast
+from espalier.harness.runs.progress_bar import Forecast
 
 
 def forecast() -> Forecast:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from espalier.harness.errors import tell_once
 from espalier.harness.runs import console
-from espalier.harness.runs.sweep_board import Board, BoardCell, cell_text
+from espalier.harness.runs.progress_bar import Board, BoardCell, cell_text
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.store.store_index import entries, table_cells

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.progress import Progress
 from rich.text import Text
 
-from espalier.harness.runs.progress_bar import CellProgress, NotebookArea, TimeLeft
-from espalier.harness.runs.sweep_board import Board
+from espalier.harness.runs.progress_bar import Board, CellProgress, NotebookArea, TimeLeft
 
 
 def test_lines_are_drawn_as_text() -> None:

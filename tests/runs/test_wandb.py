@@ -17,7 +17,7 @@ from espalier.harness.cli import wandb as wandb_sync
 from espalier.harness.cli.wandb import records
 from espalier.harness.errors import UserError
 from espalier.harness.runs import wandb_log
-from espalier.harness.runs.wandb_marks import MirrorMark
+from espalier.harness.runs.wandb_log import MirrorMark
 from espalier.harness.store import Store
 from tests.runs.helpers import Bench, Outcome, make_bench
 

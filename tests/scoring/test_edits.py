@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.harness.evaluation.scoring.edit_distance import (
+from espalier.harness.evaluation.scoring.text_scores import (
     NearMatch,
     near_matches,
     normalised_distance,

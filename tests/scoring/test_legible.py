@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier.harness.evaluation.scoring.legible import has_words, is_brief, is_legible
+from espalier.harness.evaluation.scoring.choices import has_words, is_brief, is_legible
 
 TEXTS = [
     *(

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.harness.evaluation.scoring.documents.latex import (
-    formula,
+from espalier.harness.evaluation.scoring.documents.markdown_blocks import (
+    blocks,
     letters,
     lines_of_column,
+    plain_formula,
+    table_of_pipes,
     unicode_text,
 )
-from espalier.harness.evaluation.scoring.documents.markdown_blocks import blocks, table_of_pipes
-from espalier.harness.evaluation.scoring.grounding_text import plain_markdown
+from espalier.harness.evaluation.scoring.text_scores import plain_markdown
 
 PIECES = [
     "|",
@@ -119,7 +120,7 @@ def test_formulas_as_text(latex: str, text: str) -> None:
     "same", ["$$\nA^{2} = \\mathrm b\n$$", "\\[ a^{2}=b . \\]", "A^{2}\\quad=\\left b \\tag{3}"]
 )
 def test_typography_of_formulas_does_not_count(same: str) -> None:
-    assert formula(same) == "a^{2}=b"
+    assert plain_formula(same) == "a^{2}=b"
 
 
 def test_a_column_of_formulas_is_its_lines() -> None:

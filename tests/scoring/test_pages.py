@@ -11,7 +11,10 @@ import pytest
 from PIL import Image
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
+    check_drawing,
+    missing_programs,
+)
 from espalier.harness.evaluation.scoring.page_files import LAYOUTS
 from espalier.harness.media import images
 from tests.benchmarks.fixtures.ocr import FIXTURES, OCEAN
@@ -172,8 +175,8 @@ def test_a_page_is_what_the_renderer_draws(tmp_path: Path, monkeypatch: pytest.M
 
 def test_formulas_cannot_be_drawn_without_tex(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert cdm.missing()[:3] == ["xelatex", "magick", "node"]
+    assert missing_programs()[:3] == ["xelatex", "magick", "node"]
     with pytest.raises(
         UserError, match=r"benchmark.task='x': formula_cdm needs xelatex, magick, node"
     ):
-        cdm.check("benchmark.task='x'")
+        check_drawing("benchmark.task='x'")

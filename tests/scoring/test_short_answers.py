@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from espalier.harness.evaluation.scoring.short_answers import anls, contains, equal, within
+from espalier.harness.evaluation.scoring.text_scores import anls, contains, equal, within
 from espalier.harness.specs.records.own_data import numbers, right_letter
 
 

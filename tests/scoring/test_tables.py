@@ -10,7 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zss import Node, distance
 
-from espalier.harness.evaluation.scoring.documents.teds import cells, normalised, similarity
+from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
+    normalised_table,
+    table_cells,
+    table_similarity,
+)
 from tests.scoring.test_edits import plain
 
 ROWS = st.lists(st.lists(st.text("ab", max_size=2), min_size=1, max_size=3), min_size=1, max_size=3)
@@ -54,7 +58,7 @@ def test_similarity_is_one_minus_the_tree_distance_over_the_elements(
     bare = [[[""] * len(row) for row in rows] for rows in (said, right)]
     elements = max(sum(1 + len(row) for row in rows) for rows in (said, right))
     for found, trees in zip(
-        similarity(html(said), html(right)), ((said, right), bare), strict=True
+        table_similarity(html(said), html(right)), ((said, right), bare), strict=True
     ):
         far = distance(
             *map(tree, trees),
@@ -68,14 +72,14 @@ def test_similarity_is_one_minus_the_tree_distance_over_the_elements(
 
 def test_similarity_by_hand() -> None:
     right = html([["a", "b"], ["c", "d"]])
-    assert similarity(right, right) == (1, 1)
+    assert table_similarity(right, right) == (1, 1)
     # One cell of six elements is another.
-    assert similarity(html([["a", "b"], ["c", "x"]]), right) == (pytest.approx(5 / 6), 1)
+    assert table_similarity(html([["a", "b"], ["c", "x"]]), right) == (pytest.approx(5 / 6), 1)
     # A row of three elements is missing.
-    assert similarity(html([["a", "b"]]), right) == pytest.approx((0.5, 0.5))
+    assert table_similarity(html([["a", "b"]]), right) == pytest.approx((0.5, 0.5))
     # A span that is not there: one element of five; without it a cell more.
     wide = '<table><tr><td colspan="2">a</td></tr><tr><td>c</td><td>d</td></tr></table>'
-    assert similarity(wide.replace(' colspan="2"', ""), wide) == pytest.approx((0.8, 0.8))
+    assert table_similarity(wide.replace(' colspan="2"', ""), wide) == pytest.approx((0.8, 0.8))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +94,10 @@ def test_similarity_by_hand() -> None:
 def test_how_a_table_is_written_does_not_count(same: str) -> None:
     if "</table>" not in same:
         same += "</tr></table></div>"
-    found = similarity(same, html([["a", "b"], ["c", "d"]]))
+    found = table_similarity(same, html([["a", "b"], ["c", "d"]]))
     assert found[1] == pytest.approx(1, abs=0.15)
-    assert "<th" not in normalised(same)
-    assert "thead" not in normalised(same)
+    assert "<th" not in normalised_table(same)
+    assert "thead" not in normalised_table(same)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +117,17 @@ def test_how_a_table_is_written_does_not_count(same: str) -> None:
     ],
 )
 def test_what_is_no_table_is_wrong_and_raises_nothing(broken: str) -> None:
-    full, bare = similarity(broken, html([["apple", "3"], ["pear", "14"]]))
+    full, bare = table_similarity(broken, html([["apple", "3"], ["pear", "14"]]))
     assert 0 <= full <= bare < 0.7
-    assert isinstance(cells(broken), list)
+    assert isinstance(table_cells(broken), list)
 
 
 def test_a_table_that_never_ends_costs_little_and_is_worth_nothing() -> None:
     endless = html([["0"] * 20] * 1000)
     start = time.process_time()
-    assert similarity(endless, html([["a", "b"], ["c", "d"]])) == (0, 0)
+    assert table_similarity(endless, html([["a", "b"], ["c", "d"]])) == (0, 0)
     assert time.process_time() - start < 5
 
 
 def test_cells_are_the_texts_of_a_table() -> None:
-    assert cells(html([["a", ""], [" c ", "d"]])) == ["a", "c", "d"]
+    assert table_cells(html([["a", ""], [" c ", "d"]])) == ["a", "c", "d"]

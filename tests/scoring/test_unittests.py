@@ -10,14 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.scoring.unittests.equations import (
+from espalier.harness.evaluation.scoring.unit_tests import (
+    CHECKS,
+    GridCell,
     contains,
     equations,
+    grids,
     has_formula,
+    laid_out,
+    passes,
+    plain,
     tokens,
 )
-from espalier.harness.evaluation.scoring.unittests.table_grid import GridCell, grids, laid_out
-from espalier.harness.evaluation.scoring.unittests.unit_test import CHECKS, passes, plain
 
 HTML = (
     '<table><thead><tr><th rowspan="2">Year</th><th colspan="2">Sales</th></tr><tr><th>North</th><th>South</th></tr>'

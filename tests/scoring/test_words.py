@@ -15,8 +15,8 @@ from nltk.metrics import f_measure, precision, recall
 from nltk.translate.meteor_score import meteor_score
 from sacrebleu.metrics import BLEU
 
-from espalier.harness.evaluation.scoring import word_overlap as reading
-from espalier.harness.evaluation.scoring.word_overlap import (
+from espalier.harness.evaluation.scoring import text_scores
+from espalier.harness.evaluation.scoring.text_scores import (
     bleu,
     meteor,
     read_label,
@@ -86,7 +86,7 @@ def test_the_dictionary_is_read_in_silence_and_no_copy_is_kept_or_taken(
     # A copy by which the second and the third character are a word.
     poisoned = {"\u516c": 1, "\u56ed": 0, "\u56ed\u6563": 1000, "\u6b65": 1}
     (tmp_path / "jieba.cache").write_bytes(marshal.dumps((poisoned, 1002)))
-    reading._jieba.cache_clear()
+    text_scores._jieba.cache_clear()
     assert words("\u516c\u56ed\u6563\u6b65", "")[0] == ["\u516c\u56ed", "\u6563\u6b65"]
     assert [one.name for one in tmp_path.iterdir()] == ["jieba.cache"]
     assert capfd.readouterr() == ("", "")

@@ -17,11 +17,16 @@ import pytest
 
 from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.paths import ROOT
-from espalier.harness.store import Store
-from espalier.harness.store import parquet_export as exporting
+from espalier.harness.store import Store, parquet_tables
 from espalier.harness.store.files import durable
-from espalier.harness.store.parquet_export import NAME, ExportResult, write_tables
-from espalier.harness.store.parquet_tables import ROWS, SAMPLES, read_tables
+from espalier.harness.store.parquet_tables import (
+    NAME,
+    ROWS,
+    SAMPLES,
+    ExportResult,
+    read_tables,
+    write_tables,
+)
 from espalier.harness.store.row_reader import walk
 from tests.store.test_upkeep import add, first
 
@@ -105,7 +110,7 @@ def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
 THREADS = """
 import os, sys
 from pathlib import Path
-from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.parquet_tables import write_tables
 from espalier.harness.store.row_reader import walk
 threads = lambda: len(os.listdir("/proc/self/task"))
 before, store = threads(), Path(sys.argv[1])
@@ -238,7 +243,7 @@ def test_what_the_last_export_of_all_is_of_can_be_damaged(store: Path, tmp_path:
 def test_other_code_reads_all(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "tables"
     write_tables(store, folder)
-    monkeypatch.setattr(exporting, "_code", lambda: "later")
+    monkeypatch.setattr(parquet_tables, "_code", lambda: "later")
     assert write_tables(store, folder).read == 4
 
 
@@ -314,7 +319,6 @@ def test_a_store_that_lost_its_rows_leaves_the_tables_alone(store: Path, tmp_pat
         ("cli.curves", ["--out", ""]),
         ("reports.tables.rebuild", ["all", "--out", ""]),
         ("reports.curves.decoder_report", ["--write", ""]),
-        ("reports.curves.redraw", [""]),
     ],
 )
 def test_an_empty_path_is_not_the_working_folder(

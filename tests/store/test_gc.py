@@ -12,7 +12,7 @@ import pytest
 
 from espalier.harness.cli.store import main
 from espalier.harness.store import Store
-from espalier.harness.store.parquet_export import write_tables
+from espalier.harness.store.parquet_tables import write_tables
 from espalier.harness.store.store_index import entries
 from espalier.harness.store.upkeep import NAMED, format_counts
 from tests.store.test_upkeep import add, age, run_cli
@@ -146,7 +146,7 @@ def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
-    from espalier.harness.store.trash import Waste, move
+    from espalier.harness.store.upkeep import Waste, move
 
     path = store / "runs" / "cccccccccccccccc"
     # In a separate process: lmms-eval lets all locks of one path in a process be the same lock.

@@ -15,7 +15,7 @@ import pytest
 
 from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.store import RunDir, Store
-from espalier.harness.store.files import hosts
+from espalier.harness.store.files import durable
 from espalier.harness.store.files.lease import (
     STALE_FACTOR,
     Lease,
@@ -38,7 +38,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str) -> None:
 
     plain = claims.FileLock
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(hosts, "kernel", lambda: name)
+    monkeypatch.setattr(durable, "kernel", lambda: name)
     monkeypatch.setattr(
         claims,
         "FileLock",
@@ -129,7 +129,7 @@ def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -
     process.kill()
     process.join()
     run = Store(tmp_path).run("k1")
-    (run.path / f".row.json-{hosts.kernel()}-{'0' * 32}").write_text("half a row")
+    (run.path / f".row.json-{durable.kernel()}-{'0' * 32}").write_text("half a row")
     (run.path / f".row.json-0000000b-{'0' * 32}").write_text("of a writer that may be alive")
     assert read_lease(run.path / "lease") is not None
     with run.claim(0) as held:  # the usual terms: a minute
@@ -328,7 +328,7 @@ def test_a_lease_says_who_holds_the_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert (line["job"], line["journal_bytes"], line["expiry"]) == ("17", size, QUICK.expiry)
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "16")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert hosts.describe()["job"] == "16_3"
+    assert durable.this_process()["job"] == "16_3"
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ import pytest
 from espalier.harness.cli import wandb
 from espalier.harness.errors import StoreLost, UserError
 from espalier.harness.evaluation.judging.verdicts import VerdictStore
-from espalier.harness.runs.wandb_log import logs, open_run
-from espalier.harness.runs.wandb_marks import MirrorMark
+from espalier.harness.runs.wandb_log import MirrorMark, logs, open_run
 from espalier.harness.store import Store
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.sweep_files import announce

@@ -17,9 +17,8 @@ from espalier.harness.reports import results
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.store import SCHEMA, RunDir, Unreadable
 from espalier.harness.store import row_reader as reading
-from espalier.harness.store.column_index import NAME
 from espalier.harness.store.files import durable
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.row_reader import NAME, walk
 from tests.tables.stored import commit
 from tests.tables.test_rebuilt import rebuilt
 
@@ -180,8 +179,8 @@ def test_a_few_new_rows_of_many_do_not_write_the_index(
 def test_many_rows_are_joined_in_the_right_order(store: Path) -> None:
     """More texts than a column repeats, blocks that some rows lack, rows in between and gone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("espalier.harness.store.column_index.DISTINCT", 5)
-        patch.setattr("espalier.harness.store.column_index.BATCH", 4)
+        patch.setattr("espalier.harness.store.row_reader.DISTINCT", 5)
+        patch.setattr("espalier.harness.store.row_reader.BATCH", 4)
         for step in range(3):
             for number in range(step, 30, 3):
                 lacking = {"extra": {}} if number % 4 == 0 else {}

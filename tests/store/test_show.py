@@ -16,8 +16,7 @@ from espalier.harness.cli.store import main
 from espalier.harness.errors import UserError
 from espalier.harness.stats import by_unit, mcnemar_midp, mcnemar_pvalue
 from espalier.harness.store import SCHEMA, Store
-from espalier.harness.store.answer_changes import compare
-from espalier.harness.store.answer_view import write
+from espalier.harness.store.answer_view import compare, write
 from espalier.harness.store.stored_answers import find_run, read_answers
 
 Scores = Sequence[float]

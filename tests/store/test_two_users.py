@@ -14,8 +14,7 @@ import pytest
 
 from espalier.harness.cli.store import main
 from espalier.harness.errors import StoreLost, UserError
-from espalier.harness.store import Store, Unreadable
-from espalier.harness.store import parquet_export as exporting
+from espalier.harness.store import Store, Unreadable, parquet_tables
 from tests.store.test_upkeep import add, age
 
 NOBODY = 65_534
@@ -83,7 +82,7 @@ def test_tables_of_a_store_of_another_user_can_be_written(store: Path, open_path
     own = open_path / "own"
     own.mkdir()
     own.chmod(0o777)
-    assert by_another_user(lambda: exporting.write_tables(store, own).rows) == 1
+    assert by_another_user(lambda: parquet_tables.write_tables(store, own).rows) == 1
 
 
 @as_root

@@ -318,7 +318,7 @@ def test_tables_of_an_export_are_never_half_there(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from espalier.harness.store.files import durable
-    from espalier.harness.store.parquet_export import write_tables
+    from espalier.harness.store.parquet_tables import write_tables
 
     folder = tmp_path / "tables"
     write_tables(store, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.reports.tables.printed_cell import COLUMNS
+from espalier.harness.reports.tables.published_tables import COLUMNS
 from espalier.harness.store import Store
 
 PAPER = """\

@@ -15,12 +15,16 @@ from omegaconf import OmegaConf
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.model_section import apply_prompt_set
 from espalier.harness.paths import CONF, ROOT
-from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
-from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
-from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune
 from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
-from espalier.harness.reports.tables.printed_cell import PrintedCell
-from espalier.harness.reports.tables.published_tables import papers, read_cells, read_paper
+from espalier.harness.reports.tables.published_tables import (
+    PrintedCell,
+    papers,
+    read_cells,
+    read_paper,
+)
+from lab.analytic import d2pruner_formulas as analytic_d2pruner
+from lab.analytic import d3tom_formulas as analytic_d3tom
+from lab.analytic import rtprune_formulas as analytic_rtprune
 
 #: Families as docs/prompts.md calls them, by the names of their models in conf/model.
 FAMILIES = {

@@ -19,9 +19,9 @@ from espalier.harness.config.grids import grids_of
 from espalier.harness.config.group_table import listing
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables import table_picture as picture
+from espalier.harness.reports.tables.cell_runs import LISTED, preset, runs_of, titles
 from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables, write
-from espalier.harness.reports.tables.table_presets import LISTED, preset, runs_of, titles
 from lab.pages.tables_page import page
 from tests import commands
 

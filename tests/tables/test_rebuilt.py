@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.formulas import verdicts
 from espalier.harness.reports.tables.cell_runs import CellRun
 from espalier.harness.reports.tables.cell_verdicts import (
     WIDTH,
@@ -20,15 +19,15 @@ from espalier.harness.reports.tables.cell_verdicts import (
     FormulaValue,
     ResultIndex,
 )
-from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
-from espalier.harness.reports.tables.published_tables import papers, read_paper
+from espalier.harness.reports.tables.published_tables import KEYS, PrintedCell, papers, read_paper
 from espalier.harness.reports.tables.rebuild import main, rebuild, requested_tables
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build
 from espalier.harness.reports.tables.table_formats import FORMATS, PAGE_LINES
 from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes, choose, read_rows
 from espalier.harness.store import Store
-from espalier.harness.store.parquet_export import write_tables
-from espalier.harness.store.unparsed_mark import MARK, MEANS
+from espalier.harness.store.parquet_tables import write_tables
+from espalier.harness.store.row_text import MARK, MEANS
+from lab.analytic.formulas import verdicts
 from tests.tables.stored import CELLS, commit, write_paper
 
 ASKED = {

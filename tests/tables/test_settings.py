@@ -13,14 +13,13 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell
+from espalier.harness.reports.tables.cell_runs import CellRun, preset, run_of_cell, titles
 from espalier.harness.reports.tables.cell_settings import (
     ComparedSettings,
     compared_settings,
     row_settings,
 )
 from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
-from espalier.harness.reports.tables.table_presets import preset, titles
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.settings import OMITTED, marked

@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.rtprune_formulas import UNPRUNED_LAYERS
 from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
-from espalier.harness.reports.tables.printed_cell import PrintedCell, place
-from espalier.harness.reports.tables.published_tables import PARTS, papers, read_cells, read_paper
+from espalier.harness.reports.tables.published_tables import (
+    PARTS,
+    PrintedCell,
+    papers,
+    place,
+    read_cells,
+    read_paper,
+)
 from espalier.harness.reports.tables.rebuilt_table import build
+from lab.analytic.rtprune_formulas import UNPRUNED_LAYERS
 from tests.tables.stored import PAPER, write_paper
 
 STATISTICS = Path(__file__).parent / "statistics.csv"

@@ -18,8 +18,8 @@ import yaml
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.data_sources import LocalData
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, check_metrics, load_tasks, quiet
-from espalier.harness.evaluation.local_data import LocalData
 from espalier.harness.paths import ROOT
 from espalier.harness.store.files.dataset_copies import Copies
 from tests.benchmarks.fixtures.judged import ABILITIES, clip, llava_bench, mmbench_video

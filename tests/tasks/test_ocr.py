@@ -17,7 +17,7 @@ from PIL import Image
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import load_tasks, quiet
-from espalier.harness.evaluation.scoring.documents import cdm
+from espalier.harness.evaluation.scoring.documents import omnidoc_page
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageFormula
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import DatasetSpec
@@ -154,7 +154,7 @@ def test_a_pdf_page_is_drawn_when_it_is_asked_for(utils: ModuleType, tmp_path: P
 def test_the_papers_overall_is_refused_where_formulas_cannot_be_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cdm, "missing", lambda: ["xelatex"])
+    monkeypatch.setattr(omnidoc_page, "missing_programs", lambda: ["xelatex"])
     with quiet(), pytest.raises(UserError, match=r"omnidocbench_cdm.*formula_cdm needs xelatex"):
         load_tasks("omnidocbench_cdm", TASKS)
 
@@ -168,7 +168,7 @@ def test_the_papers_overall_takes_formulas_as_they_are_drawn(
         asked.extend(formulas)
         return [0.25, 0.75][: len(formulas)]
 
-    monkeypatch.setattr(utils.cdm, "scores", scores)
+    monkeypatch.setattr(utils, "drawn_scores", scores)
     doc = {"annotation": json.dumps(PAGES[2]), "language": "en_ch_mixed"}
     found = utils.omnidocbench_cdm(doc, [ANSWERS["omnidocbench"](doc)])
     assert found["formula_cdm"] == 0.5

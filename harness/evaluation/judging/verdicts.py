@@ -18,9 +18,8 @@ from filelock import FileLock
 from espalier.harness.errors import FOREIGN, StoreLost, tell_once
 from espalier.harness.store import WITHOUT_LOCKS
 from espalier.harness.store.files import durable
-from espalier.harness.store.files.digests import digest
+from espalier.harness.store.files.digests import digest, read_json
 from espalier.harness.store.files.folder_checks import below
-from espalier.harness.store.files.untrusted_json import read_json
 
 #: Increased when the meaning of the key changes.
 VERSION = 1

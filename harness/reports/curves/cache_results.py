@@ -18,7 +18,7 @@ from espalier.harness.reports.curves.stored_rows import (
     tidy,
 )
 from espalier.harness.stats import mean_interval
-from espalier.harness.store.unparsed_mark import is_marked, mark
+from espalier.harness.store.row_text import is_marked, mark
 
 #: The compressor of the window and budget ablation.
 COMPARED = "aircache"

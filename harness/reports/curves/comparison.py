@@ -42,7 +42,7 @@ from espalier.harness.stats import (
     paired_pvalue,
 )
 from espalier.harness.stats import retention_interval as retained
-from espalier.harness.store.unparsed_mark import FOOTNOTE, mark
+from espalier.harness.store.row_text import FOOTNOTE, mark
 
 
 def read_panels(

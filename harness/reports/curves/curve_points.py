@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from espalier.harness.errors import UserError
 from espalier.harness.stats import Interval
-from espalier.harness.store.amount_text import amount_text
-from espalier.harness.store.unparsed_mark import mark
+from espalier.harness.store.row_text import amount_text, mark
 
 #: The method without reduction, the random baseline, and all controls (methods that no paper proposes).
 FULL = "none"

@@ -15,7 +15,7 @@ from espalier.harness.reports.curves import decoder_figures as figures
 from espalier.harness.reports.curves import decoder_results as results
 from espalier.harness.reports.curves.curve_table import Columns, cell_table, row_text
 from espalier.harness.reports.curves.report_page import Page, Part, Report, texts
-from espalier.harness.reports.curves.speculative_table import FIGURES
+from espalier.harness.reports.curves.terminal_tables import FIGURES
 from espalier.harness.specs.comparable import amount
 
 INTRO, DECODERS, SPEEDS, RATIOS, CHOICES, WORDS = texts("decoders", guided=results.GUIDED)

@@ -21,7 +21,7 @@ from espalier.harness.reports.curves.step_panels import (
     draw_steps,
     read_step_panels,
 )
-from espalier.harness.store.unparsed_mark import FOOTNOTE
+from espalier.harness.store.row_text import FOOTNOTE
 
 #: The method shown at every number of steps.
 FOLLOWED = "d3tom paper"

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from espalier.harness.reports.curves.latex_text import escape_latex
-from espalier.harness.reports.curves.metric_names import readable
+from espalier.harness.reports.curves.printed_names import escape_latex, readable
 from espalier.harness.reports.frame import POINTS
-from espalier.harness.store.unparsed_mark import FOOTNOTE, mark
+from espalier.harness.store.row_text import FOOTNOTE, mark
 
 if TYPE_CHECKING:
     # Imports torch and scipy: seconds and half a gigabyte that reading rows does not need.

@@ -28,7 +28,7 @@ from espalier.harness.specs.commands import RUN, PlainParser, command
 from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
-from espalier.harness.store.unparsed_mark import FOOTNOTE
+from espalier.harness.store.row_text import FOOTNOTE
 
 #: Files written, and a line for each part that the store has no results of.
 Written = tuple[list[Path], list[str]]

@@ -13,8 +13,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_points import FLOOR, FULL, CurvePanel, CurvePoint, share
 from espalier.harness.reports.curves.figures import Plot, Series, draw, marker, percent_spot
-from espalier.harness.reports.curves.metric_names import readable
 from espalier.harness.reports.curves.plot_style import COLOURS, GREYS
+from espalier.harness.reports.curves.printed_names import readable
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     newest_per_cell,

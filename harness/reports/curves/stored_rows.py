@@ -26,7 +26,7 @@ from espalier.harness.specs.comparable import (
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.parquet_tables import is_table, read_tables
-from espalier.harness.store.unparsed_mark import is_marked
+from espalier.harness.store.row_text import is_marked
 
 #: Help text of the `--where` option of the report commands.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"

@@ -18,12 +18,20 @@ from typing import Any
 from espalier.harness.errors import UserError, first_words
 from espalier.harness.paths import ROOT, short_path
 from espalier.harness.reports.curves.plot_style import UNDRAWABLE
-from espalier.harness.reports.html.page_content import KINDS, lines, panels, styles, unscored
-from espalier.harness.reports.html.page_rows import BLOCKS, CodeOf, PageResults, gather
+from espalier.harness.reports.html.page_content import (
+    BLOCKS,
+    KINDS,
+    CodeOf,
+    PageResults,
+    gather,
+    lines,
+    panels,
+    styles,
+    unscored,
+)
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
-from espalier.harness.reports.tables.table_page import fragment
-from espalier.harness.reports.tables.table_text import title
+from espalier.harness.reports.tables.table_formats import fragment, title
 from espalier.harness.store.row_reader import walk_once
 
 #: Largest convenient size of a page in bytes.

@@ -9,14 +9,15 @@ from espalier.harness.reports.curves.curve_points import FULL
 from espalier.harness.reports.curves.figures import Plot, Series, marker, percent_spot
 from espalier.harness.reports.curves.plot_style import INK, NOTE
 from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.reports.protocols.grouped_runs import (
+from espalier.harness.reports.protocols.protocol_table import (
     BenchmarkRuns,
+    Cell,
+    ProtocolTable,
     grouped_runs,
     is_control,
     kept_text,
     nothing_to_show,
 )
-from espalier.harness.reports.protocols.protocol_table import Cell, ProtocolTable
 from espalier.harness.stats import Interval, by_unit, mean_interval
 
 WORDS = (

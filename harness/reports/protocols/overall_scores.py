@@ -14,15 +14,16 @@ from espalier.harness.reports.curves.curve_points import Scores
 from espalier.harness.reports.curves.figures import Plot, Series, marker, percent_spot
 from espalier.harness.reports.curves.plot_style import COLOURS, INK
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
-from espalier.harness.reports.protocols.grouped_runs import (
+from espalier.harness.reports.protocols.protocol_table import (
     BenchmarkRuns,
+    Cell,
     MethodPoint,
+    ProtocolTable,
     grouped_runs,
     is_control,
     kept_text,
     nothing_to_show,
 )
-from espalier.harness.reports.protocols.protocol_table import Cell, ProtocolTable
 from espalier.harness.stats import Interval, average_retention, by_unit
 
 #: UniPruneBench's abilities, by the benchmarks of its paper as they are named here.

@@ -17,8 +17,13 @@ from espalier.harness.evaluation.samples import Key
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, marker
 from espalier.harness.reports.curves.plot_style import INK, NOTE
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
-from espalier.harness.reports.protocols.grouped_runs import BenchmarkRuns, grouped_runs, kept_text
-from espalier.harness.reports.protocols.protocol_table import Cell, ProtocolTable
+from espalier.harness.reports.protocols.protocol_table import (
+    BenchmarkRuns,
+    Cell,
+    ProtocolTable,
+    grouped_runs,
+    kept_text,
+)
 from espalier.harness.stats import Interval
 
 Array = NDArray[np.float64]

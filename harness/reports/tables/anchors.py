@@ -24,7 +24,7 @@ from espalier.harness.reports.tables.cell_settings import compared_settings, row
 from espalier.harness.specs.commands import PlainParser, command
 from espalier.harness.specs.comparable import Row
 from espalier.harness.store.files.folder_checks import existing_store
-from espalier.harness.store.unparsed_mark import FOOTNOTE, is_marked, mark
+from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
 
 #: Largest difference in points that counts as agreement.
 NEAR = 0.5

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.cell_settings import compared_settings
-from espalier.harness.reports.tables.printed_cell import PrintedCell
-from espalier.harness.reports.tables.published_tables import Paper
+from espalier.harness.reports.tables.published_tables import (
+    FOLDER,
+    KEYS,
+    Paper,
+    PrintedCell,
+    read_lines,
+)
 from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes
+
+#: Columns of formulas.csv.
+FORMULA_COLUMNS = (*KEYS, "formula", "source", "misprint", "basis")
 
 #: Prefix of the paths of scores.
 METRICS = "metrics."
@@ -33,6 +42,19 @@ class FormulaValue:
     source: str
     misprint: str = ""
     basis: Literal["derived", "fitted"] = "derived"
+
+
+def formula_values(folder: Path = FOLDER) -> dict[tuple[str, ...], FormulaValue]:
+    """Return the values of formulas by the key of a cell, from `formulas.csv`, which lab/analytic/formulas.py writes.
+
+    Raises:
+        UserError: there is no such file, or it has other columns.
+    """
+    values = {}
+    for _, line in read_lines(folder / "formulas.csv", FORMULA_COLUMNS):
+        *key, number, source, misprint, basis = line
+        values[tuple(key)] = FormulaValue(float(number), source, misprint, basis)  # type: ignore[arg-type]
+    return values
 
 
 @dataclass(frozen=True)
@@ -152,7 +174,7 @@ def fill(
     model: str | None = None,
     analytic: Mapping[tuple[str, ...], FormulaValue] | None = None,
 ) -> list[FilledCell]:
-    """Return the cells with their measured results; averages are added by harness/reports/tables/table_averages.py.
+    """Return the cells with their measured results; averages are added by harness/reports/tables/rebuilt_table.py.
 
     Args:
         paper: the paper's file.

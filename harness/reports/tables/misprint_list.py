@@ -12,10 +12,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from espalier.harness.reports.tables.analytic.formulas import verdicts
-from espalier.harness.reports.tables.cell_verdicts import ResultIndex
-from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
-from espalier.harness.reports.tables.published_tables import papers, read_paper
+from espalier.harness.reports.tables.cell_verdicts import ResultIndex, formula_values
+from espalier.harness.reports.tables.published_tables import (
+    KEYS,
+    PrintedCell,
+    papers,
+    read_cells,
+    read_paper,
+)
 from espalier.harness.reports.tables.rebuilt_table import build
 from espalier.harness.specs.commands import command, command_parser
 
@@ -43,36 +47,30 @@ def wrong_numbers() -> list[WrongNumber]:
     Raises:
         UserError: a file of results/papers is damaged.
     """
-    entries = {entry.cell.key: entry for entry in [*_averages(), *_cells()]}
-    places = {
-        (read_paper(slug).paper, number): place
-        for place, (slug, number) in enumerate(
-            (slug, number) for slug in papers() for number in read_paper(slug).tables
-        )
-    }
-    return sorted(entries.values(), key=lambda entry: places[entry.cell.key[0], entry.cell.key[1]])
-
-
-def _cells() -> Iterator[WrongNumber]:
-    for item in verdicts()[0]:
-        if item.verdict == "misprint":
-            cell = item.claim.cell
-            yield WrongNumber(cell, "cell", f"{item.claim.value:.{cell.digits}f}", item.note)
-
-
-def _averages() -> Iterator[WrongNumber]:
+    formulas = formula_values()
+    entries = []
     for slug in papers():
-        paper = read_paper(slug)
-        for number, entry in paper.tables.items():
-            if entry.average is None:
-                continue
-            for average in build(slug, number, ResultIndex([])).averaged:
-                if average.remark and average.follows is not None:
-                    consistent = f"{average.follows:.{max(average.cell.digits, 2)}f}"
-                    why = (
-                        f"the printed cells of its line by the table's rule ({entry.average.rule})"
-                    )
-                    yield WrongNumber(average.cell, "average", consistent, why)
+        for number in read_paper(slug).tables:
+            averages = {entry.cell.key: entry for entry in _averages(slug, number)}
+            cells = {cell.key: cell for cell in read_cells(read_paper(slug), number)}
+            misprints = {
+                key: WrongNumber(
+                    cells[key], "cell", f"{formula.value:.{cells[key].digits}f}", formula.misprint
+                )
+                for key, formula in formulas.items()
+                if formula.misprint and key in cells
+            }
+            entries += (averages | misprints).values()
+    return entries
+
+
+def _averages(slug: str, number: str) -> Iterator[WrongNumber]:
+    rule = read_paper(slug).tables[number].average
+    for average in [] if rule is None else build(slug, number, ResultIndex([])).averaged:
+        if rule is not None and average.remark and average.follows is not None:
+            consistent = f"{average.follows:.{max(average.cell.digits, 2)}f}"
+            why = f"the printed cells of its line by the table's rule ({rule.rule})"
+            yield WrongNumber(average.cell, "average", consistent, why)
 
 
 def total(entries: Sequence[WrongNumber]) -> str:

@@ -10,15 +10,167 @@ import csv
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import PAPERS
-from espalier.harness.reports.tables.panels import FigurePanel, display_name, name_of, points
-from espalier.harness.reports.tables.printed_cell import COLUMNS, UNITS, PrintedCell, place
+
+#: Columns that a figure's grid fills.
+NAMED = ("model", "method", "budget", "benchmark", "split", "metric")
+
+
+@dataclass(frozen=True)
+class FigurePanel:
+    """One panel of a figure.
+
+    Attributes:
+        title: in our words.
+        where: which points it shows, by keys of a cell.
+        x: the key of a cell along the axis: `budget` gives lines, anything else bars.
+        y: label of the axis.
+        line: the key of a cell that separates lines.
+        lines: names of the lines; empty: all.
+        reference: the method that the other scores are relative to, in percent; empty: absolute scores.
+    """
+
+    title: str
+    where: Mapping[str, str] = field(default_factory=dict)
+    x: str = "budget"
+    y: str = "score"
+    line: str = "method"
+    lines: Sequence[str] = ()
+    reference: str = ""
+
+
+def points(grids: Sequence[Mapping[str, Sequence[str]]]) -> Iterator[dict[str, str]]:
+    """Yield the names of each point of a figure: products of lists of names; other names are empty."""
+    for grid in grids:
+        for names in product(*grid.values()):
+            yield {**dict.fromkeys(NAMED, ""), "value": "", **dict(zip(grid, names, strict=True))}
+
+
+def name_of(slug: str, number: str) -> str:
+    """Return the name of a table or figure in files and presets: `d2pruner_table1`, `d2pruner_fig4`."""
+    return f"{slug}_{number}" if is_figure(number) else f"{slug}_table{number}"
+
+
+def display_name(number: str) -> str:
+    """Return the paper's name of a table or figure: `Table 1`, `Figure 4`."""
+    return f"Figure {number.removeprefix('fig')}" if is_figure(number) else f"Table {number}"
+
+
+def is_figure(number: str) -> bool:
+    """Return whether a number names a figure, such as `fig4`."""
+    return number.startswith("fig")
+
+
+#: Columns that identify a cell.
+KEYS = ("paper", "table", "model", "method", "budget", "benchmark", "split", "metric")
+COLUMNS = (*KEYS, "value", "unit")
+
+#: All units, with the largest difference between a measured and a printed number that counts as near; None: a time, a
+#: rate or a size, which another machine does not reproduce.
+UNITS: Mapping[str, float | None] = {
+    "%": 0.5,
+    "score": 10.0,
+    "F1": 0.5,
+    "% of vanilla": 0.5,
+    "% of baseline": 0.5,
+    "CIDEr (x1)": 0.005,
+    "CIDEr (x100)": 0.5,
+    "score 0-100": 0.5,
+    "score 0-3": 0.02,
+    "fraction": 0.005,
+    "edit distance": 0.005,
+    "tokens": 0.5,
+    "T": 0.05,
+    "TFLOPs": 0.5,
+    "GFLOPs": 0.5,
+    "x": None,
+    "ratio": None,
+    "ms": None,
+    "ms/sample": None,
+    "ms/token": None,
+    "s": None,
+    "MB": None,
+    "GB": None,
+    "token/s": None,
+}
+
+
+#: The same for metrics that are judged more closely than their unit.
+METRICS: Mapping[str, float] = {
+    # The steps of a paper's ablation are 0.2 to 0.5.
+    "mean accepted length M": 0.05,
+}
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """A printed cell; `value` is as printed, with trailing zeros, and empty if the paper prints none."""
+
+    paper: str
+    table: str
+    model: str
+    method: str
+    budget: str
+    benchmark: str
+    split: str
+    metric: str
+    value: str
+    unit: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The values of `KEYS`, unique for each cell."""
+        return tuple(getattr(self, name) for name in KEYS)
+
+    @property
+    def name(self) -> str:
+        """The cell in words."""
+        return f"{self.paper} {self.table}: {', '.join(filter(None, self.key[2:]))}"
+
+    @cached_property
+    def number(self) -> float:
+        """The printed value as a number; check `value` first.
+
+        Raises:
+            UserError: no value is printed.
+        """
+        if not self.value:
+            raise UserError(f"{self.name}: no number is printed")
+        return float(self.value)
+
+    @property
+    def allowed(self) -> float | None:
+        """The largest difference that counts as near; None: nothing on another machine does."""
+        return METRICS.get(self.metric, UNITS[self.unit])
+
+    @property
+    def column(self) -> str:
+        """The column of a budget: `50%` for `50% visual KV`; of a row printed for each column, that of its split."""
+        is_column = self.split.startswith("column ")
+        return self.split.removeprefix("column ") if is_column else self.budget.partition(" ")[0]
+
+    @property
+    def half(self) -> float:
+        """Half a unit of the last printed digit: the rounding error."""
+        return 0.5 * 10.0**-self.digits
+
+    @property
+    def digits(self) -> int:
+        """Printed digits after the decimal point."""
+        return len(self.value.partition(".")[2])
+
+
+def place(cell: PrintedCell) -> str:
+    """Return the name of a cell's benchmark in the paper's file: with its split, where the file lists that."""
+    return f"{cell.benchmark} {cell.split}".strip()
+
 
 FOLDER = PAPERS
 

@@ -1,7 +1,7 @@
 """Rebuild published tables from the store; `all` for all tables of all papers.
 
-`fig4` instead of a number is a figure; `--out` draws it. `analytic` instead of a paper compares formulas alone with the
-printed numbers, `misprints` lists the printed numbers that others contradict.
+`fig4` instead of a number is a figure; `--out` draws it. `misprints` instead of a paper lists the printed numbers that
+others contradict.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from espalier.harness.config.group_lists import choices
 from espalier.harness.errors import UserError, print_lines, unknown_name
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.tables import misprint_list
-from espalier.harness.reports.tables.analytic import formulas as analytic
-from espalier.harness.reports.tables.cell_verdicts import ResultIndex
+from espalier.harness.reports.tables.cell_verdicts import ResultIndex, formula_values
 from espalier.harness.reports.tables.published_tables import papers, read_paper
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build, requested_numbers
 from espalier.harness.reports.tables.table_formats import FORMATS
@@ -55,7 +54,7 @@ def rebuild(
     notes = Notes()
     rows = read_rows(stores, requested_numbers(tables, model), notes, read)
     index = ResultIndex(choose(rows, positions or usual_positions(), limit, notes))
-    formulas = analytic.formulas()
+    formulas = formula_values()
     return [build(slug, number, index, model, formulas) for slug, number in tables], notes.lines()
 
 
@@ -63,8 +62,6 @@ def rebuild(
 def main(argv: Sequence[str] | None = None) -> int:
     """Print tables or write them; exit code 2 and one line if that fails."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments[:1] == ["analytic"]:
-        return analytic.main(arguments[1:])
     if arguments[:1] == ["misprints"]:
         return misprint_list.main(arguments[1:])
     parser = command_parser(
@@ -73,10 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "d2pruner 1",
         "d2pruner 3 --model seedling",
         "all --out tables",
-        "analytic --cells",
         "misprints",
     )
-    parser.add_argument("paper", help=f"{', '.join(papers())}, all, analytic or misprints")
+    parser.add_argument("paper", help=f"{', '.join(papers())}, all or misprints")
     parser.add_argument("numbers", nargs="*", metavar="N", help="its tables (default: all)")
     parser.add_argument(
         "--store",
@@ -98,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="write every format of every table into this folder"
     )
     options = parser.parse_args(arguments)
-    names = [*papers(), "all", "analytic", "misprints"]
+    names = [*papers(), "all", "misprints"]
     try:
         if options.out is not None:
             check_folder("--out", options.out)

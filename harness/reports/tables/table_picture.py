@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves.plot_style import COLOURS, INK, MARKERS, STYLE
-from espalier.harness.reports.tables import table_text as wording
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
-from espalier.harness.reports.tables.panels import FigurePanel
+from espalier.harness.reports.tables.published_tables import FigurePanel
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
-from espalier.harness.store.unparsed_mark import MEANS
+from espalier.harness.reports.tables.table_formats import title
+from espalier.harness.store.row_text import MEANS
 
 #: Sizes in inches: a panel, and the text around it.
 PANEL, AROUND = (4.4, 3.2), 1.1
@@ -84,8 +84,8 @@ def draw(table: RebuiltTable) -> Figure:
         figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
     ):
         _draw(axes, table, panel, looks)
-    title, about = (
-        fill(wording.title(table), int(9 * size[0])),
+    heading, about = (
+        fill(title(table), int(9 * size[0])),
         fill(_about(table), int(14 * size[0])),
     )
     figure.supxlabel(about, x=0.01, ha="left", fontsize=8, color="#555555")
@@ -100,7 +100,7 @@ def draw(table: RebuiltTable) -> Figure:
         [*handles_by_name],
         loc="outside upper left",
         ncols=2 * len(panels),
-        title=title,
+        title=heading,
         title_fontproperties={"size": 11, "weight": "bold"},
         alignment="left",
         frameon=False,

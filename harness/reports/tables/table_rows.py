@@ -14,7 +14,7 @@ from espalier.harness.reports.tables.cell_settings import row_settings
 from espalier.harness.store.parquet_tables import dated_rows, is_table
 from espalier.harness.store.row_blocks import block_at, memoized
 from espalier.harness.store.row_reader import Walk, walk
-from espalier.harness.store.unparsed_mark import is_marked
+from espalier.harness.store.row_text import is_marked
 
 #: Keys of the cell that a row fills.
 CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")

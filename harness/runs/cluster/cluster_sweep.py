@@ -23,9 +23,16 @@ from espalier.harness.paths import short_path
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut, row_time
+from espalier.harness.runs.cluster.job_file import (
+    JobCell,
+    JobFile,
+    JobGroup,
+    Launcher,
+    LeftOut,
+    group_cells,
+    row_time,
+)
 from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.launched_jobs import JobGroup, Launcher, group_cells
 from espalier.harness.runs.cluster.local_workers import LocalWorkers, devices
 from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
 from espalier.harness.runs.cluster.slurm import Slurm

@@ -12,11 +12,10 @@ from functools import cached_property
 from pathlib import Path
 
 from espalier.harness.errors import FOREIGN, first_words, tell_once
-from espalier.harness.runs.cluster.job_file import JobCell, JobFile, LeftOut
-from espalier.harness.runs.cluster.launched_jobs import JobState, Launcher
-from espalier.harness.runs.forecast import clock
+from espalier.harness.runs.cluster.job_file import JobCell, JobFile, JobState, Launcher, LeftOut
+from espalier.harness.runs.progress_bar import clock
 from espalier.harness.runs.status_line import StatusLine
-from espalier.harness.store.files.untrusted_json import read_json
+from espalier.harness.store.files.digests import read_json
 
 #: Seconds to wait for a job after all its cells are done: a queue may list a dead job as running.
 LINGERING = 30.0

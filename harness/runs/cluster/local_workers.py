@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
-from espalier.harness.runs.cluster.slurm_job import run_job
+from espalier.harness.runs.cluster.job_file import JobFile, JobGroup, JobState, run_job
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -23,10 +23,8 @@ from typing import Any
 from espalier.harness.errors import UserError
 from espalier.harness.paths import IMPORTED_FROM, child_path
 from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import JobFile
-from espalier.harness.runs.cluster.launched_jobs import JobGroup, JobState
+from espalier.harness.runs.cluster.job_file import JobFile, JobGroup, JobState, SlurmJob
 from espalier.harness.runs.cluster.resources import Resources
-from espalier.harness.runs.cluster.slurm_job import SlurmJob
 
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 

@@ -31,8 +31,14 @@ from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.specs.comparable import amount
 from espalier.harness.stats import Interval, by_unit, mcnemar_midp, mean_interval
 from espalier.harness.store import RunDir, Store
-from espalier.harness.store.answer_changes import BROKE, MENDED, SAME, Comparison, compare
-from espalier.harness.store.answer_view import comparison_lines
+from espalier.harness.store.answer_view import (
+    BROKE,
+    MENDED,
+    SAME,
+    Comparison,
+    compare,
+    comparison_lines,
+)
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import AnsweredRun, read_answers
 from espalier.methods.base import Method

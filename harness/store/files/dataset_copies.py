@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.harness.errors import FOREIGN, StoreLost, UserError
-from espalier.harness.store.files.digests import Digests, digest
+from espalier.harness.store.files.digests import Digests, digest, read_json
 from espalier.harness.store.files.durable import replace
-from espalier.harness.store.files.untrusted_json import read_json
 
 #: Maximum number of names in an error line.
 NAMED = 8

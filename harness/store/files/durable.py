@@ -1,16 +1,19 @@
-"""Files that survive the death of process and machine: written in full, flushed, and only then made visible."""
+"""Files that survive the death of process and machine: written in full, flushed, then made visible; their writers."""
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import getnode, uuid4
 
-from espalier.harness.errors import StoreLost
-from espalier.harness.store.files import hosts
+from espalier.harness.errors import FOREIGN, StoreLost
 
 #: Error numbers of a folder that this user may not write, now or later.
 REFUSED = frozenset((errno.EACCES, errno.EPERM))
@@ -49,7 +52,7 @@ def replace(path: Path, content: bytes) -> None:
         StoreLost: the disk is full or cannot be written; the former file at `path` is unchanged.
     """
     # If the writer is killed, the name still shows on which machine it ran.
-    temporary = path.with_name(f".{path.name}-{hosts.kernel()}-{uuid4().hex}")
+    temporary = path.with_name(f".{path.name}-{kernel()}-{uuid4().hex}")
     with _store_errors(path):
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
@@ -103,3 +106,32 @@ def _store_errors(path: Path) -> Iterator[None]:
             advice = "the store's content is kept; valid: a store that this user may write"
         reason = error.strerror or error
         raise StoreLost(f"store: {path} cannot be written: {reason}; {advice}") from error
+
+
+#: Variables that SLURM sets in an array job: the array's number and the job's index in it.
+ARRAY = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+
+
+@cache
+def kernel() -> str:
+    """Return 8 letters that identify the running kernel: only processes that share it see each other's locks.
+
+    Host names are not enough: containers of one machine have several, and two clusters may use the same.
+    """
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+    except FOREIGN:  # not Linux
+        name = f"{getnode():012x}"
+    return name.replace("-", "")[:8]
+
+
+def this_process() -> dict[str, Any]:
+    """Return the identity of this process: host name, kernel, process id, time, and the SLURM job if there is one."""
+    array = "_".join(filter(None, map(os.environ.get, ARRAY)))
+    return {
+        "host": platform.node(),
+        "kernel": kernel(),
+        "pid": os.getpid(),
+        "began": time.time(),
+        "job": array or os.environ.get("SLURM_JOB_ID"),
+    }

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.settings import Positive
-from espalier.harness.store.files import durable, hosts
+from espalier.harness.store.files import durable
 
 #: An owner is dead without watching if its last heartbeat is this many times `expiry` older than a new file, by the
 #: file system's own times: clocks of one site never differ by that much.
@@ -223,7 +223,12 @@ def create(path: Path, terms: Terms, extra: Mapping[str, Any]) -> int:
     """
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, durable.MODE)
     try:
-        owner = {"id": uuid4().hex, **hosts.describe(), "beat": terms.beat, "expiry": terms.expiry}
+        owner = {
+            "id": uuid4().hex,
+            **durable.this_process(),
+            "beat": terms.beat,
+            "expiry": terms.expiry,
+        }
         os.write(file, f"{json.dumps(owner | dict(extra))}\n".encode())
         os.fsync(file)
     except OSError:
@@ -303,7 +308,7 @@ def _acquire(
             state = read_lease(path)
         if state is None:
             continue
-        owner_died_here = sole_process and state.owner.get("kernel") == hosts.kernel()
+        owner_died_here = sole_process and state.owner.get("kernel") == durable.kernel()
         if owner_died_here or watch.dead(state):
             successor_path = successor(path, state)
             file, _ = _acquire(successor_path, terms, patience, sole_process, extra)

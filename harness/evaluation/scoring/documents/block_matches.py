@@ -12,7 +12,7 @@ from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import cdist
 from scipy.optimize import linear_sum_assignment
 
-from espalier.harness.evaluation.scoring.edit_distance import window_distance
+from espalier.harness.evaluation.scoring.text_scores import window_distance
 
 #: Below this distance a block counts as found.
 FOUND = 0.25

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import html
+import importlib
+import importlib.util
 import re
+import shutil
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import lxml.html
 import numpy as np
+from apted import APTED
+from lxml import etree
 from rapidfuzz.distance import Levenshtein
+from table_recognition_metric import TEDS
+from table_recognition_metric.utils import CustomConfig
 
-from espalier.harness.evaluation.scoring.documents import latex
-from espalier.harness.evaluation.scoring.documents import teds as tables
+from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.evaluation.scoring.documents.block_matches import (
     FOUND,
     BlockMatch,
@@ -20,7 +31,94 @@ from espalier.harness.evaluation.scoring.documents.block_matches import (
     one_to_one,
     quick_match,
 )
-from espalier.harness.evaluation.scoring.documents.markdown_blocks import MarkdownBlock, blocks
+from espalier.harness.evaluation.scoring.documents.markdown_blocks import (
+    MarkdownBlock,
+    blocks,
+    letters,
+    lines_of_column,
+    plain_formula,
+    unicode_text,
+)
+
+#: A table of an answer with more than MANY elements, and more than TIMES those of the reference, is wrong: its score
+#: could not reach 1 / TIMES, and the distance of large trees takes minutes.
+MANY, TIMES = 400, 4
+#: Largest tree that is compared; references are smaller.
+MOST = 4000
+
+CONTENT = re.compile(r"<table\b[^>]*>(.*)</table>", re.DOTALL | re.IGNORECASE)
+LOOKS = re.compile(r' (?:style|height|width|align|class)=".*?"')
+WRAPPING = re.compile(
+    r"</?(?:tbody|thead|sup|sub|span|div|p)\b[^>]*>|<colgroup>.*?</colgroup>", re.IGNORECASE
+)
+HEAD = re.compile(r"<(/?)th(?=[\s>])", re.IGNORECASE)
+MATHML = re.compile(r"<math\b([^>]*)>.*?</math>", re.DOTALL | re.IGNORECASE)
+ALTERNATIVE = re.compile(r'alttext="(.*?)"', re.DOTALL)
+
+
+def table_similarity(answer: str, reference: str) -> tuple[float, float]:
+    """Return the similarity of two tables with cell contents, and by structure only. 1 is equal.
+
+    The distance of the trees is divided by the larger number of elements below the table, including elements in cells,
+    as in OmniDocBench's evaluation. Anything that is not a table, or has impossible spans, has 0. Cost: O(n^2) to
+    O(n^3) in the number of elements; a thousand cells take seconds.
+    """
+    tree, reference_tree = _table(normalised_table(answer)), _table(normalised_table(reference))
+    if tree is None or reference_tree is None:
+        return 0.0, 0.0
+    answer_size, reference_size = (
+        max(len(element.xpath(".//*")), 1) for element in (tree, reference_tree)
+    )
+    if max(answer_size, reference_size) > MOST or answer_size > max(MANY, TIMES * reference_size):
+        return 0.0, 0.0
+    full, bare = (
+        _distance(tree, reference_tree, structure_only) / max(answer_size, reference_size)
+        for structure_only in (False, True)
+    )
+    return max(0.0, 1.0 - full), max(0.0, 1.0 - bare)
+
+
+def normalised_table(table: str) -> str:
+    """Return the compared part of a table: headings as cells, no styles, no wrapping elements, NFKC."""
+    table = HEAD.sub(r"<\1td", MATHML.sub(_alternative, table))
+    table = unicodedata.normalize("NFKC", WRAPPING.sub("", table).replace("\n", "")).strip()
+    inside = "".join(CONTENT.findall(table))
+    inside = re.sub(r"\s+", " ", LOOKS.sub("", inside))
+    return f"<html><body><table>{inside}</table></body></html>"
+
+
+def table_cells(table: str) -> list[str]:
+    """Return the nonempty texts of a table's cells."""
+    tree = _table(normalised_table(table))
+    texts = [] if tree is None else [cell.text_content().strip() for cell in tree.iter("td")]
+    return [text for text in texts if text]
+
+
+def _table(page: str) -> lxml.html.HtmlElement | None:
+    parser = lxml.html.HTMLParser(remove_comments=True, encoding="utf-8")
+    try:
+        document = lxml.html.fromstring(page.encode(errors="replace"), parser=parser)
+    except (*FOREIGN, etree.ParserError):
+        return None
+    tables = document.xpath("body/table")
+    return tables[0] if tables else None
+
+
+def _distance(
+    answer: lxml.html.HtmlElement, reference: lxml.html.HtmlElement, structure_only: bool
+) -> float:
+    reader = TEDS(structure_only=structure_only)
+    try:
+        trees = [reader.load_html_tree(tree) for tree in (answer, reference)]
+    except ValueError:  # a span that is not a number
+        return float("inf")
+    return float(APTED(*trees, CustomConfig()).compute_edit_distance())
+
+
+def _alternative(formula: re.Match[str]) -> str:
+    text = ALTERNATIVE.search(formula.group(1))
+    return f"${html.escape(html.unescape(text.group(1)), quote=False)}$" if text else ""
+
 
 #: Categories of scored text; displayed formulas and tables have separate scores.
 TEXTS = ("text_block", "title", "code_txt", "code_txt_caption", "reference")
@@ -127,8 +225,8 @@ def _scores(
             ordered.append(pair)
         elif matched and matched[0].kind not in ("inline", "formula"):
             # The answer has the formula as text.
-            plain = latex.unicode_text("".join(element.content for element in elements))
-            texts.append((latex.letters(plain), compared[1]))
+            plain = unicode_text("".join(element.content for element in elements))
+            texts.append((letters(plain), compared[1]))
         else:
             formulas.append(compared)
             written.append(
@@ -185,7 +283,7 @@ def _element(annotation: Mapping[str, Any], content: str) -> PageElement:
     category = annotation["category_type"]
     if category == "table":
         return PageElement(category, content, content, _place(annotation))
-    compared = latex.formula if category == FORMULA else latex.letters
+    compared = plain_formula if category == FORMULA else letters
     return PageElement(category, content, compared(content), _place(annotation))
 
 
@@ -200,12 +298,12 @@ def _place(annotation: Mapping[str, Any]) -> float:
 
 def _lines(element: PageElement) -> list[PageElement]:
     """Return a formula of several lines as separate lines, so that each can be matched."""
-    lines = latex.lines_of_column(element.content) if element.category == FORMULA else None
+    lines = lines_of_column(element.content) if element.category == FORMULA else None
     if lines is None:
         return [element]
     return [
         PageElement(
-            FORMULA, f"\\[{line}\\]", latex.formula(f"\\[{line}\\]"), element.order + number / 10
+            FORMULA, f"\\[{line}\\]", plain_formula(f"\\[{line}\\]"), element.order + number / 10
         )
         for number, line in enumerate(lines, start=1)
     ]
@@ -214,7 +312,7 @@ def _lines(element: PageElement) -> list[PageElement]:
 def _split(answer_blocks: Sequence[MarkdownBlock]) -> list[MarkdownBlock]:
     lines_of_blocks = []
     for block in answer_blocks:
-        lines = None if block.kind == "text" else latex.lines_of_column(block.content)
+        lines = None if block.kind == "text" else lines_of_column(block.content)
         if lines is None:
             lines_of_blocks.append(block)
             continue
@@ -226,7 +324,7 @@ def _split(answer_blocks: Sequence[MarkdownBlock]) -> list[MarkdownBlock]:
 
 
 def _comparable(block: MarkdownBlock) -> str:
-    return latex.letters(block.content) if block.kind == "text" else latex.formula(block.content)
+    return letters(block.content) if block.kind == "text" else plain_formula(block.content)
 
 
 def _without_beside(
@@ -255,7 +353,7 @@ def _tables(
         [element.content for element in ordered], [block.content for block in tables_of_answer]
     )
     scores = [
-        tables.similarity(tables_of_answer[pair.answer[0]].content, ordered[pair.page[0]].content)
+        table_similarity(tables_of_answer[pair.answer[0]].content, ordered[pair.page[0]].content)
         if pair.answer
         else (0.0, 0.0)
         for pair in pairs
@@ -265,7 +363,7 @@ def _tables(
         MarkdownBlock("text", cell, block.position)
         for place, block in enumerate(tables_of_answer)
         if place not in taken
-        for cell in tables.cells(block.content)
+        for cell in table_cells(block.content)
     ]
     return scores, spare
 
@@ -323,3 +421,60 @@ def overall_score(parts: Sequence[Sequence[float | None]]) -> float:
     ]
     means = [sum(column) / len(column) for column in columns if column]
     return float(sum(means) / len(means))
+
+
+#: Programs that draw the formulas: TeX with Chinese fonts, ImageMagick and Node.js.
+PROGRAMS = ("xelatex", "magick", "node")
+PACKAGES = ("skimage",)
+MODULE = "lmms_eval.tasks.mdpbench.cdm_metric"
+
+#: A formula that a working installation finds equal to itself.
+KNOWN = PageFormula("\\[a^{2}+b^{2}=c^{2}\\]", "\\[a^{2}+b^{2}=c^{2}\\]")
+
+
+def missing_programs() -> list[str]:
+    """Return the programs and packages that are missing."""
+    return [name for name in PROGRAMS if shutil.which(name) is None] + [
+        name for name in PACKAGES if importlib.util.find_spec(name) is None
+    ]
+
+
+def check_drawing(key: str) -> None:
+    """Raise UserError unless formulas can be compared here.
+
+    The code gives 0 to a formula that it cannot draw, so it must find a formula equal to itself.
+    """
+    absent = missing_programs()
+    if absent:
+        raise UserError(
+            f"{key}: formula_cdm needs {', '.join(absent)}, which this machine does not have; "
+            "valid: a machine with TeX (xelatex, xeCJK and its fonts), ImageMagick, Node.js and scikit-image, or "
+            "benchmark=omnidocbench, which compares formulas by edit distance"
+        )
+    if drawn_scores([KNOWN]) != [1.0]:
+        raise UserError(
+            f"{key}: formula_cdm finds a formula unequal to itself; valid: xelatex, magick and node that draw formulas"
+        )
+
+
+def drawn_scores(formulas: Sequence[PageFormula]) -> list[float]:
+    """Return the CDM of each formula: 1 is equal, a formula missing in the answer has 0.
+
+    Cost: a TeX run or two each, about a second.
+    """
+    # Imported here: it needs optional packages.
+    module: Any = importlib.import_module(MODULE)
+    with TemporaryDirectory(prefix="cdm-") as place:
+        judge = module.CDM(output_root=str(Path(place)))
+        return [
+            float(judge.evaluate(reference, answer, str(number))["F1_score"])
+            if (reference := _bare(formula.reference)) and (answer := _bare(formula.answer))
+            else 0.0
+            for number, formula in enumerate(formulas)
+        ]
+
+
+def _bare(latex: str) -> str:
+    latex = latex.strip().strip("$").strip()
+    inside = latex.startswith("\\[") and latex.endswith("\\]") and latex.count("\\[") == 1
+    return latex[2:-2].strip() if inside else latex

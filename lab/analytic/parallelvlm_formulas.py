@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean
 
 from espalier.harness.decoding.speculative import renewal
-from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match
-from espalier.harness.reports.tables.analytic.analytic_verdicts import FormulaClaim, quotient
-from espalier.harness.reports.tables.printed_cell import PrintedCell
+from espalier.harness.reports.tables.published_tables import PrintedCell
+from lab.analytic.analytic_sheet import PrintedSheet, full_match
+from lab.analytic.analytic_verdicts import FormulaClaim, quotient
 
 #: Methods of Table 1 that draft and verify in turn.
 IN_TURN = ("Vanilla SD", "SD-Tree", "SpecVLM", "STD")

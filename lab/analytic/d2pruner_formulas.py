@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from espalier.harness.cost.flops import d2pruner
-from espalier.harness.reports.tables.analytic.analytic_models import exact, text_stack
-from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, kept
-from espalier.harness.reports.tables.analytic.analytic_verdicts import (
+from espalier.harness.reports.tables.published_tables import PrintedCell
+from lab.analytic.analytic_models import exact, text_stack
+from lab.analytic.analytic_sheet import PrintedSheet, kept
+from lab.analytic.analytic_verdicts import (
     FormulaClaim,
     column,
     quotient,
 )
-from espalier.harness.reports.tables.printed_cell import PrintedCell
 
 VISUAL, TEXT, K = 2880, 33, 2
 

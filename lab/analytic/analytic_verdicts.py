@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet
-from espalier.harness.reports.tables.printed_cell import KEYS, PrintedCell
-from espalier.harness.reports.tables.published_tables import read_lines
+from espalier.harness.reports.tables.published_tables import KEYS, PrintedCell, read_lines
+from lab.analytic.analytic_sheet import PrintedSheet
 
 #: Relative error allowed for floating-point arithmetic.
 SLACK = 1e-9

@@ -1,8 +1,10 @@
-"""Compare printed numbers with formulas: `python -m espalier tables analytic [--cells] [--write FOLDER]`.
+"""Compare printed numbers with formulas: `python -m lab.analytic.formulas [--cells] [--write FOLDER]`.
 
 Published cells are read from results/papers/*.csv, known misprints from misprints.csv in the same folder; no model is
 needed. Exit status 0: every cell equals the formula's value within its tolerance, or is a known misprint. 1: some cell
 does not; standard error names it. 2: a table is missing or damaged, or no formula can read one of its cells.
+
+`--values` writes formulas.csv into the folder of the papers: the values that rebuilt tables show beside their cells.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from itertools import groupby
 from pathlib import Path
 
 from espalier.harness.errors import UserError, print_lines
-from espalier.harness.reports.tables.analytic import aircache_formulas as analytic_aircache
-from espalier.harness.reports.tables.analytic import d2pruner_formulas as analytic_d2pruner
-from espalier.harness.reports.tables.analytic import d3tom_formulas as analytic_d3tom
-from espalier.harness.reports.tables.analytic import parallelvlm_formulas as analytic_parallelvlm
-from espalier.harness.reports.tables.analytic import rtprune_formulas as analytic_rtprune
-from espalier.harness.reports.tables.analytic.analytic_verdicts import (
+from espalier.harness.reports.tables.cell_verdicts import FORMULA_COLUMNS, FormulaValue
+from espalier.harness.reports.tables.published_tables import FOLDER, KEYS
+from espalier.harness.specs.commands import PlainParser, command
+from lab.analytic import aircache_formulas as analytic_aircache
+from lab.analytic import d2pruner_formulas as analytic_d2pruner
+from lab.analytic import d3tom_formulas as analytic_d3tom
+from lab.analytic import parallelvlm_formulas as analytic_parallelvlm
+from lab.analytic import rtprune_formulas as analytic_rtprune
+from lab.analytic.analytic_verdicts import (
     BASES,
     FormulaClaim,
     JudgedClaim,
@@ -30,10 +35,6 @@ from espalier.harness.reports.tables.analytic.analytic_verdicts import (
     misprints,
     unused_misprints,
 )
-from espalier.harness.reports.tables.cell_verdicts import FormulaValue
-from espalier.harness.reports.tables.printed_cell import KEYS
-from espalier.harness.reports.tables.published_tables import FOLDER
-from espalier.harness.specs.commands import command, command_parser
 
 #: Functions that yield each paper's claims, given the folder of the papers' files.
 PAPERS: tuple[Callable[[Path], Iterator[FormulaClaim]], ...] = (
@@ -76,6 +77,17 @@ def write(judged: Sequence[JudgedClaim], folder: Path) -> None:
     page = f"{summary_table(judged)}\n{cells_table(judged)}"
     (folder / "analytic.md").write_text(page, encoding="utf-8")
     (folder / "analytic.csv").write_text(csv_lines(judged), encoding="utf-8")
+
+
+def write_values(folder: Path = FOLDER) -> None:
+    """Write formulas.csv, a line for each cell that a formula has a value of."""
+    with (folder / "formulas.csv").open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(FORMULA_COLUMNS)
+        for key, formula in formulas(folder).items():
+            lines.writerow(
+                (*key, repr(formula.value), formula.source, formula.misprint, formula.basis)
+            )
 
 
 SUMMARY = (
@@ -221,11 +233,12 @@ def _markdown(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts; return the exit status."""
     about = (__doc__ or "").partition("\n")[0]
-    parser = command_parser("tables analytic", about, "", "--cells", "--write tables")
+    parser = PlainParser(prog="python -m lab.analytic.formulas", description=about)
     parser.add_argument("--cells", action="store_true", help="print a line for each cell")
     parser.add_argument(
         "--write", type=Path, metavar="FOLDER", help="write analytic.md and analytic.csv"
     )
+    parser.add_argument("--values", action="store_true", help="write formulas.csv of the papers")
     parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
     options = parser.parse_args(argv)
     try:
@@ -233,6 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if options.values:
+        write_values(options.published)
     print(console(judged, options.cells), end="")
     if options.write is not None and not _try_write(judged, options.write):
         return 2

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from espalier.harness.cost.flops import rtprune
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.analytic_models import exact, text_stack
-from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match
-from espalier.harness.reports.tables.analytic.analytic_verdicts import (
+from espalier.harness.reports.tables.published_tables import PrintedCell
+from lab.analytic.analytic_models import exact, text_stack
+from lab.analytic.analytic_sheet import PrintedSheet, full_match
+from lab.analytic.analytic_verdicts import (
     ROUNDING,
     FormulaClaim,
     column,
     quotient,
 )
-from espalier.harness.reports.tables.printed_cell import PrintedCell
 
 #: Rows of cells of an image by mode.
 GRID = {"DeepSeek-OCR-Base": 16, "DeepSeek-OCR-Large": 20}

@@ -14,12 +14,13 @@ from pathlib import Path
 from statistics import fmean
 
 from espalier.harness.cost.facts import StackFacts
-from espalier.harness.cost.flops import DenoisingCost, even, mlp_flops, quadratic, rising
+from espalier.harness.cost.flops import mlp_flops, quadratic
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.analytic.analytic_models import text_stack
-from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, kept
-from espalier.harness.reports.tables.analytic.analytic_verdicts import FormulaClaim, quotient
-from espalier.harness.reports.tables.printed_cell import PrintedCell
+from espalier.harness.reports.tables.published_tables import PrintedCell
+from lab.analytic.analytic_models import text_stack
+from lab.analytic.analytic_sheet import PrintedSheet, kept
+from lab.analytic.analytic_verdicts import FormulaClaim, quotient
+from lab.analytic.denoising_cost import DenoisingCost, even, rising
 
 #: d, m, L, T, N_v, N_p + N_g.
 PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)

@@ -1,9 +1,15 @@
-"""The mark of rows in which too many answers could not be parsed: their scores say little about the model."""
+"""Texts of a row in labels and tables: the amount that a run removes, and the mark of rows with many unread answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+
+def amount_text(ratio: float, keep: int | None) -> str:
+    """Return the share of visual tokens removed, `0.9`; or the tokens that stay where these are set, `64 tokens`."""
+    return f"{ratio:g}" if keep is None else f"{keep} token{'s' if keep > 1 else ''}"
+
 
 #: Share of the answers above which a row is marked.
 LIMIT = 0.05

@@ -17,9 +17,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from espalier.harness.reports.tables.analytic.analytic_sheet import PrintedSheet, full_match, kept
-from espalier.harness.reports.tables.analytic.analytic_verdicts import FormulaClaim, column
-from espalier.harness.reports.tables.printed_cell import PrintedCell
+from espalier.harness.reports.tables.published_tables import PrintedCell
+from lab.analytic.analytic_sheet import PrintedSheet, full_match, kept
+from lab.analytic.analytic_verdicts import FormulaClaim, column
 
 OUTPUT, WORDS = 512, 64
 SETTING = re.compile(r"batch (\d+), prompt (\d+)k")

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.panels import name_of
-from espalier.harness.reports.tables.printed_cell import PrintedCell
-from espalier.harness.reports.tables.published_tables import read_cells, read_paper
+from espalier.harness.reports.tables.published_tables import (
+    PrintedCell,
+    name_of,
+    read_cells,
+    read_paper,
+)
 
 #: A budget that starts with a percentage.
 SHARE = re.compile(r"(\d+(?:\.\d+)?)%.*")

@@ -1,1 +1,0 @@
-"""Printed numbers that follow from formulas, without a model."""
