@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from espalier import results
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_files import draw_curves
+from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.html.page_content import gather, lines, panels
 from tests.report.test_curves import add_run
@@ -55,7 +55,7 @@ def labels(figure: Figure) -> list[str]:
     return [label.get_text() for label in figure.axes[0].get_xticklabels()]
 
 
-def test_the_figure_has_the_numbers_on_its_axis(root: Path, tmp_path: Path) -> None:
+def test_the_figure_has_the_numbers_on_its_axis(root: Path) -> None:
     drawn = draw_curves(read_panels(root, ["boxes", "words"]))
     assert labels(drawn) == ["192", "64"]
     assert drawn.axes[0].get_xlabel() == "visual tokens kept"
@@ -91,6 +91,7 @@ def test_a_number_has_one_column_in_latex_and_in_the_file(root: Path, tmp_path: 
     assert r"Visual tokens kept & 50\,\% & 192 tokens & 64 tokens \\" in table
     average = table.partition("average of 2 benchmarks")[2]
     assert r"clever & -- & \textbf{80.0} (88.9) & \textbf{60.0} (66.7) \\" in average
+    write_curves(root, tmp_path / "curves", ["boxes", "words"])
     kept = pd.read_csv(tmp_path / "curves.csv").keep
     assert sorted(kept.dropna().unique()) == [64, 192]
 
