@@ -136,14 +136,14 @@ def read_command(
         cells = _checked([resolved(settled_pieces(base))])
         line = (*overrides, *search)
         return Command((*flags, *line), cells, sweep=False, lines=(line,), folders=folders)
-    cells = []
+    composed = []
     for number, batch in enumerate(batches, 1):
         progress(number, len(batches))
-        cells.append(composer.cell(batch))
+        composed.append(composer.cell(batch))
     # Picked out of grids, a key on the command line means something else.
     cell_lines = tuple((*batch, *search) for batch in batches) if grids is None else ()
     argv = (*flags, *overrides, *search)
-    return Command(argv, _checked(cells), sweep=True, lines=cell_lines, folders=folders)
+    return Command(argv, _checked(composed), sweep=True, lines=cell_lines, folders=folders)
 
 
 def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:

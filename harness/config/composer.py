@@ -284,8 +284,9 @@ def _changed(config: Mapping[str, Any], override: Override) -> dict[str, Any]:
         raise UserError(f"{line}: {key} exists; valid: {line[1:]}")
     else:
         _check_names(key, present, value, adds)
-        tables = isinstance(present, dict) and isinstance(value, dict)
-        table[name] = merged(present, value) if tables else value
+        if isinstance(present, dict) and isinstance(value, dict):
+            value = merged(present, value)
+        table[name] = value
     return changed
 
 

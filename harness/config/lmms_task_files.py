@@ -61,7 +61,8 @@ class _ConfLoader(_FastLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"found duplicate key {twice}", node.start_mark
             )
-        return super().construct_mapping(node, deep)
+        table: dict[Any, Any] = super().construct_mapping(node, deep)
+        return table
 
 
 _NUMBER = r"[-+]?(\d+(_\d+)*(\.[\d_]*)?([eE][-+]?\d+)|\d+(_\d+)*\.[\d_]*|\.\d+(_\d+)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"

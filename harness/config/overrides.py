@@ -131,7 +131,8 @@ def parse(overrides: Sequence[str], catalogue: Catalogue) -> list[Override]:
     Raises:
         UserError: one is none.
     """
-    parser = OverridesParser(create_functions(), catalogue)
+    names: Any = catalogue  # the parser only asks it for the names of a group
+    parser = OverridesParser(create_functions(), names)
     parsed = []
     for text in overrides:
         try:

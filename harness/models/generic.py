@@ -165,7 +165,8 @@ class GenericAdapter(Adapter):
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention of an encoder layer; None: of the one that the class reads."""
         layer = len(self.tower_blocks()) - 1 if index is None else index
-        attention: nn.Module = self.tower_layers()[layer].self_attn
+        block: Any = self.tower_layers()[layer]
+        attention: nn.Module = block.self_attn
         return attention
 
     def unread_blocks(self) -> Sequence[nn.Module]:

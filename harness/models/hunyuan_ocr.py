@@ -80,7 +80,8 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
     @property
     def vision_end(self) -> nn.Module:
         """The tower: it calls the projector for each picture."""
-        return self.tower
+        tower: nn.Module = self.tower
+        return tower
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture; begin, newlines and end have no patches."""

@@ -251,4 +251,4 @@ class InternVLAdapter(Adapter):
 
     def _side(self) -> int:
         """Return the length of a tile's edge in units."""
-        return round(self.patches() * self.model.config.downsample_ratio)
+        return round(self.patches() * float(self.model.config.downsample_ratio))

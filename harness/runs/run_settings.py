@@ -65,8 +65,7 @@ def contents_of(
 ) -> Contents:
     """Return the contents of the files that a run reads; `artifacts` are calibration files of the method."""
     draft = kind_of(method, spec).identity(spec, method).draft
-    prompt = spec.judge.prompt
-    is_judged = "judge" in spec.benchmark.needs and prompt is not None
+    prompt = spec.judge.prompt if "judge" in spec.benchmark.needs else None
     return Contents(
         model=model_revision(spec.model, digests),
         draft=None if draft is None else model_revision(draft, digests),
@@ -76,7 +75,7 @@ def contents_of(
         ),
         artifacts=tuple(sorted(map(digests.file, artifacts))),
         data=_data(spec.benchmark, digests),
-        words=read_prompt(prompt).digest if is_judged else None,
+        words=None if prompt is None else read_prompt(prompt).digest,
         engine=_engine(spec.backend),
         quantisation=quantisation_of(spec.model),
         draft_quantisation=None if draft is None else quantisation_of(draft),

@@ -206,6 +206,17 @@ def _not_recorded(applies: Callable[[Case], Any], why: str) -> Conflict:
     return Conflict("engine.graphs", applies, line, "false, auto")
 
 
+def _unlogged(key: str) -> Conflict:
+    """Return the conflict of `log=none` with a setting of the log."""
+    return Conflict(
+        f"log.{key}",
+        lambda case: case.value("log.name") == "none" and case.value(f"log.{key}"),
+        "with log=none says nothing",
+        "log=wandb",
+        UserError,
+    )
+
+
 #: Of each group, in the order in which a run is refused.
 CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
     "two methods": (
@@ -538,16 +549,7 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             UserError,
         ),
     ),
-    "log": tuple(
-        Conflict(
-            f"log.{key}",
-            lambda case, key=key: case.value("log.name") == "none" and case.value(f"log.{key}"),
-            "with log=none says nothing",
-            "log=wandb",
-            UserError,
-        )
-        for key in ("samples", "pictures", "options")
-    ),
+    "log": tuple(map(_unlogged, ("samples", "pictures", "options"))),
     "graphs": tuple(
         _not_recorded(applies, why)
         for applies, why in (

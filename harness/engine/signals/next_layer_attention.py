@@ -94,7 +94,7 @@ class _RowCaptured(Exception):
 class NextLastAttention(DecoderSignal):
     """`last_attention` of the layer after the site."""
 
-    taken: ClassVar[Taken] = staticmethod(last_row)
+    taken: ClassVar[staticmethod[[Tensor, Tensor, float, Tensor], Tensor]] = staticmethod(last_row)
 
     @classmethod
     def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:

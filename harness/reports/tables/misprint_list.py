@@ -48,7 +48,7 @@ def wrong_numbers() -> list[WrongNumber]:
         UserError: a file of results/papers is damaged.
     """
     formulas = formula_values()
-    entries = []
+    entries: list[WrongNumber] = []
     for slug in papers():
         for number in read_paper(slug).tables:
             averages = {entry.cell.key: entry for entry in _averages(slug, number)}
