@@ -115,11 +115,11 @@ def read_fields(section: type, key: str, part: Any, mistakes: Iterable[str] = ()
     Raises:
         UserError: one line with every key that is unknown, missing or has a wrong value.
     """
-    given, declared = table(key, part), setting_hints(section)
-    present = {name: hint for name, hint in declared.items() if name in given}
+    values, declared = table(key, part), setting_hints(section)
+    present = {name: hint for name, hint in declared.items() if name in values}
     return gather(
-        {name: (_dotted(key, name), given[name], hint) for name, hint in present.items()},
-        [*key_mistakes(key, given, declared), *mistakes],
+        {name: (_dotted(key, name), values[name], hint) for name, hint in present.items()},
+        [*key_mistakes(key, values, declared), *mistakes],
     )
 
 
@@ -358,9 +358,9 @@ def check_keys(key: str, keys: Iterable[str], valid: Iterable[str]) -> None:
             raise unknown_name(_dotted(key, "setting"), name, names)
 
 
-def key_mistakes(key: str, given: Iterable[str], valid: Iterable[str]) -> list[str]:
+def key_mistakes(key: str, names_in_file: Iterable[str], valid: Iterable[str]) -> list[str]:
     """Return a line for each key of a table that is unknown or missing; the last unknown one lists the valid keys."""
-    names, keys = sorted(valid), list(given)
+    names, keys = sorted(valid), list(names_in_file)
     unknown = [name for name in keys if name not in names]
     lines = [f"{_dotted(key, name)} is not a config key{_hint(name, names)}" for name in unknown]
     if unknown:

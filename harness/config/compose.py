@@ -206,10 +206,10 @@ class _Flags(argparse.ArgumentParser):
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
-        alone = self.add_mutually_exclusive_group()
+        single_flags = self.add_mutually_exclusive_group()
         for flags in (("--help", "-h"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
-            alone.add_argument(*flags, action="store_true")
-        alone.add_argument("--cfg", "-c", choices=["job"])
+            single_flags.add_argument(*flags, action="store_true")
+        single_flags.add_argument("--cfg", "-c", choices=["job"])
         self.add_argument("--package", "-p")
         self.add_argument("--resolve", action="store_true")
         self.add_argument("--config-dir", "-cd")

@@ -205,10 +205,10 @@ class Composer:
         pieces = {}
         for key in dict.fromkeys((*by_key, *changes)):
             parts, overrides = by_key.get(key, ()), changes.get(key, ())
-            known = (key, *parts, *(override.input_line for override in overrides))
-            if known not in self._pieces:
-                self._pieces[known] = _piece(key, parts, overrides)
-            piece = self._pieces[known]
+            piece_key = (key, *parts, *(override.input_line for override in overrides))
+            if piece_key not in self._pieces:
+                self._pieces[piece_key] = _piece(key, parts, overrides)
+            piece = self._pieces[piece_key]
             if piece is not None:
                 pieces[key] = piece
         return pieces

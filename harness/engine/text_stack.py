@@ -334,8 +334,8 @@ def graphs_for(adapter: ModelParts, requested: bool | Auto) -> Graphs | None:
         check_recordable(adapter.spec)
         devices = {parameter.device for parameter in adapter.model.parameters()}
         rotary = getattr(adapter.decoder, "rotary_emb", None)
-        given = {"engine": {"graphs": True}, "model": adapter.spec}
-        refuse("graphs of a loaded model", given, n_devices=len(devices), rotary=rotary)
+        settings = {"engine": {"graphs": True}, "model": adapter.spec}
+        refuse("graphs of a loaded model", settings, n_devices=len(devices), rotary=rotary)
     except Refused:
         if requested is True:
             raise
@@ -345,8 +345,8 @@ def graphs_for(adapter: ModelParts, requested: bool | Auto) -> Graphs | None:
 
 def check_recordable(model: ModelSpec) -> None:
     """Refuse `engine.graphs=true` where settings of a model keep its steps from being recorded."""
-    given = {"engine": {"graphs": True}, "model": model}
-    refuse("graphs", given, n_cards=torch.cuda.device_count())
+    settings = {"engine": {"graphs": True}, "model": model}
+    refuse("graphs", settings, n_cards=torch.cuda.device_count())
 
 
 @torch.inference_mode()

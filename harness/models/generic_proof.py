@@ -53,12 +53,12 @@ class Unproved(UserError):
 
 @dataclass(frozen=True)
 class _Half(TokenReducer):
-    """Keeps half of the tokens at one site, by chance or those given; `seen` are the signals that it has read."""
+    """Keeps half of the tokens at one site, by chance or those given; `read_signals` are the signals that it has read."""
 
     where: Where = "prefix"
     layer: int = 0
     kept: Tensor | None = None
-    seen: list[Mapping[str, Tensor]] = field(default_factory=list)
+    read_signals: list[Mapping[str, Tensor]] = field(default_factory=list)
 
     def tower_sites(self, blocks: int) -> tuple[Site, ...]:
         return (Site("tower", self.layer),) if self.where == "tower" else ()
@@ -73,7 +73,7 @@ class _Half(TokenReducer):
 
     def plan(self, view: View, keep: int) -> Plan:
         rows, tokens = view.tokens.shape[:2]
-        self.seen.append(view.signals)
+        self.read_signals.append(view.signals)
         kept = _chosen(tokens, keep) if self.kept is None else self.kept
         return Plan(kept.to(view.tokens.device).expand(rows, -1))
 
@@ -224,7 +224,7 @@ class _Probe:
         maps = self._attention()
         for signal, number in {"last_attention": layer - 1, "next_last_attention": layer}.items():
             check = f"{signal} of layer {number} differs"
-            self._near(maps[number], method.seen[-1][signal][0], check, "weight")
+            self._near(maps[number], method.read_signals[-1][signal][0], check, "weight")
 
     @torch.inference_mode()
     def _attention(self) -> list[Tensor]:

@@ -140,7 +140,7 @@ def key_parts(
             "python": platform.python_version(),
             **{name: _version(name) for name in [*PACKAGES, *unpackers]},
         },
-        **({"plugins": [plugin_digest(one, digests) for one in plugins]} if plugins else {}),
+        **({"plugins": [plugin_digest(plugin, digests) for plugin in plugins]} if plugins else {}),
     }
 
 
@@ -159,11 +159,11 @@ def entry_files(spec: RunSpec, method: Method, root: Path = ROOT) -> list[Path]:
     # Families of the repository are found by name: importing them takes seconds.
     families = {model.adapter for model in (spec.model, identity.draft) if model is not None}
     modules |= {ADAPTERS.module(name) for name in families & set(ADAPTERS.names())}
-    others = [Path(getfile(ADAPTERS.load(name))) for name in families - set(ADAPTERS.names())]
+    own_files = [Path(getfile(ADAPTERS.load(name))) for name in families - set(ADAPTERS.names())]
     files = {module: _module_file(module, root) for module in modules}
     if missing := sorted(module for module in modules if files[module] is None):
         raise LookupError(f"no module {missing[0]} below {root}")
-    return [*filter(None, files.values()), *others]
+    return [*filter(None, files.values()), *own_files]
 
 
 def _signals(spec: RunSpec, identity: Identity) -> set[str]:

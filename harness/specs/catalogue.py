@@ -81,7 +81,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class MethodCatalogue:
     """The methods that a folder holds: `methods/<name>.py` with `conf/method/<name>.yaml` is the method `<name>`.
 
     A file without a config of its name (bases, checks) is no method. Nothing is imported before a method is used.
@@ -144,7 +144,7 @@ def _is_method_of(value: object, module: str) -> TypeGuard[type[Method]]:
     )
 
 
-METHODS = Catalogue()
+METHODS = MethodCatalogue()
 
 
 def names_of(base: type[object]) -> tuple[str, ...]:

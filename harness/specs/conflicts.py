@@ -36,7 +36,7 @@ class Case:
         """Return what a line names: a fact, one of `values`, or a setting as `<key>=<value>`."""
         if name in COMPUTED:
             return COMPUTED[name](self)
-        value = self.values[name] if name in self.values else self.shown(name)
+        value = self.values[name] if name in self.values else self.label(name)
         return value() if callable(value) else value
 
     def value(self, key: str) -> Any:
@@ -46,7 +46,7 @@ class Case:
             value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         return value
 
-    def shown(self, key: str) -> str:
+    def label(self, key: str) -> str:
         """Return a setting as it is written on a command line, texts in quotes."""
         value = self.value(key)
         words = {None: "null", True: "true", False: "false"}
@@ -95,7 +95,7 @@ class Conflict:
         why = self.why if self.why.startswith(":") else f" {self.why}"
         text = f"{why}; valid: {self.valid}".replace("{", "{0[").replace("}", "]}")
         # A value of the user's may hold braces.
-        return self.error(case.shown(self.setting) + text.format(case))
+        return self.error(case.label(self.setting) + text.format(case))
 
 
 def refuse(group: str, spec: Any, method: Any = None, **values: Any) -> None:
@@ -179,7 +179,7 @@ def _partial_layers(case: Case) -> str:
     count, content = text.window_layers, "a window of the prompt (model.facts.text.window_layers)"
     if text.linear is not None:
         count, content = text.layers - len(text.full_layers), "one state (model.facts.text.linear)"
-    return f"{count} of {text.layers} decoder layers of {case.shown('model')} hold {content}"
+    return f"{count} of {text.layers} decoder layers of {case.label('model')} hold {content}"
 
 
 #: Facts that lines name.
@@ -188,7 +188,7 @@ COMPUTED: Mapping[str, Callable[[Case], object]] = {
     "layers": lambda case: case.text.layers,
     "repeats": _repeats,
     "places": lambda case: case.values["how"].length,
-    "cause": lambda case: case.shown(
+    "cause": lambda case: case.label(
         "generation.schedule"
         if case.value("generation.threshold") is None
         else "generation.threshold"
@@ -640,11 +640,11 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             Conflict(
                 "model.parallel",
                 applies,
-                f"does not take {other}",
+                f"does not take {setting}",
                 "model.parallel=data",
                 UserError,
             )
-            for applies, other in (
+            for applies, setting in (
                 (_differs("method.draft", None), "{method}, which has two models"),
                 (lambda case: case.spec.model.facts.denoises, "{model}, which denoises"),
                 (_is("model.weights", "random"), "{model.weights}"),

@@ -217,7 +217,7 @@ def check_settings(key: str, table: Mapping[str, Any]) -> None:
     for name, value in table.items():
         setting = GENERATION.get(name)
         if setting is None:
-            valid = (other for other, known in GENERATION.items() if known.hint is not None)
+            valid = (key for key, setting in GENERATION.items() if setting.hint is not None)
             raise unknown_name(key, name, valid)
         if setting.instead is not None:
             raise UserError(f"{key}.{name}={value!r} is not used; valid: {key}.{setting.instead}")
@@ -264,8 +264,8 @@ def check_answers(generation: Mapping[str, Any], answers: str, model: str = "thi
         setting = GENERATION.get(name, GenerationSetting())
         changes = value not in setting.neutral or setting.needs or setting.unsupported
         if value is not None and answers not in setting.answers and changes:
-            known = [name for name, setting in GENERATION.items() if answers in setting.answers]
-            valid = "null" if answers == TOKENS else ", ".join(known)
+            names = [name for name, setting in GENERATION.items() if answers in setting.answers]
+            valid = "null" if answers == TOKENS else ", ".join(names)
             raise UserError(
                 f"generation.{name}={value!r} {_LACKS[answers].format(model)}; valid: {valid}"
             )

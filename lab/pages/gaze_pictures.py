@@ -53,7 +53,7 @@ GRID = 12
 
 
 @dataclass
-class Case:
+class Gaze:
     """One question: its sample, picture, patch owner (target 2, other object 1, background 0) and attention."""
 
     sample: dict[str, Any]
@@ -70,7 +70,7 @@ def spec_of(overrides: str) -> RunSpec:
     return build_spec(command.cells[0])
 
 
-def cases(count: int) -> list[Case]:
+def cases(count: int) -> list[Gaze]:
     """Return grounding questions about validation scenes."""
     gazes = []
     for sample in samples("seedling_rec", "val", 0, 9_000_000, count):
@@ -83,22 +83,22 @@ def cases(count: int) -> list[Case]:
             )
             area = owner[top : bottom + 1, left : right + 1]
             area[:] = np.maximum(area, 2 if is_target else 1)
-        gazes.append(Case(sample, scene.image, owner))
+        gazes.append(Gaze(sample, scene.image, owner))
     return gazes
 
 
-def look(adapter: Adapter, questions: Sequence[Case]) -> None:
+def look(adapter: Adapter, questions: Sequence[Gaze]) -> None:
     """Record the last token's attention of every decoder layer but the last."""
     layers = tuple(range(adapter.facts.text.layers - 1))
     for case in questions:
 
-        def collect(layer: int, grid: Tensor, rows: Tensor, case: Case = case) -> None:
+        def collect(layer: int, grid: Tensor, rows: Tensor, case: Gaze = case) -> None:
             case.attention[layer] = rows[0].view(GRID, GRID).numpy()
 
         generate(adapter, Recorder(layers, collect), 0.0, None, case)
 
 
-def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
+def choose(adapter: Adapter, questions: Sequence[Gaze], ratio: float) -> None:
     """Record the tokens that each plotted method keeps."""
     for overrides in SHOWN:
         spec = spec_of(f"method={overrides}")
@@ -113,7 +113,7 @@ def choose(adapter: Adapter, questions: Sequence[Case], ratio: float) -> None:
 
 
 def generate(
-    adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Case
+    adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Gaze
 ) -> Tensor:
     """Run one prefill and return the original indices of the tokens alive at the end."""
     content = [
@@ -127,7 +127,7 @@ def generate(
     return record.origin
 
 
-def shares(questions: Sequence[Case]) -> dict[int, dict[str, float]]:
+def shares(questions: Sequence[Gaze]) -> dict[int, dict[str, float]]:
     """Return, for each layer, the mean share of visual attention on target, other objects and background."""
     names = {2: "target", 1: "other objects", 0: "background"}
     return {
@@ -146,7 +146,7 @@ def shares(questions: Sequence[Case]) -> dict[int, dict[str, float]]:
     }
 
 
-def kept_shares(questions: Sequence[Case]) -> dict[str, dict[str, float]]:
+def kept_shares(questions: Sequence[Gaze]) -> dict[str, dict[str, float]]:
     """Return, for each method, the mean share of the target's patches kept, and of kept tokens on any object."""
     return {
         name: {
@@ -161,7 +161,7 @@ def kept_shares(questions: Sequence[Case]) -> dict[str, dict[str, float]]:
     }
 
 
-def draw(questions: Sequence[Case], out: Path, ratio: float) -> None:
+def draw(questions: Sequence[Gaze], out: Path, ratio: float) -> None:
     """Write the figure as PNG: above, the last token's attention; below, the tokens kept by each method."""
     # matplotlib takes a third of a second to import, and the figures printed need none of it.
     import matplotlib
@@ -220,7 +220,7 @@ def draw(questions: Sequence[Case], out: Path, ratio: float) -> None:
         figure.savefig(out.with_suffix(".png"), dpi=150)
 
 
-def _picture(axes: Any, case: Case, image: np.ndarray, title: str, **look: Any) -> None:
+def _picture(axes: Any, case: Gaze, image: np.ndarray, title: str, **look: Any) -> None:
     """Draw one picture with a frame around the object of the question, its title above the first row."""
     # Half a second for matplotlib, which measuring alone does without.
     from matplotlib.patches import Rectangle

@@ -24,7 +24,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import read_value
-from espalier.harness.specs.catalogue import METHODS, Catalogue, build_method, names_of
+from espalier.harness.specs.catalogue import METHODS, MethodCatalogue, build_method, names_of
 from espalier.harness.specs.labels import label
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
@@ -46,7 +46,7 @@ SOURCES = {
 
 
 @pytest.fixture
-def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogue]:
+def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MethodCatalogue]:
     """A folder of methods of its own; `wanted` is a config without a file."""
     package = "found_by_name"
     for name, source in SOURCES.items():
@@ -56,7 +56,7 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catal
     for name in ("one", "two", "empty", "wanted", "one_official"):
         (tmp_path / "conf" / "method" / f"{name}.yaml").write_text("name: one")
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield Catalogue(package, tmp_path)
+    yield MethodCatalogue(package, tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]
 
@@ -77,7 +77,9 @@ def test_names_come_kind_by_kind():
     assert {"aircache", "h2o", "random_kv"} <= set(compressors)
 
 
-def test_a_method_is_a_file_with_a_config_and_imported_when_it_is_asked_for(catalogue: Catalogue):
+def test_a_method_is_a_file_with_a_config_and_imported_when_it_is_asked_for(
+    catalogue: MethodCatalogue,
+):
     assert catalogue.names() == ("empty", "one", "two")
     assert "helpers" not in catalogue  # which has no config
     assert "wanted" not in catalogue  # which has no file
@@ -87,13 +89,15 @@ def test_a_method_is_a_file_with_a_config_and_imported_when_it_is_asked_for(cata
 
 
 @pytest.mark.parametrize(("name", "found"), [("two", "Left, Right"), ("empty", "none")])
-def test_a_file_of_no_or_several_methods_is_one_line(catalogue: Catalogue, name: str, found: str):
+def test_a_file_of_no_or_several_methods_is_one_line(
+    catalogue: MethodCatalogue, name: str, found: str
+):
     line = rf"method='{name}': .*{name}\.py must define one class of a method; it defines: {found}$"
     with pytest.raises(UserError, match=line):
         catalogue.load(name)
 
 
-def test_a_name_without_a_file_lists_the_valid_ones(catalogue: Catalogue):
+def test_a_name_without_a_file_lists_the_valid_ones(catalogue: MethodCatalogue):
     with pytest.raises(
         UserError, match=r"method='onw' .*did you mean one\?.*valid: empty, one, two"
     ):

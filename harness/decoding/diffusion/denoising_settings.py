@@ -133,8 +133,8 @@ class Denoising:
             },
         }
         denoising = cls(length, block, **stated)
-        given = {**settings, "remasking": denoising.remasking}
-        refuse("denoising settings", {"generation": given}, how=denoising)
+        stated_settings = {**settings, "remasking": denoising.remasking}
+        refuse("denoising settings", {"generation": stated_settings}, how=denoising)
         return denoising.starting_from([facts.mask_id] * length, facts)
 
     def starting_from(self, ids: Sequence[int], facts: DiffusionFacts) -> Denoising:

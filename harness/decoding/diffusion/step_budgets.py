@@ -53,8 +53,10 @@ def step_budgets(
         call, further = ("cached_ratios", ()) if cached else ("block_ratios", (blocks,))
     ratios = _checked_ratios(method, call, base, steps, *further)
     down = denoiser is not None and denoiser.rounds_down
-    first, *others = (Budget("kept", min(ratio, _NEARLY_ALL), down=down) for ratio in ratios or ())
-    return (replace(first, whole_sites=later_sites), *others)
+    first, *later_budgets = (
+        Budget("kept", min(ratio, _NEARLY_ALL), down=down) for ratio in ratios or ()
+    )
+    return (replace(first, whole_sites=later_sites), *later_budgets)
 
 
 def _checked_ratios(

@@ -37,10 +37,10 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
     if not backend.served:
         return
     _check_version(spec, loads)
-    engine, known = spec.engine, marked(EngineSpec, ANY_ENGINE)
+    engine, any_engine = spec.engine, marked(EngineSpec, ANY_ENGINE)
     for field in fields(engine):
         name, value, valid = field.name, getattr(engine, field.name), field.default
-        if value != valid and name not in known:
+        if value != valid and name not in any_engine:
             raise UserError(
                 f"engine.{name}={value!r} is a setting of backend=transformers; valid with backend=vllm: {valid!r}"
             )

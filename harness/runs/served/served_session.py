@@ -302,7 +302,7 @@ def sampling_of(generation: Mapping[str, Any], seed: int, end_ids: Sequence[int]
             raise UserError(
                 f"generation.{name}={value!r} has no counterpart in backend=vllm; valid: {', '.join(SAMPLING)}"
             )
-    given = {SAMPLING[n]: value for n, value in generation.items() if n in SAMPLING}
+    sampling = {SAMPLING[n]: value for n, value in generation.items() if n in SAMPLING}
     if not generation.get("do_sample"):
-        given["temperature"] = 0.0
-    return {**given, "seed": seed, "stop_token_ids": list(end_ids), "ignore_eos": True}
+        sampling["temperature"] = 0.0
+    return {**sampling, "seed": seed, "stop_token_ids": list(end_ids), "ignore_eos": True}
