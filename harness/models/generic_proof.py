@@ -53,7 +53,7 @@ class Unproved(UserError):
 
 @dataclass(frozen=True)
 class _Half(TokenReducer):
-    """Keeps half of the tokens at one site, by chance or those given; `read_signals` are the signals that it has read."""
+    """Keeps half of the tokens at one site, by chance or those given; `read_signals` are those it has read."""
 
     where: Where = "prefix"
     layer: int = 0
