@@ -220,11 +220,11 @@ class Board:
         amounts = _around(list(titles), now.amount, column_count)
         grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         grid.add_column(now.benchmark, no_wrap=True, overflow="ellipsis", max_width=longest)
-        for amount in amounts:
-            grid.add_column(titles[amount], justify="right", min_width=WIDTH - 1, no_wrap=True)
+        for column in amounts:
+            grid.add_column(titles[column], justify="right", min_width=WIDTH - 1, no_wrap=True)
         scores = {(cell.method, cell.amount): self.scores[cell] for cell in cells}
         for method in methods:
-            grid.add_row(method, *(scores.get((method, amount), "") for amount in amounts))
+            grid.add_row(method, *(scores.get((method, column), "") for column in amounts))
         return grid
 
 
