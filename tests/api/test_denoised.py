@@ -136,7 +136,7 @@ def test_methods_of_denoising_steps_elsewhere(questions):
         ({"temperature": float("nan")}, "temperature=nan must be a number of at least 0"),
         (
             {"schedule": "sudden"},
-            "schedule='sudden' must be linear, shift, cosine, logit_normal, maskgit, timesteps or origin, or None",
+            "schedule='sudden' is unknown; valid: cosine, linear, logit_normal, maskgit, origin, shift, timesteps",
         ),
     ],
 )
