@@ -67,6 +67,7 @@ class JudgedRun:
         ]
         if not questions:
             return
+        # Only judged runs ask.
         from espalier.harness.evaluation.judging.judge import collect_verdicts
 
         name = self.spec.judge.model
@@ -111,6 +112,7 @@ class JudgedRun:
         }
 
     def _question(self, sample: Sample) -> JudgeQuestion:
+        # Only judged runs ask.
         from espalier.harness.evaluation.judging.judge import JudgeQuestion
 
         rubric = self.rubrics[sample.task]

@@ -211,6 +211,7 @@ class CellRunner:
             bar.phase(f"loading {spec.model.name}")
             served = None
             if spec.backend.served:
+                # Only served runs start engines.
                 from espalier.harness.runs.served.engine_pool import EnginePool
 
                 self.engines = self.engines or EnginePool()
