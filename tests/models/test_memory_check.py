@@ -11,7 +11,6 @@ import torch
 from transformers.integrations import accelerate
 
 from espalier.harness.errors import UserError
-from espalier.harness.kinds import checkpoint_check as checkpoints
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.build_adapter import load_adapter, weight_bytes
@@ -24,6 +23,7 @@ from espalier.harness.models.memory_check import (
     weight_limits,
 )
 from espalier.harness.paths import ROOT
+from espalier.harness.specs import conflicts
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.store.files.digests import Digests
 from lab.pages.placement_page import page, verdict
@@ -295,7 +295,7 @@ def test_flash_attention_without_its_package_is_one_line(
 ) -> None:
     spec = replace(LARGE, attention="flash_attention_2", path=save_llava(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    monkeypatch.setattr(checkpoints, "find_spec", lambda name: None)
+    monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs the package flash-attn") as caught:
         check_model(spec, True, Digests())
     assert "valid: sdpa, eager" in str(caught.value)
