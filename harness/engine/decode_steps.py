@@ -35,7 +35,7 @@ from espalier.harness.engine.model_parts import ModelParts, remove_hooks
 from espalier.harness.engine.prefill import Rows
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.specs.generation import CanvasSettings
-from espalier.methods.base import Attended, MethodError, Need, Site, TokenReducer, View
+from espalier.methods.base import Attended, Site, TokenReducer, View
 from espalier.methods.blame import Blame
 from espalier.methods.plans import check_attended
 
@@ -240,10 +240,6 @@ def _extend_valid(valid: Tensor, keys: int) -> Tensor:
     return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)
 
 
-#: Signals that a method may read at a decoding step.
-STEP_NEEDS = frozenset({Need("last_attention")})
-
-
 class DecodeStepMask:
     """Calls a method at every decoding step, and turns its answers into hidden slots.
 
@@ -346,21 +342,6 @@ class DecodeStepMask:
             float(counts[: length - 1, row].mean()) if length > 1 else None
             for row, length in enumerate(new_tokens)
         ]
-
-
-def decode_site(method: TokenReducer, depth: int) -> Site | None:
-    """Return a method's decode site in a decoder of `depth` layers.
-
-    Raises:
-        MethodError: it needs signals that a decoding step does not have.
-    """
-    site = method.decode_site(depth)
-    for need in () if site is None else method.needs(site):
-        if need not in STEP_NEEDS:
-            raise MethodError(
-                f"signal {need.key!r} is not available while tokens are generated; valid: last_attention"
-            )
-    return site
 
 
 class FiniteScores(LogitsProcessor):

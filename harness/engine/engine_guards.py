@@ -1,12 +1,18 @@
-"""Refuse settings that the engine cannot honour, in one line, instead of giving silently wrong results."""
+"""Settings that the engine cannot honour are refused in one line; nothing here imports transformers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, get_args
 
+import torch
+
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import Refused, UserError
+from espalier.harness.specs.conflicts import refuse
+from espalier.harness.specs.run_spec import ModelSpec, PositionPolicy
+from espalier.methods.base import Need, PlanError, Positions, Site, TokenReducer
+from espalier.methods.blame import Blame
 from espalier.methods.views import MethodError, Where
 
 
@@ -77,3 +83,57 @@ def require_one_beam(beams: int) -> None:
             f"generation.num_beams={beams} is not supported: this method chooses again at each step what is attended "
             "to, and beams swap rows between steps; valid: 1"
         )
+
+
+#: Signals that a method may read at a decoding step.
+STEP_NEEDS = frozenset({Need("last_attention")})
+
+
+def decode_site(method: TokenReducer, depth: int) -> Site | None:
+    """Return a method's decode site in a decoder of `depth` layers.
+
+    Raises:
+        MethodError: it needs signals that a decoding step does not have.
+    """
+    site = method.decode_site(depth)
+    for need in () if site is None else method.needs(site):
+        if need not in STEP_NEEDS:
+            raise MethodError(
+                f"signal {need.key!r} is not available while tokens are generated; valid: last_attention"
+            )
+    return site
+
+
+def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts) -> bool:
+    """Return whether a PositionPolicy renumbers the remaining tokens after every site.
+
+    Released codes that close gaps on other models keep time, height and width of each token, so `method` also does on a
+    model with several axes.
+
+    Raises:
+        UserError: positions have several axes, where gaps cannot be closed.
+    """
+    if facts.rotary_axes > 1:
+        if policy == "renumbered":
+            raise UserError(
+                f"engine.positions='renumbered' needs positions on one axis, this model has {facts.rotary_axes}; "
+                "valid: original, method"
+            )
+        return False
+    depth = facts.text.layers
+    if not method.all_sites(facts.tower.layers, depth):
+        return False
+    if policy != "method":
+        return policy == "renumbered"
+    with Blame(method, "positions"):
+        wanted = method.positions(depth)
+        if wanted not in get_args(Positions):
+            valid = ", ".join(get_args(Positions))
+            raise PlanError(f"`positions` returns {wanted!r}; valid: {valid}")
+    return wanted == "renumbered"
+
+
+def check_recordable(model: ModelSpec) -> None:
+    """Refuse `engine.graphs=true` where settings of a model keep its steps from being recorded."""
+    settings = {"engine": {"graphs": True}, "model": model}
+    refuse("graphs", settings, n_cards=torch.cuda.device_count())

@@ -13,21 +13,15 @@ only where gaps are closed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import create_causal_mask
 
-from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.layout import Layout, Stage, Visibility, VisualBlocks, visibility_of
 from espalier.harness.errors import UserError
-from espalier.harness.specs.run_spec import PositionPolicy
-from espalier.methods.base import TokenReducer
-from espalier.methods.blame import Blame
-from espalier.methods.plans import PlanError
-from espalier.methods.reducers import Positions
 
 SLIDING = "sliding_attention"
 FULL = "full_attention"
@@ -353,35 +347,6 @@ def check_order(positions: Tensor, layout: Layout, axes: int) -> None:
         f"{int(expected[row, token])}, after the largest position before it: the installed transformers places text "
         "differently than the released model; valid: the version of constraints.txt"
     )
-
-
-def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts) -> bool:
-    """Return whether a PositionPolicy renumbers the remaining tokens after every site.
-
-    Released codes that close gaps on other models keep time, height and width of each token, so `method` also does on a
-    model with several axes.
-
-    Raises:
-        UserError: positions have several axes, where gaps cannot be closed.
-    """
-    if facts.rotary_axes > 1:
-        if policy == "renumbered":
-            raise UserError(
-                f"engine.positions='renumbered' needs positions on one axis, this model has {facts.rotary_axes}; "
-                "valid: original, method"
-            )
-        return False
-    depth = facts.text.layers
-    if not method.all_sites(facts.tower.layers, depth):
-        return False
-    if policy != "method":
-        return policy == "renumbered"
-    with Blame(method, "positions"):
-        wanted = method.positions(depth)
-        if wanted not in get_args(Positions):
-            valid = ", ".join(get_args(Positions))
-            raise PlanError(f"`positions` returns {wanted!r}; valid: {valid}")
-    return wanted == "renumbered"
 
 
 def closed_positions(valid: Tensor) -> Tensor:

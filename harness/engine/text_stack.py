@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from espalier.harness.engine.engine_guards import check_recordable
 from espalier.harness.engine.kv_cache import (
     IndexedCache,
     attention_configs,
@@ -29,7 +30,7 @@ from espalier.harness.engine.kv_cache import (
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.run_spec import Auto, ModelSpec
+from espalier.harness.specs.run_spec import Auto
 
 
 class TextStack:
@@ -341,12 +342,6 @@ def graphs_for(adapter: ModelParts, requested: bool | Auto) -> Graphs | None:
             raise
         return None
     return CudaGraphs(adapter.device)
-
-
-def check_recordable(model: ModelSpec) -> None:
-    """Refuse `engine.graphs=true` where settings of a model keep its steps from being recorded."""
-    settings = {"engine": {"graphs": True}, "model": model}
-    refuse("graphs", settings, n_cards=torch.cuda.device_count())
 
 
 @torch.inference_mode()

@@ -16,8 +16,7 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
     tokenizer_file,
 )
 from espalier.harness.engine.artifacts import require_prior
-from espalier.harness.engine.layer_inputs import closes_gaps
-from espalier.harness.engine.text_stack import check_recordable
+from espalier.harness.engine.engine_guards import check_recordable, closes_gaps
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.kind import (

@@ -20,7 +20,7 @@ from espalier.harness.decoding.diffusion.denoising_record import (
 )
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, check_caches
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.engine_guards import closes_gaps
 from espalier.harness.kinds.checkpoint_check import check_places
 from espalier.harness.kinds.kind import Account, OpenMethod, ResolvedMethod
 from espalier.harness.kinds.reducer import WHOLE, Reducer

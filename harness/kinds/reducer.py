@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from espalier.harness.cost.budget import Budget, BudgetMismatch, shortened_layer
 from espalier.harness.engine.artifacts import with_scheme
-from espalier.harness.engine.engine_guards import require_one_beam
-from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.engine_guards import closes_gaps, require_one_beam
 from espalier.harness.kinds.kind import (
     Account,
     Identity,

@@ -10,8 +10,7 @@ from typing import get_args
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.engine.decode_steps import decode_site
-from espalier.harness.engine.engine_guards import check_full, check_proved
+from espalier.harness.engine.engine_guards import check_full, check_proved, decode_site
 from espalier.harness.errors import Refused
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.catalogue import build_method, names_of

@@ -62,6 +62,7 @@ EXCLUDED = {
     "espalier.harness.specs.plugins": "finds classes of users; the chosen ones are entries",
     "espalier.harness.specs.records": "reads own data, which are hashed; a source of benchmark=data",
     "espalier.harness.ranks": "distributes samples; the row is that of one process",
+    "espalier.harness.specs.catalogue": "finds methods by name; the chosen ones are entries",
     "espalier.harness.specs.conflicts": "refuses runs",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
     "espalier.harness.specs.labels": "names of rows and curves",

@@ -215,7 +215,7 @@ def test_places_of_origin_have_their_own_steps() -> None:
         assert sum(counts[-1]) == PLACES
         assert len(counts[-1]) <= alone.records[0].denoising["planned"] == 8
     assert len(set(counts)) > 1
-    with pytest.raises(Refused, match=r"schedule=origin.* engine\.batch_size=1"):
+    with pytest.raises(Refused, match=r"schedule='origin'.* engine\.batch_size=1"):
         answers(chats, prefix_cache=False, block_cache=True, **how)
 
 

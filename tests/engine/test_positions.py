@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.engine_guards import closes_gaps
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import Site, View

@@ -159,10 +159,10 @@ def test_a_task_that_is_no_python_is_its_bytes(tmp_path: Path, plain: Job) -> No
 
 
 def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
-    for module in ("scene_scores", "counter_random"):
+    for module in ("scene_questions", "counter_random"):
         (tmp_path / "utils.py").write_text(f"from espalier.harness.seedling import {module}\n")
         names = {path.name for path in code_files([tmp_path / "utils.py"])}
-        assert ("scene_scores.py" in names) == (module == "scene_scores")
+        assert ("scene_questions.py" in names) == (module == "scene_questions")
 
 
 @pytest.mark.parametrize(

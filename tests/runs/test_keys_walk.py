@@ -57,8 +57,14 @@ EXEMPT = {
         ("model.closed_vocabulary", "method.draft.closed_vocabulary"),
         "refuses a benchmark or changes nothing",
     ),
-    "model.facts.signals": "refuses a method or changes nothing",
-    "method.draft.facts.signals": "as model.facts.signals",
+    **dict.fromkeys(
+        (
+            f"{model}.facts.{name}"
+            for model in ("model", "method.draft")
+            for name in ("signals", "unproved")
+        ),
+        "refuses a method or changes nothing",
+    ),
     **dict.fromkeys(
         ("model.facts.nominal_work", "method.draft.facts.nominal_work"),
         "an estimate before the run; the row counts its samples",

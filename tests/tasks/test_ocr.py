@@ -146,7 +146,7 @@ def test_the_revision_that_is_set_is_the_one_that_is_read(tmp_path: Path, name: 
 
 def test_a_pdf_page_is_drawn_when_it_is_asked_for(utils: ModuleType, tmp_path: Path) -> None:
     drawn = picture(1)
-    with mock.patch.object(utils.pdf, "page_image", return_value=drawn) as draw:
+    with mock.patch.object(utils, "page_image", return_value=drawn) as draw:
         assert utils.doc_to_visual({"image": str(tmp_path / "a.pdf"), "page": 1}) == [drawn]
     draw.assert_called_once_with(tmp_path / "a.pdf", 1, 2048)
 

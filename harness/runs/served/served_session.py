@@ -15,7 +15,7 @@ from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import Work
-from espalier.harness.engine.layer_inputs import closes_gaps
+from espalier.harness.engine.engine_guards import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import OpenMethod, params_of
