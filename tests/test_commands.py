@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from espalier.__main__ import COMMANDS
 from espalier.__main__ import main as espalier
-from espalier.harness.cli.store import COMMANDS
 from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, foreign
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command

@@ -260,7 +260,7 @@ def test_what_a_stored_sequence_cannot_do_is_refused(adapter) -> None:
         answers(adapter, method=D3ToM(K=1), ratio=0.5, prompt_interval=2)
     with pytest.raises(Refused, match=r"threshold=0.5: .* valid: engine.batch_size=1"):
         answers(adapter, block_cache=True, threshold=0.5)
-    with pytest.raises(UserError, match=r"block_cache=True with generation.prefix_cache=True"):
+    with pytest.raises(UserError, match=r"block_cache=true with generation.prefix_cache=true"):
         answers(adapter, block_cache=True, prefix_cache=True)
     for line, how in {
         "generation_interval=3 does not divide generation.prompt_interval=4": {
