@@ -45,7 +45,7 @@ def _precision(row: Row) -> str | None:
     return dtype if packed is None else f"{packed}, {dtype}"
 
 
-#: Blocks of a row (harness/store/row_blocks.py) that the columns of `ROWS` need.
+#: Blocks of a row (harness/store/index.py) that the columns of `ROWS` need.
 BLOCKS = (
     *("run_key", "model", "benchmark", "method", "variant", "ratio", "keep", "budget_rule"),
     *("seed", "n_samples", "metrics", "tokens", "flops", "time", "memory", "settings"),

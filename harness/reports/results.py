@@ -5,7 +5,7 @@
     points = results.compare("results/demo")   # a line for each point of a curve, with intervals and tests
     points.to_latex("table.tex")               # as the table of a paper
 
-A path is a run store or a folder of tables (harness/store/parquet_tables.py), relative to the repository or absolute.
+A path is a run store or a folder of tables (harness/store/exports.py), relative to the repository or absolute.
 Columns and units are in harness/reports/frame.py and docs/rows.md. Skipped results are reported on
 stderr.
 """
@@ -27,10 +27,9 @@ from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
 from espalier.harness.reports.frame import BLOCKS, ROWS, SAMPLES
 from espalier.harness.specs.comparable import identity, passed_over, settings_digest
 from espalier.harness.store import Store
+from espalier.harness.store.exports import dated_rows, is_table, read_samples
 from espalier.harness.store.files.folder_checks import existing_store
-from espalier.harness.store.parquet_tables import is_table, read_rows, read_samples
-from espalier.harness.store.row_blocks import memoized
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.index import memoized, walk
 
 Row = Mapping[str, Any]
 
@@ -90,17 +89,18 @@ def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
 
     folder, types = _folder(path), {name: dtype for name, (dtype, _) in SAMPLES.items()}
     if is_table(folder):
-        return read_samples(folder).to_pandas().astype(types)
-    lines = [
-        (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
-        for run, _ in Store(folder).each()
-        for key, scoring in read_scorings(run.journal.entries()).items()
-        for metric, score in scoring.scores.items()
-    ]
-    if not lines:
-        raise UserError(
-            f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
-        )
+        lines = read_samples(folder)
+    else:
+        lines = [
+            (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
+            for run, _ in Store(folder).each()
+            for key, scoring in read_scorings(run.journal.entries()).items()
+            for metric, score in scoring.scores.items()
+        ]
+        if not lines:
+            raise UserError(
+                f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
+            )
     return pd.DataFrame(lines, columns=list(types)).astype(types)
 
 
@@ -145,7 +145,7 @@ def _folder(path: str | Path) -> Path:
 def _rows(folder: Path) -> Iterator[tuple[float, Row]]:
     """Yield rows with a number that orders them by commit time."""
     if is_table(folder):
-        yield from enumerate(read_rows(folder))
+        yield from dated_rows(folder)
         return
     skipped = 0
     for run in walk(folder, BLOCKS):

@@ -11,7 +11,7 @@ from espalier.harness.reports.curves.curve_files import write_curves
 from espalier.harness.reports.curves.method_report import page as sweep_page
 from espalier.harness.reports.html.page_assembly import assemble
 from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS, is_marked, too_many
-from espalier.harness.store.store_index import entries, table_cells
+from espalier.harness.store.run_entries import entries, table_cells
 from tests.pages.test_report import content
 from tests.report.test_curves import N, add_run
 

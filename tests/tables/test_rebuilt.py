@@ -25,7 +25,7 @@ from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build
 from espalier.harness.reports.tables.table_formats import FORMATS, PAGE_LINES
 from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes, choose, read_rows
 from espalier.harness.store import Store
-from espalier.harness.store.parquet_tables import write_tables
+from espalier.harness.store.exports import write_tables
 from espalier.harness.store.row_text import MARK, MEANS
 from lab.analytic.formulas import verdicts
 from tests.tables.stored import CELLS, commit, write_paper

@@ -25,7 +25,7 @@ from espalier.harness.specs.comparable import (
 )
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.store import RunDir, Store
-from espalier.harness.store.parquet_tables import is_table, read_tables
+from espalier.harness.store.exports import is_table, read_tables
 from espalier.harness.store.row_text import is_marked
 
 #: Help text of the `--where` option of the report commands.
@@ -55,7 +55,7 @@ class StoredResult:
 def read_results(store: Path) -> list[StoredResult]:
     """Return all results of a store, oldest first; results that cannot be read are reported and skipped.
 
-    `store` can also be a folder of tables (harness/store/parquet_tables.py).
+    `store` can also be a folder of tables (harness/store/exports.py).
     """
     if is_table(store):
         return [

@@ -32,7 +32,7 @@ from espalier.harness.reports.html.page_content import (
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
 from espalier.harness.reports.tables.table_formats import fragment, title
-from espalier.harness.store.row_reader import walk_once
+from espalier.harness.store.index import walk_once
 
 #: Largest convenient size of a page in bytes.
 LIMIT = 10_000_000

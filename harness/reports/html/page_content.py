@@ -24,9 +24,8 @@ from espalier.harness.reports.curves.printed_names import readable
 from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.specs.comparable import CELL, Row, amount, identity, name, settings_digest
 from espalier.harness.stats import Interval
-from espalier.harness.store.parquet_tables import is_table, read_tables
-from espalier.harness.store.row_blocks import memoized
-from espalier.harness.store.row_reader import Walk, walk
+from espalier.harness.store.exports import is_table, read_tables
+from espalier.harness.store.index import Walk, memoized, walk
 from espalier.harness.store.row_text import is_marked
 
 #: Blocks of a row that the page shows or compares.

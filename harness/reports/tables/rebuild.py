@@ -24,7 +24,7 @@ from espalier.harness.settings import Count, choice, read_value
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
-from espalier.harness.store.row_reader import Walk, walk
+from espalier.harness.store.index import Walk, walk
 
 
 def requested_tables(paper: str, numbers: Sequence[str]) -> list[tuple[str, str]]:

@@ -11,9 +11,8 @@ from typing import Any
 
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.reports.tables.cell_settings import row_settings
-from espalier.harness.store.parquet_tables import dated_rows, is_table
-from espalier.harness.store.row_blocks import block_at, memoized
-from espalier.harness.store.row_reader import Walk, walk
+from espalier.harness.store.exports import dated_rows, is_table
+from espalier.harness.store.index import EXTRA, Walk, memoized, walk
 from espalier.harness.store.row_text import is_marked
 
 #: Keys of the cell that a row fills.
@@ -92,7 +91,7 @@ def read_rows(
     """Return the results of the requested models and benchmarks, oldest first.
 
     Args:
-        stores: run stores, or folders of tables (harness/store/parquet_tables.py).
+        stores: run stores, or folders of tables (harness/store/exports.py).
         requested: the numbers that tables need, by model and benchmark.
         notes: receives results that cannot be read, and results of one key that differ between stores.
         read: reads run stores; its rows have at least `blocks_of` the requested numbers.
@@ -199,8 +198,14 @@ def _rows(
 
 def blocks_of(requested: RequestedNumbers) -> list[str]:
     """Return the blocks of a row that tables with these numbers need."""
-    numbers = {block_at(path) for paths in requested.values() for path in paths}
+    numbers = {_block(path) for paths in requested.values() for path in paths}
     return sorted({*BLOCKS, *numbers})
+
+
+def _block(path: str) -> str:
+    """Return the block that contains a dotted path of a row."""
+    names = path.split(".")
+    return ".".join(names[: 2 if names[0] == EXTRA else 1])
 
 
 def _problem(row: Mapping[str, Any]) -> str:
