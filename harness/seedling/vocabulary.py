@@ -36,7 +36,6 @@ TOKEN_ID: dict[str, int] = {word: i for i, word in enumerate(VOCABULARY)}
 
 PAD, BOS, EOS, UNK, IMAGE = (TOKEN_ID[word] for word in _SPECIAL[:5])
 USER, ASSISTANT = TOKEN_ID["USER:"], TOKEN_ID["ASSISTANT:"]
-FIRST_LOCATION = TOKEN_ID["<loc_0>"]
 MASK = TOKEN_ID["<extra_0>"]
 """Mask token of the denoising model."""
 
