@@ -507,7 +507,7 @@ def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], 
     function = getattr(function, "__wrapped__", function)
     if "args" in inspect.signature(function).parameters:
         return partial(function, args=Namespace(output_path=str(folder)))
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _combined(
