@@ -24,6 +24,7 @@ SPEEDS = (
 #: Legend and colour of bars by whether draft and target run at the same time; apart in greyscale as well.
 SIDES = {False: ("draft and target take turns", COLOURS[5]), True: ("side by side", COLOURS[0])}
 
+TIMES = "times as fast as plain decoding"
 PROMISED = "promised by acceptance and single forwards"
 WHOLE = "end to end, prefill included"
 PLAIN = ("plain decoding", Interval(1.0, 1.0, 1.0))
@@ -51,33 +52,37 @@ def draw_decoders(by_benchmark: Mapping[str, pd.DataFrame]) -> Figure:
     """Return bars of the decode speed-up, one plot for each benchmark."""
     plots = []
     for name, cells in by_benchmark.items():
-        rows = [*enumerate(cells.itertuples())]
-        series = [
+        sides = cells.overlap.map(bool).to_numpy()
+        decode = [
+            Spot(at, speed, text=f"{speed:.2f}") for at, speed in enumerate(cells.speedup_decode)
+        ]
+        bars = [
             Series(
                 label,
-                [
-                    Spot(row, cell.speedup_decode, text=f"{cell.speedup_decode:.2f}")
-                    for row, cell in rows
-                    if bool(cell.overlap) is side
-                ],
+                [spot for spot in decode if sides[int(spot.at)] == side],
                 {"color": colour},
                 solid=True,
-                key=any(bool(cell.overlap) is side for _, cell in rows),
+                key=side in sides,
             )
             for side, (label, colour) in SIDES.items()
         ]
-        promised = [Spot(row, cell.speedup_predicted) for row, cell in rows]
-        end_to_end = [Spot(row, cell.speedup_end_to_end) for row, cell in rows]
+        diamond = marker("D", markerfacecolor="white", zorder=4)
         thick = marker("|", markersize=10, markeredgewidth=2, zorder=4)
-        series += [
-            Series(PROMISED, promised, marker("D", markerfacecolor="white", zorder=4), key=True),
-            Series(WHOLE, end_to_end, thick, key=True),
+        marks = [
+            Series(PROMISED, _spots(cells.speedup_predicted), diamond, key=True),
+            Series(WHOLE, _spots(cells.speedup_end_to_end), thick, key=True),
         ]
-        ticks = {float(row): cell.curve for row, cell in rows}
-        heading = f"{name}, {cells.n_samples.iloc[0]} answers"
-        values = "times as fast as plain decoding"
-        look: dict[str, Any] = {"values": values, "level": PLAIN, "from_zero": True}
-        plots.append(Plot("bars", heading, series, ticks=ticks, **look))
+        plots.append(
+            Plot(
+                "bars",
+                f"{name}, {cells.n_samples.iloc[0]} answers",
+                [*bars, *marks],
+                values=TIMES,
+                ticks={float(row): curve for row, curve in enumerate(cells.curve)},
+                level=PLAIN,
+                from_zero=True,
+            )
+        )
     every = pd.concat([*by_benchmark.values()])
     pruned = sorted({ratio for ratio in every.ratio if 0 < ratio < 1})
     notes = [f"where a draft does without some visual tokens: {100 * r:.4g} %" for r in pruned]
@@ -86,30 +91,27 @@ def draw_decoders(by_benchmark: Mapping[str, pd.DataFrame]) -> Figure:
 
 def draw_ratio(cells: pd.DataFrame) -> Figure:
     """Return speed-ups, acceptance and mean run over the draft's ratios, evenly spaced."""
-    rows = [*cells.itertuples()]
-    blind = [bool(cell.text_only) for cell in rows]
+    blind = [*cells.text_only.map(bool)]
     ticks = {
-        float(at): "words\nonly" if cell.text_only else f"{100 * cell.ratio:.4g}"
-        for at, cell in enumerate(rows)
+        float(at): "words\nonly" if words else f"{100 * ratio:.4g}"
+        for at, (words, ratio) in enumerate(zip(blind, cells.ratio, strict=True))
     }
-    shares = [accepted_share(cell.result) for cell in rows]
+    shares = [accepted_share(result) for result in cells.result]
     accepted = [percent_spot(at, share) for at, share in enumerate(shares) if share is not None]
     speeds = [
         line
         for name, column, colour, shape in SPEEDS
         for line in _split(name, _spots(cells[column]), colour, shape, blind)
     ]
-    shared: dict[str, Any] = {"shape": "curve", "ticks": ticks}
-    title = "times as fast as plain decoding"
     accepted_lines = _split("", accepted, COLOURS[0], "o", blind)
     run_lines = _split("", _spots(cells.accepted_run), COLOURS[0], "o", blind)
     without = "visual tokens the draft does without (%)"
     in_a_row = "tokens accepted in a row, mean (log scale)"
     plots = [
-        Plot(title=title, series=speeds, level=PLAIN, from_zero=True, **shared),
-        Plot(title=ACCEPTED, series=accepted_lines, from_zero=True, **shared),
-        # Log scale: a draft that sees everything is accepted for whole answers, others for a token or two.
-        Plot(title=in_a_row, series=run_lines, log_values=True, places=without, **shared),
+        Plot("curve", TIMES, speeds, ticks=ticks, level=PLAIN, from_zero=True),
+        Plot("curve", ACCEPTED, accepted_lines, ticks=ticks, from_zero=True),
+        # Log scale: a draft that sees everything is accepted for without_layer answers, others for a token or two.
+        Plot("curve", in_a_row, run_lines, ticks=ticks, log_values=True, places=without),
     ]
     first = cells.result.iloc[0].row
     windows = ", ".join(f"{cell.row['extra']['speculative']['gamma']:g}" for cell in cells.result)
@@ -119,53 +121,63 @@ def draw_ratio(cells: pd.DataFrame) -> Figure:
 
 def draw_guidance(cells: pd.DataFrame) -> Figure:
     """Return acceptance by guidance of the draft's tokens, and by the layer of the guidance."""
-    shares = {cell.path: accepted_share(cell) for cell in cells.result}
-    depth = cells.L.notna()
-    full = cells[~depth & ~cells.text_only.map(bool) & (cells.ratio == 0)]
-    level = None if full.empty else shares[full.index[0]]
-    guided = cells[~depth & ~cells.text_only.map(bool) & (cells.ratio > 0)]
-    layered = cells[depth & (cells.ratio > 0)]
-    looks = {
-        ratio: {"color": colour, "marker": shape, "markersize": 5.5}
-        for ratio, colour, shape in zip(
-            sorted({*guided.ratio, *layered.ratio}), cycle(COLOURS), cycle(MARKERS), strict=False
-        )
+    shares = {result.path: accepted_share(result) for result in cells.result}
+    layers, pruned = cells.L.notna(), cells.ratio > 0
+    without_layer = ~layers & ~cells.text_only.map(bool)
+    full, guided, layered = (
+        cells[without_layer & ~pruned],
+        cells[without_layer & pruned],
+        cells[layers & pruned],
+    )
+    ratios = sorted({*guided.ratio, *layered.ratio})
+    looks = [
+        {"color": colour, "marker": shape, "markersize": 5.5}
+        for _, colour, shape in zip(ratios, cycle(COLOURS), cycle(MARKERS), strict=False)
+    ]
+    level = shares[full.index[0]] if len(full) else None
+    value = None if level is None else 100 * level.value
+    shared: dict[str, Any] = {
+        "values": ACCEPTED,
+        "level": None
+        if value is None
+        else ("draft sees everything", Interval(value, value, value)),
     }
-    shared: dict[str, Any] = {"values": ACCEPTED, "level": _level(level)}
+
+    def series(group: pd.DataFrame, column: str, places: Mapping[Any, float]) -> list[Series]:
+        """Return the marks of each ratio at the places of a column's values, a line along layers."""
+        line = {} if column == "L" else {"linestyle": ""}
+        members = [group[group.ratio == ratio].sort_values(column) for ratio in ratios]
+        return [
+            Series(
+                f"{100 * ratio:.4g} % of the tokens left out",
+                [
+                    percent_spot(places[at], share)
+                    for at, path in zip(part[column], part.index, strict=True)
+                    if (share := shares[path])
+                ],
+                {**look, **line},
+                key=True,
+            )
+            for ratio, part, look in zip(ratios, members, looks, strict=True)
+        ]
+
     plots = []
     if len(guided):
-        largest = guided.sort_values(
+        ranked = guided.sort_values(
             ["ratio", "acceptance", "guidance"], ascending=[False, False, True]
         )
-        names = [*dict.fromkeys(largest.guidance)]
-        series = []
-        for number, (ratio, look) in enumerate(looks.items()):
-            # Shift the ratios of one guidance, so that their intervals do not overlap.
-            gap = 0.22 * (number - (len(looks) - 1) / 2)
-            spots = [
-                percent_spot(names.index(cell.guidance) + gap, share)
-                for cell in guided[guided.ratio == ratio].itertuples()
-                if (share := shares[cell.Index])
-            ]
-            series.append(Series(_left_out(ratio), spots, {**look, "linestyle": ""}, key=True))
-        ticks = {float(row): name for row, name in enumerate(names)}
+        names = {name: float(row) for row, name in enumerate(dict.fromkeys(ranked.guidance))}
+        ticks = {row: name for name, row in names.items()}
+        marks = series(guided, "guidance", names)
         title = "by what chooses its visual tokens"
-        plots.append(Plot("dots", title, series, ticks=ticks, **shared))
+        plots.append(Plot("dots", title, marks, ticks=ticks, shift=0.22, **shared))
     if len(layered):
-        layers = sorted(set(layered.L))
-        series = []
-        for ratio, look in looks.items():
-            group = layered[layered.ratio == ratio].sort_values("L")
-            spots = [percent_spot(c.L, s) for c in group.itertuples() if (s := shares[c.Index])]
-            series.append(Series(_left_out(ratio), spots, look, key=True))
-        ticks = {float(layer): f"{layer}" for layer in layers}
-        title, places = (
-            f"{layered.guidance.iloc[0]}, by depth",
-            "layer L of the target that is read",
-        )
-        plots.append(
-            Plot("scatter", title, series, places=places, ticks=ticks, shift=0.08, **shared)
-        )
+        depths = {layer: float(layer) for layer in sorted(set(layered.L))}
+        ticks = {depth: f"{layer}" for layer, depth in depths.items()}
+        places, title = "layer L of the target that is read", layered.guidance.iloc[0]
+        marks = series(layered, "L", depths)
+        looks_at = {"places": places, "ticks": ticks, "shift": 0.08, **shared}
+        plots.append(Plot("scatter", f"{title}, by depth", marks, **looks_at))
     first = cells.result.iloc[0].row
     title = f"What {first['method']}'s draft should see, on {first['benchmark']}"
     return draw(plots, title, _foot(cells, _bars([*shares.values()])))
@@ -184,19 +196,8 @@ def _split(
     seeing = [spot for spot in spots if not blind[int(spot.at)]]
     words = [spot for spot in spots if blind[int(spot.at)]]
     label = colour if name else None
-    lines = [Series(name, seeing, look, None if words else label)]
-    return [*lines, *([Series(name, words, hollow, label)] if words else [])]
-
-
-def _left_out(ratio: float) -> str:
-    return f"{100 * ratio:.4g} % of the tokens left out"
-
-
-def _level(share: Interval | None) -> tuple[str, Interval] | None:
-    if share is None:
-        return None
-    value = 100 * share.value
-    return "draft sees everything", Interval(value, value, value)
+    line = Series(name, seeing, look, None if words else label)
+    return [line, Series(name, words, hollow, label)] if words else [line]
 
 
 def _bars(shares: Sequence[Interval | None]) -> str:

@@ -153,15 +153,9 @@ def accepted_share(result: StoredResult) -> Interval | None:
     rounds = [steady_rounds([record]).rounds for record in answers if record.degraded is None]
     if len(rounds) < 2:
         return Interval(value, value, value)
-    accepted = [sum(record.accepted for record in answer_rounds) for answer_rounds in rounds]
-    checked = [sum(record.checked for record in answer_rounds) for answer_rounds in rounds]
+    accepted = [sum(each.accepted for each in answer) for answer in rounds]
+    checked = [sum(each.checked for each in answer) for answer in rounds]
     return share_interval(accepted, checked, resamples=RESAMPLES)
-
-
-def accepted_text(result: StoredResult) -> str:
-    """Return this share in percent, `-` without checks."""
-    share = accepted_share(result)
-    return "-" if share is None else share.percent
 
 
 def _largest(
@@ -186,9 +180,8 @@ def _largest(
         (group for _, group in frame.groupby(by, sort=False, dropna=False)),
         key=lambda group: (group[distinct].nunique(), group.n_samples.iloc[0]),
     )
-    drafts = Counter(largest.draft.dropna())
-    common = drafts.most_common(1)[0][0] if drafts else None
-    candidates = largest[largest.draft.isna() | (largest.draft == common)]
+    common = [draft for draft, _ in Counter(largest.draft.dropna()).most_common(1)]
+    candidates = largest[largest.draft.isna() | largest.draft.isin(common)]
     # Results with a speed-up come last, so that they replace results without.
     newest = newest_per_cell([*candidates.result], ("engine.compare", *free))
     return candidates.loc[[result.path for result in newest]]

@@ -6,7 +6,6 @@ Figures of decoders, caches and denoised answers are drawn from the given result
 from __future__ import annotations
 
 import base64
-import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,9 +28,9 @@ from espalier.harness.reports.html.page_content import (
     styles,
     unscored,
 )
+from espalier.harness.reports.printed_text import render
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
-from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
-from espalier.harness.reports.tables.table_formats import fragment, title
+from espalier.harness.reports.tables.table_formats import fragment
 from espalier.harness.store.row_reader import walk_once
 
 #: Largest convenient size of a page in bytes.
@@ -87,7 +86,15 @@ def collect(
         "averages": means,
         "overlays": drawings,
         "pictures": pictures(results, stores),
-        "tables": [_table(table) for table in tables],
+        "tables": [
+            {
+                "name": table.name,
+                "paper": table.paper.paper,
+                "title": table.title.removeprefix(f"{table.paper.paper}, "),
+                "html": fragment(table),
+            }
+            for table in tables
+        ],
     }
     if table_notes:
         results.notes["published tables"] = table_notes
@@ -97,29 +104,15 @@ def collect(
 
 def assemble(content: dict[str, Any]) -> str:
     """Return the page as one self-contained file."""
-    script = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    # The data must not close its element or look like a placeholder.
-    data = data.replace("<", "\\u003c")
-    parts = {
-        "STYLE": (HERE / "page.css").read_text(encoding="utf-8"),
-        "STORES": html.escape(", ".join(content["stores"])),
-        "DATA": data,
-        "SCRIPT": script,
-    }
-    page = (HERE / "page.html").read_text(encoding="utf-8")
-    for name, text in parts.items():
-        page = page.replace(f"<!--{name}-->", text)
-    return page
-
-
-def _table(table: RebuiltTable) -> dict[str, str]:
-    return {
-        "name": table.name,
-        "paper": table.paper.paper,
-        "title": title(table).removeprefix(f"{table.paper.paper}, "),
-        "html": fragment(table),
-    }
+    return render(
+        "page.html",
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        stores=", ".join(content["stores"]),
+        # The data must not close its element.
+        data=data.replace("<", "\\u003c"),
+        script="\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS),
+    )
 
 
 @dataclass(frozen=True)
@@ -172,17 +165,16 @@ def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any
         drawn = _draw(kind, results, stores)
         for stem, caption in kind.captions.items():
             measured = ROOT / kind.folder / f"{stem}.svg"
-            if stem not in drawn and not measured.is_file():
-                continue
-            picture = drawn.get(stem) or measured.read_bytes()
-            origin = "from the rows of this report" if stem in drawn else f"from {kind.folder}"
-            entries.append(
-                {
-                    "title": kind.title,
-                    "caption": f"{caption} Drawn {origin}.",
-                    "source": _uri(picture),
-                }
-            )
+            if stem in drawn or measured.is_file():
+                encoded = base64.b64encode(drawn.get(stem) or measured.read_bytes()).decode()
+                origin = "the rows of this report" if stem in drawn else kind.folder
+                entries.append(
+                    {
+                        "title": kind.title,
+                        "caption": f"{caption} Drawn from {origin}.",
+                        "source": f"data:image/svg+xml;base64,{encoded}",
+                    }
+                )
     return entries
 
 
@@ -194,14 +186,9 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
     with TemporaryDirectory() as folder:
         for store in stores:
             try:
-                report.write(store, Path(folder))
+                files, _ = report.write(store, Path(folder))
+                return {path.stem: path.read_bytes() for path in files if path.suffix == ".svg"}
             except UNDRAWABLE as error:
                 reason = error if isinstance(error, UserError) else first_words(error)
                 results.drop(f"no picture of {source.title.lower()}", f"{store}: {reason}")
-                continue
-            return {path.stem: path.read_bytes() for path in Path(folder).glob("*.svg")}
     return {}
-
-
-def _uri(picture: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import DEMO, short_path
@@ -15,13 +17,12 @@ from espalier.harness.reports.curves.comparison import averages, panel_of
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FULL,
-    Curve,
     CurvePanel,
     CurvePoint,
 )
 from espalier.harness.reports.curves.plot_style import looks
-from espalier.harness.reports.curves.printed_names import readable
 from espalier.harness.reports.curves.stored_rows import StoredResult
+from espalier.harness.reports.printed_text import readable
 from espalier.harness.specs.comparable import CELL, Row, amount, identity, name, settings_digest
 from espalier.harness.stats import Interval
 from espalier.harness.store.parquet_tables import is_table, read_tables
@@ -55,6 +56,23 @@ class PageResults:
         """Record an excluded case."""
         self.left_out.setdefault(reason, []).append(case)
 
+    def sieve(self, reason_of: Callable[[StoredResult], tuple[str, str] | None]) -> None:
+        """Exclude the results that `reason_of` has a reason for, each with the words after its description."""
+        kept = []
+        for result in self.rows:
+            reason = reason_of(result)
+            if reason is None:
+                kept.append(result)
+            else:
+                self.drop(reason[0], f"{case_of(result.row)}{reason[1]}")
+        self.rows = kept
+
+    def newest(self, key: Callable[[Row], Hashable], reason: str) -> None:
+        """Exclude all results of a key but the last."""
+        last = {key(result.row): id(result) for result in self.rows}
+        kept = {*last.values()}
+        self.sieve(lambda result: None if id(result) in kept else (reason, ""))
+
 
 def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageResults:
     """Return the comparable results of run stores and folders of tables.
@@ -72,24 +90,46 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
     results = PageResults()
     dated = [pair for store in stores for pair in _read(store, results, read)]
     dated.sort(key=lambda pair: (pair[0], pair[1].row["run_key"]))
-    selected = [result for _, result in dated]
-    selected = _newest(
-        selected, lambda row: row["run_key"], "the run is in several stores", results
-    )
-    selected = _with_settings(selected, results)
-    selected = _with_policy(selected, positions, results)
-    selected = _with_most_samples(selected, results)
+    results.rows = [result for _, result in dated]
+    results.newest(lambda row: row["run_key"], "the run is in several stores")
+    older = "the row is of an older version without settings"
+    results.sieve(lambda result: None if "settings" in result.row else (older, ""))
+
+    def other_policy(result: StoredResult) -> tuple[str, str] | None:
+        """Return the policy, unless it does not apply to the method or is the page's."""
+        policy = result.row["settings"]["engine"].get("positions")
+        reason = f"another position policy than {positions}"
+        return None if policy in (None, positions) else (reason, f", {policy}")
+
+    results.sieve(other_policy)
+    # Of each model and benchmark only the results with the most samples can be paired.
+    largest: dict[tuple[str, str], int] = {}
+    for result in results.rows:
+        group = result.row["model"], result.row["benchmark"]
+        largest[group] = max(largest.get(group, 0), result.row["n_samples"])
+
+    def fewer_samples(result: StoredResult) -> tuple[str, str] | None:
+        """Return the number of samples, unless it is the largest."""
+        samples = result.row["n_samples"]
+        required = largest[result.row["model"], result.row["benchmark"]]
+        reason = "another number of samples", f", {samples} and not {required}"
+        return None if samples == required else reason
+
+    results.sieve(fewer_samples)
     digested = memoized(settings_digest)
-    results.rows = _newest(
-        selected,
+    results.newest(
         lambda row: (*identity(row), digested(row["settings"])),
         "the cell was run twice, by other code; the newer row counts",
-        results,
     )
     if not results.rows:
         names = ", ".join(map(str, stores))
         raise UserError(f"--store {names} holds no rows for a report; valid: {short_path(DEMO)}")
-    _commits(results)
+    commits = Counter(
+        str(result.row["extra"].get("environment", {}).get("commit")) for result in results.rows
+    )
+    if len(commits) > 1:
+        cases = [f"{commit}: {count} rows" for commit, count in commits.most_common()]
+        results.notes["rows of several code versions are compared"] = cases
     return results
 
 
@@ -114,70 +154,6 @@ def _read(store: Path, results: PageResults, read: Walk) -> Iterable[tuple[float
             results.drop("the row is incomplete", f"{run.path.name} lacks {', '.join(missing)}")
         else:
             yield run.committed, StoredResult(run.path, run.row)
-
-
-def _newest(
-    rows: Sequence[StoredResult], key: Callable[[Row], Hashable], reason: str, results: PageResults
-) -> list[StoredResult]:
-    newest = {key(result.row): result for result in rows}
-    kept = {id(result) for result in newest.values()}
-    for result in rows:
-        if id(result) not in kept:
-            results.drop(reason, case_of(result.row))
-    return [result for result in rows if id(result) in kept]
-
-
-def _with_settings(rows: Sequence[StoredResult], results: PageResults) -> list[StoredResult]:
-    for result in rows:
-        if "settings" not in result.row:
-            results.drop("the row is of an older version without settings", case_of(result.row))
-    return [result for result in rows if "settings" in result.row]
-
-
-def _with_policy(
-    rows: Sequence[StoredResult], positions: str, results: PageResults
-) -> list[StoredResult]:
-    """Return the results with a position policy, and those to which it does not apply."""
-    kept = []
-    for result in rows:
-        policy = result.row["settings"]["engine"].get("positions")
-        if policy in (None, positions):
-            kept.append(result)
-        else:
-            reason = f"another position policy than {positions}"
-            results.drop(reason, f"{case_of(result.row)}, {policy}")
-    return kept
-
-
-def _with_most_samples(rows: Sequence[StoredResult], results: PageResults) -> list[StoredResult]:
-    """Return, for each model and benchmark, the results with the most samples: only these can be paired."""
-
-    def group(row: Row) -> tuple[str, str]:
-        return row["model"], row["benchmark"]
-
-    largest: dict[tuple[str, str], int] = {}
-    for result in rows:
-        largest[group(result.row)] = max(largest.get(group(result.row), 0), result.row["n_samples"])
-    kept = []
-    for result in rows:
-        samples, required = result.row["n_samples"], largest[group(result.row)]
-        if samples == required:
-            kept.append(result)
-        else:
-            results.drop(
-                "another number of samples", f"{case_of(result.row)}, {samples} and not {required}"
-            )
-    return kept
-
-
-def _commits(results: PageResults) -> None:
-    """Note that results are of several versions of the code."""
-    commits = Counter(
-        str(result.row["extra"].get("environment", {}).get("commit")) for result in results.rows
-    )
-    if len(commits) > 1:
-        cases = [f"{commit}: {count} rows" for commit, count in commits.most_common()]
-        results.notes["rows of several code versions are compared"] = cases
 
 
 #: Columns of a line, in this order; those of `TEXTS` are indices of a list of texts.
@@ -214,37 +190,29 @@ def kind_of(row: Row) -> str:
     if extra.get("diffusion"):
         return "denoising steps"
     inside = bool(sites) and sites[0]["where"] == "layer" and sites[0]["layer"] > 0
-    return KINDS[3] if inside else KINDS[2]
+    return "inside the LLM" if inside else "before the LLM"
 
 
 def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
     """Return columns with a value for each result: numbers, and texts as indices of the list of texts."""
-    texts: dict[str, list[str]] = {key: [] for key in TEXTS}
-    indices: dict[str, dict[str, int]] = {key: {} for key in TEXTS}
-    columns: dict[str, list[Any]] = {key: [] for key in (*TEXTS, *NUMBERS)}
-    for result in rows:
-        line = _line(result.row)
-        for key in TEXTS:
-            index = indices[key].setdefault(line[key], len(texts[key]))
-            if index == len(texts[key]):
-                texts[key].append(line[key])
-            columns[key].append(index)
-        for key in NUMBERS:
-            columns[key].append(_short(line[key]))
-    return {"texts": texts, "columns": columns}
+    line_values = [_line(result.row) for result in rows]
+    frame = pd.DataFrame(line_values, columns=[*TEXTS, *NUMBERS], dtype=object)
+    coded = {key: pd.factorize(frame[key]) for key in TEXTS}
+    columns = {key: codes.tolist() for key, (codes, _) in coded.items()}
+    columns |= {key: [_short(number) for number in frame[key]] for key in NUMBERS}
+    return {"texts": {key: [*names] for key, (_, names) in coded.items()}, "columns": columns}
 
 
 def _line(row: Row) -> dict[str, Any]:
     extra, time = row["extra"], row.get("time", {})
-    headline = extra.get("headline")
-    metric = row["metrics"].get(headline, {})
+    metric = row["metrics"].get(extra.get("headline"), {})
     times = [time.get("vision_ms"), time.get("prefill_ms")]
     return {
         **{key: row[key] for key in ("model", "benchmark", "method", "ratio")},
         "keep": row.get("keep"),
         "curve": name(row),
         "kind": kind_of(row),
-        "metric": readable(str(headline)),
+        "metric": readable(str(extra.get("headline"))),
         "rule": row["budget_rule"],
         "device": str(extra.get("environment", {}).get("device_name")),
         "seed": row.get("seed", 0),
@@ -281,45 +249,33 @@ def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, A
         for note in panel.notes:
             results.notes.setdefault(f"{model} on {benchmark}", []).append(note)
         kinds = {name(result.row): kind_of(result.row) for result in rows}
-        page_panels.append(_panel(panel, model, rule, kinds))
+        page_panels.append(
+            {
+                **{"model": model, "benchmark": benchmark, "rule": rule},
+                **{"metric": readable(panel.metric), "samples": panel.n_samples},
+                "full": _ends(panel.full),
+                "curves": [
+                    {
+                        **{"name": curve.name, "kind": kinds[curve.name], "floor": curve.floor},
+                        "points": [_point(point) for point in curve.points],
+                    }
+                    for curve in panel.curves
+                ],
+            }
+        )
         measured.setdefault((model, rule), []).append(panel)
-    means = [
-        {**{"model": model, "rule": rule}, **mean}
-        for (model, rule), group in measured.items()
-        for mean in _means(group)
-    ]
+    means = []
+    for (model, rule), group in measured.items():
+        points = {point.amount: point for curve in group[0].curves for point in curve.points}
+        means += [
+            {
+                **{"model": model, "rule": rule, "curve": curve, "ratio": points[removed].ratio},
+                **{"keep": points[removed].keep, "benchmarks": len(group)},
+                "retention": _ends(interval),
+            }
+            for (curve, removed), interval in averages(group).items()
+        ]
     return page_panels, means
-
-
-def _means(group: Sequence[CurvePanel]) -> Iterator[dict[str, Any]]:
-    """Yield the mean retention of each curve over benchmarks, at each ratio or number of tokens."""
-    points = {point.amount: point for curve in group[0].curves for point in curve.points}
-    for (curve, removed), interval in averages(group).items():
-        yield {
-            **{"curve": curve, "ratio": points[removed].ratio, "keep": points[removed].keep},
-            **{"benchmarks": len(group), "retention": _ends(interval)},
-        }
-
-
-def _panel(panel: CurvePanel, model: str, rule: str, kinds: dict[str, str]) -> dict[str, Any]:
-    return {
-        "model": model,
-        "benchmark": panel.benchmark,
-        "rule": rule,
-        "metric": readable(panel.metric),
-        "samples": panel.n_samples,
-        "full": _ends(panel.full),
-        "curves": [_curve(curve, kinds[curve.name]) for curve in panel.curves],
-    }
-
-
-def _curve(curve: Curve, kind: str) -> dict[str, Any]:
-    return {
-        "name": curve.name,
-        "kind": kind,
-        "floor": curve.floor,
-        "points": [_point(point) for point in curve.points],
-    }
 
 
 def _point(point: CurvePoint) -> dict[str, Any]:
@@ -347,14 +303,12 @@ def styles(page_lines: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def unscored(results: PageResults) -> None:
     """Exclude results without a value of their headline metric."""
-    kept = []
-    for result in results.rows:
+
+    def no_number(result: StoredResult) -> tuple[str, str] | None:
         metric = result.row["metrics"].get(result.row["extra"].get("headline"), {})
-        if metric.get("value") is None:
-            results.drop("the headline has no number", case_of(result.row))
-        else:
-            kept.append(result)
-    results.rows = kept
+        return ("the headline has no number", "") if metric.get("value") is None else None
+
+    results.sieve(no_number)
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex, formula_values
 from espalier.harness.reports.tables.published_tables import (
     KEYS,
@@ -23,22 +23,9 @@ from espalier.harness.reports.tables.published_tables import (
 from espalier.harness.reports.tables.rebuilt_table import build
 from espalier.harness.specs.commands import command, command_parser
 
-
-@dataclass(frozen=True)
-class WrongNumber:
-    """A printed number that others contradict.
-
-    Attributes:
-        cell: as printed.
-        kind: `cell` or `average`.
-        consistent: the number that follows, with the printed digits at least.
-        why: what contradicts it.
-    """
-
-    cell: PrintedCell
-    kind: str
-    consistent: str
-    why: str
+#: A printed number that others contradict: as printed, `cell` or `average`, the number that follows, with the printed
+#: digits at least, and what contradicts it.
+WrongNumber = tuple[PrintedCell, str, str, str]
 
 
 def wrong_numbers() -> list[WrongNumber]:
@@ -50,37 +37,24 @@ def wrong_numbers() -> list[WrongNumber]:
     formulas = formula_values()
     entries: list[WrongNumber] = []
     for slug in papers():
-        for number in read_paper(slug).tables:
-            averages = {entry.cell.key: entry for entry in _averages(slug, number)}
-            cells = {cell.key: cell for cell in read_cells(read_paper(slug), number)}
-            misprints = {
-                key: WrongNumber(
-                    cells[key], "cell", f"{formula.value:.{cells[key].digits}f}", formula.misprint
-                )
-                for key, formula in formulas.items()
-                if formula.misprint and key in cells
-            }
-            entries += (averages | misprints).values()
+        paper = read_paper(slug)
+        for number, table in paper.tables.items():
+            numbers = {}
+            for average in build(slug, number, ResultIndex([])).averaged:
+                if table.average is not None and average.remark and average.follows is not None:
+                    cell = average.cell
+                    consistent = f"{average.follows:.{max(cell.digits, 2)}f}"
+                    why = (
+                        f"the printed cells of its line by the table's rule ({table.average.rule})"
+                    )
+                    numbers[cell.key] = (cell, "average", consistent, why)
+            cells = {cell.key: cell for cell in read_cells(paper, number)}
+            for key, formula in formulas.items():
+                if formula.misprint and key in cells:
+                    consistent = f"{formula.value:.{cells[key].digits}f}"
+                    numbers[key] = (cells[key], "cell", consistent, formula.misprint)
+            entries += numbers.values()
     return entries
-
-
-def _averages(slug: str, number: str) -> Iterator[WrongNumber]:
-    rule = read_paper(slug).tables[number].average
-    for average in [] if rule is None else build(slug, number, ResultIndex([])).averaged:
-        if rule is not None and average.remark and average.follows is not None:
-            consistent = f"{average.follows:.{max(average.cell.digits, 2)}f}"
-            why = f"the printed cells of its line by the table's rule ({rule.rule})"
-            yield WrongNumber(average.cell, "average", consistent, why)
-
-
-def total(entries: Sequence[WrongNumber]) -> str:
-    """Return the counts by kind, and the reason of most cells."""
-    kinds = Counter(entry.kind for entry in entries)
-    why, count = Counter(entry.why for entry in entries if entry.kind == "cell").most_common(1)[0]
-    return (
-        f"{len(entries)} printed numbers that others contradict: {kinds['cell']} cells ({count} of them: {why}), "
-        f"{kinds['average']} averages"
-    )
 
 
 @command
@@ -94,13 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.format == "csv":
         lines = csv.writer(sys.stdout, lineterminator="\n")
         lines.writerow((*KEYS, "kind", "printed", "consistent", "why"))
-        for entry in entries:
-            cell = entry.cell
-            lines.writerow((*cell.key, entry.kind, cell.value, entry.consistent, entry.why))
+        for cell, kind, consistent, why in entries:
+            lines.writerow((*cell.key, kind, cell.value, consistent, why))
         return 0
-    print("| number | kind | printed | consistent | why |\n| --- | --- | ---: | ---: | --- |")
-    for entry in entries:
-        cell = entry.cell
-        print(f"| {cell.name} | {entry.kind} | {cell.value} | {entry.consistent} | {entry.why} |")
-    print(f"\n{total(entries)}")
+    heads = ("number", "kind", "printed", "consistent", "why")
+    rows = [(cell.name, kind, cell.value, *reason) for cell, kind, *reason in entries]
+    kinds = Counter(kind for _, kind, _, _ in entries)
+    reasons = Counter(why for _, kind, _, why in entries if kind == "cell")
+    ((why, count),) = reasons.most_common(1)
+    print(
+        f"{markdown_table(heads, rows, 'llrrl')}\n{len(entries)} printed numbers that others contradict: "
+        f"{kinds['cell']} cells ({count} of them: {why}), {kinds['average']} averages"
+    )
     return 0

@@ -6,13 +6,12 @@ others contradict.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
-from espalier.harness.errors import UserError, print_lines, unknown_name
+from espalier.harness.errors import print_lines, unknown_name
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.tables import misprint_list
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex, formula_values
@@ -94,36 +93,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="write every format of every table into this folder"
     )
     options = parser.parse_args(arguments)
-    names = [*papers(), "all", "misprints"]
-    try:
-        if options.out is not None:
-            check_folder("--out", options.out)
-        if options.paper not in names:
-            raise unknown_name("paper", options.paper, names)
-        if options.model is not None and options.model not in choices("model"):
-            raise unknown_name("--model", options.model, choices("model"))
-        if options.positions is not None:
-            choice("--positions", options.positions, POSITIONS)
-        read_value("--limit", options.limit, Count | None)
-        tables, notes = rebuild(
-            requested_tables(options.paper, options.numbers),
-            [existing_store(store) for store in options.store or [usual_store()]],
-            options.model,
-            options.positions,
-            options.limit,
-        )
-        for table in tables:
-            if options.out is None:
-                print(FORMATS[options.format](table))
-            else:
-                print_lines(*write(table, options.out))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # The reader closed the pipe, as `head` does; discard the remaining output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    if options.out is not None:
+        check_folder("--out", options.out)
+    if options.paper not in (*papers(), "all", "misprints"):
+        raise unknown_name("paper", options.paper, [*papers(), "all", "misprints"])
+    if options.model is not None and options.model not in choices("model"):
+        raise unknown_name("--model", options.model, choices("model"))
+    if options.positions is not None:
+        choice("--positions", options.positions, POSITIONS)
+    read_value("--limit", options.limit, Count | None)
+    tables, notes = rebuild(
+        requested_tables(options.paper, options.numbers),
+        [existing_store(store) for store in options.store or [usual_store()]],
+        options.model,
+        options.positions,
+        options.limit,
+    )
+    for table in tables:
+        if options.out is None:
+            print(FORMATS[options.format](table))
+        else:
+            print_lines(*write(table, options.out))
     print_lines(*notes, file=sys.stderr)
     return 0
 
