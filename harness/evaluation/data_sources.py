@@ -71,16 +71,6 @@ def lacks_locks(error: BaseException | None) -> bool:
     return False
 
 
-def damaged_file(folder: Path) -> str:
-    """Return the start of an error line about a folder's first unreadable parquet file; "" if there is none."""
-    for file in sorted(folder.rglob("*.parquet")):
-        try:
-            pq.read_metadata(file)
-        except (pa.ArrowInvalid, OSError):
-            return f"file {file.relative_to(folder).as_posix()!r} is damaged: "
-    return ""
-
-
 def check_references(tasks: Sequence[Task], limit: int | None) -> None:
     """Raise UserError if a sample has no reference: scorers would count any answer as wrong.
 
@@ -112,8 +102,12 @@ def guard_targets(task: Task) -> None:
         try:
             return read(task, doc, *args, **options)
         except Exception as error:  # a task's function may raise anything
+            docs = task.eval_docs_no_media
+            columns = set(docs.column_names)
+            sought = {name: value for name, value in doc.items() if name in columns}
+            rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
             raise UserError(
-                f"benchmark.task={task.config.task!r}: {origin(task.config)}{_row(task, doc)}: "
+                f"benchmark.task={task.config.task!r}: {origin(task.config)}{next(rows, '')}: "
                 f"its target cannot be read: {cause_of(error)}"
             ) from error
 
@@ -132,14 +126,6 @@ def named_data(tasks: Sequence[Task]) -> Iterator[None]:
             f"{name}/<row> is of {origins[name]}" for name in names if name in origins
         )
         raise SampleErrors(error.failures, error.total, where) from error
-
-
-def _row(task: Task, doc: Mapping[str, Any]) -> str:
-    docs = task.eval_docs_no_media
-    columns = set(docs.column_names)
-    sought = {name: value for name, value in doc.items() if name in columns}
-    rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
-    return next(rows, "")
 
 
 #: File that lists folders that are unpacked completely.
@@ -193,9 +179,15 @@ class LocalData:
     def damaged_file(self, name: str) -> str:
         """Return the start of an error line about an unreadable file in a data set's copy; "" if there is none."""
         try:
-            return damaged_file(self.copies.find(name))
+            folder = self.copies.find(name)
         except UserError:
             return ""
+        for file in sorted(folder.rglob("*.parquet")):
+            try:
+                pq.read_metadata(file)
+            except (pa.ArrowInvalid, OSError):
+                return f"file {file.relative_to(folder).as_posix()!r} is damaged: "
+        return ""
 
     def _builder(self, original: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
         """Build a data set from its copy; formats (`json`, `parquet`) and folders are built as usual."""
@@ -262,21 +254,18 @@ def _unpacked_whole(home: Path) -> Iterator[None]:
     listing = home / UNPACKED
     complete = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
     for path in _unpacked(home):
-        if path.name not in complete:
-            _remove(path)
+        if path.name in complete:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     yield
     listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)), encoding="utf-8")
 
 
 def _unpacked(home: Path) -> list[Path]:
     return sorted(path for path in home.iterdir() if not path.name.startswith("."))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _link(source: str, target: str) -> None:
@@ -300,14 +289,6 @@ def record_file(benchmark: BenchmarkSpec) -> Path | None:
         return None
     check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
     return table.save(cache_folder() / "espalier" / "own" / table.listing_digest()[:16])
-
-
-def with_records(config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return a task's settings with the records' file as its data; unchanged without one."""
-    if file is None:
-        return dict(config)
-    data_files = {"data_files": {config["test_split"]: str(file)}}
-    return {**config, "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), **data_files}}
 
 
 def add_categories(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:

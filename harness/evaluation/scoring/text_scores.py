@@ -63,12 +63,9 @@ def near_matches(pattern: str, text: str, edits: int) -> list[NearMatch]:
     if not pattern:
         return []
     if not edits:
-        places = []
-        at = text.find(pattern)
-        while at >= 0:
-            places.append(NearMatch(at, 0))
-            at = text.find(pattern, at + 1)
-        return places
+        # Matches of a look-ahead may overlap.
+        exact = re.finditer(f"(?={re.escape(pattern)})", text)
+        return [NearMatch(match.start(), 0) for match in exact]
     # Read backwards, the end of a match is its start.
     backwards = _ends(pattern[::-1], text[::-1])
     starts = [
@@ -204,8 +201,8 @@ def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
 
     It equals nltk's METEOR if WordNet knows no synonym. Cost: O(n log n).
     """
-    matches, unmatched = _matched(
-        [word.lower() for word in answer], [word.lower() for word in reference]
+    matches, unmatched = _paired(
+        *({place: word.lower() for place, word in enumerate(part)} for part in (answer, reference))
     )
     stem = PorterStemmer().stem
     answer_stems, reference_stems = (
@@ -252,12 +249,6 @@ def _jieba() -> Tokenizer:
         cutter.FREQ, cutter.total = cutter.gen_pfdict(cutter.get_dict_file())
     cutter.initialized = True
     return cutter
-
-
-def _matched(
-    answer: Sequence[str], reference: Sequence[str]
-) -> tuple[dict[int, int], tuple[dict[int, str], dict[int, str]]]:
-    return _paired(dict(enumerate(answer)), dict(enumerate(reference)))
 
 
 def _paired(

@@ -68,13 +68,13 @@ def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
     near = distances(page, answer)
     groups = merged(page, answer, near < FOUND)
     partners, unmatched = _assigned(page, answer, groups)
-    for place, inside in _within(page, answer, unmatched).items():
-        for block in inside:
-            if block in unmatched:
-                partners[(place,)].append(block)
-        unmatched = [block for block in unmatched if block not in inside]
-        # A block found in an earlier text stays with that text; this one counts as used.
-        partners[(place,)] = partners[(place,)]
+    sought = unmatched
+    for place, text in enumerate(answer):
+        inside = [block for block in sought if window_distance(page[block], text, WITHIN) < WITHIN]
+        if inside:
+            # A block found in an earlier text stays with that text; this one counts as used.
+            partners[(place,)] += [block for block in inside if block in unmatched]
+            unmatched = [block for block in unmatched if block not in inside]
     pairs = [
         BlockMatch(tuple(sorted(blocks)), group) for group, blocks in partners.items() if blocks
     ]
@@ -104,20 +104,6 @@ def _assigned(
             partners[groups[column]].append(row)
     placed = {row for rows_of in partners.values() for row in rows_of}
     return partners, [row for row in range(len(page)) if row not in placed]
-
-
-def _within(
-    page: Sequence[str], answer: Sequence[str], unmatched: Sequence[int]
-) -> dict[int, list[int]]:
-    """Return for each text of the answer the `unmatched` blocks that it contains."""
-    inside_text: dict[int, list[int]] = {}
-    for place, text in enumerate(answer):
-        inside = [
-            block for block in unmatched if window_distance(page[block], text, WITHIN) < WITHIN
-        ]
-        if inside:
-            inside_text[place] = inside
-    return inside_text
 
 
 def _work(page: Iterable[str], answer: Sequence[str]) -> int:

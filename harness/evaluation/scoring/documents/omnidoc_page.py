@@ -195,7 +195,11 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
     ]
     page_lines.sort(key=lambda element: element.order)
     page_lines = [element for element in page_lines if element.text]
-    answer_lines = [(block, text) for block in _split(mixed) if (text := _comparable(block))]
+    compared = [
+        (block, letters(block.content) if block.kind == "text" else plain_formula(block.content))
+        for block in _split(mixed)
+    ]
+    answer_lines = [(block, text) for block, text in compared if text]
     page_lines, answer_lines = _without_beside(page_lines, answer_lines)
     pairs = quick_match(
         [line_element.text for line_element in page_lines], [text for _, text in answer_lines]
@@ -321,10 +325,6 @@ def _split(answer_blocks: Sequence[MarkdownBlock]) -> list[MarkdownBlock]:
             for number, line in enumerate(lines)
         ]
     return lines_of_blocks
-
-
-def _comparable(block: MarkdownBlock) -> str:
-    return letters(block.content) if block.kind == "text" else plain_formula(block.content)
 
 
 def _without_beside(
