@@ -83,11 +83,10 @@ class ChatModel(lmms):
         self._journal = journal
         self._spec = spec
         self._tasks = {task.config.task: task for task in tasks}
-        self._progress = progress
+        self._progress = progress or (lambda finished, total: None)
         self._ranks = ranks or Ranks()
         self._complete = complete
         self._running = running
-        self._splits: dict[Key, str] = {}
         self._answerer = Answerer(
             opened,
             spec.seed,
@@ -101,19 +100,15 @@ class ChatModel(lmms):
         #: Whether all processes answer each sample together, instead of dealing samples out.
         self._in_step = spec.model.parallel == "tensor"
         self._gave_up = False
-        self._groups_of_run: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
         size = spec.engine.batch_size
         #: 0 until the largest batch that fits is found.
         self.batch_size = 0 if size == "auto" else size
-        self.resumed = 0
         self.seconds = 0.0
         self.ahead = batches_ahead(spec, self._ranks.local_world)
         #: The sum over all processes.
         self.reading = ReadingTimes()
-        #: The row's entry about prompts, taken from the first answered sample.
-        self.prompt: dict[str, str | None] = {}
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """Answer all requests, in their order.
@@ -145,6 +140,7 @@ class ChatModel(lmms):
                 request for request in task._instances if key_of(request) in self.samples
             ]
         first = next(request for key, request in wanted.items() if key in self.samples)
+        #: The row's entry about prompts.
         self.prompt = self._answerer.prompt_row(first)
         if self._complete is not None:
             self._complete(self.samples)
@@ -204,7 +200,7 @@ class ChatModel(lmms):
     def _answer_batches(self, blocks: Sequence[RequestGroup]) -> None:
         """Answer the batches of this process and journal each with one append."""
         keys = self.samples.keys() | {key_of(request) for _, block in blocks for request in block}
-        self._report(len(keys))
+        self._progress(len(self.samples) + len(self.failures), len(keys))
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
                 self._answerer.answer(block, group)
@@ -216,7 +212,7 @@ class ChatModel(lmms):
                 started = time.perf_counter()
                 self._keep(*self._answerer.answer(block, group, next_batch))
                 self.seconds += time.perf_counter() - started
-                self._report(len(keys))
+                self._progress(len(self.samples) + len(self.failures), len(keys))
                 self._gave_up = not self.samples and len(self.failures) >= HOPELESS
                 if self._gave_up:
                     return
@@ -273,10 +269,6 @@ class ChatModel(lmms):
         config = self._tasks[task].config
         data = "/".join(filter(None, (config.dataset_path, config.dataset_name, split)))
         return f"{data}/{doc_id}", self._tasks[task].doc_to_target(document)
-
-    def _report(self, total: int) -> None:
-        if self._progress is not None:
-            self._progress(len(self.samples) + len(self.failures), total)
 
     def clean(self) -> None:
         """Keep the model; the base method deletes every module of the instance."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from lmms_eval.api.task import Task, TaskConfig
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.prompt_text import texts_in
 from espalier.harness.evaluation.samples import SampleErrors
 from espalier.harness.evaluation.upstream import (
     column_decoded,
@@ -83,9 +85,8 @@ def check_references(tasks: Sequence[Task], limit: int | None) -> None:
         if set(task.aggregation()) == {SUBMISSION}:
             continue
         for name in sorted(names & set(docs.column_names)):
-            for row, value in enumerate(docs.with_format(None).select_columns([name])):
-                if limit is not None and row >= limit:
-                    break
+            rows = islice(docs.with_format(None).select_columns([name]), limit)
+            for row, value in enumerate(rows):
                 if value[name] is None:
                     raise UserError(
                         f"benchmark.task={task.config.task!r}: {origin(task.config)}, row {row}: "
@@ -390,12 +391,12 @@ class AllowedSources:
             yield
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        source = None if part["type"] == "text" else part.get(part["type"])
-        if isinstance(source, str | os.PathLike):
-            return {**part, part["type"]: self.place(os.fspath(source))}
-        if isinstance(source, Mapping):
-            return {**part, part["type"]: self._value(source)}
-        return dict(part)
+        kind = part["type"]
+        if kind == "text" or kind not in part:
+            return dict(part)
+        source = part[kind]
+        path = os.fspath(source) if isinstance(source, os.PathLike) else source
+        return {**part, kind: self._value(path)}
 
     def _value(self, value: Any) -> Any:
         """Return a column's value for a file, its path checked if it will be read."""
@@ -504,19 +505,12 @@ def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
     not hold for a data set that was downloaded by name.
     """
     stated = config.dataset_kwargs or {}
-    named = [*_strings(stated.get("data_files")), *_strings(stated.get("data_dir"))]
+    named = [*texts_in(stated.get("data_files")), *texts_in(stated.get("data_dir"))]
     packaged = config.dataset_path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES
     paths = named if packaged else [config.dataset_path or ""]
     local = all(SCHEME.match(name) is None for name in paths)
     if borders.digested is None and local and paths and (packaged or os.path.isdir(paths[0])):
         borders.folders.append(Path(os.sep))
-
-
-def _strings(stated: Any) -> list[str]:
-    if isinstance(stated, str):
-        return [stated]
-    values = stated.values() if isinstance(stated, Mapping) else stated or ()
-    return [name for value in values for name in _strings(value)]
 
 
 def _below(real: Path, folder: Path) -> bool:

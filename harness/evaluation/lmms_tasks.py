@@ -147,9 +147,13 @@ def load_tasks(
             )
     borders = allowed_sources(data, include_path, offline)
     configs: list[TaskConfig] = []
-    shelf.turn_to(
-        (name, include_path, template, data and data.home, records, *sorted((pinned or {}).items()))
+    opened = (
+        *(name, include_path, template, data and data.home, records),
+        *sorted((pinned or {}).items()),
     )
+    if opened != shelf.benchmark:
+        shelf.benchmark = opened
+        shelf.data.clear()
 
     def noted(**config: Any) -> TaskConfig:
         options = dict(config.get("dataset_kwargs") or {})

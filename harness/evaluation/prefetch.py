@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import Empty, Queue
+from queue import Queue
 from typing import TypeVar
 
 from espalier.harness.errors import tell_once
@@ -31,9 +31,6 @@ CORES, CORES_OF_TWO = 2, 3
 
 #: Seconds that the reader gets to finish its current item.
 LEAVE = 2.0
-
-#: Seconds of silence after which the reader is checked.
-LOOK = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def read_ahead(
 ) -> Iterator[Callable[[], Made | None]]:
     """Yield a function that waits for the next item, prepared in a thread, and returns it or raises its error.
 
-    Without `ahead` the function returns None, as it does, with a line on stderr, if the thread has ended.
+    Without `ahead` the function returns None, as it does, with a line on stderr, if no thread can be started.
 
     Args:
         items: items to prepare, in order.
@@ -85,7 +82,6 @@ def read_ahead(
         return
     make, room, stopped = preparer(), threading.Semaphore(ahead), threading.Event()
     prepared: Queue[Future[Made]] = Queue()
-    reason = "it ended early"
 
     def check() -> None:
         if stopped.is_set():
@@ -105,35 +101,29 @@ def read_ahead(
             prepared.put(future)
             del future  # only the queue refers to it, so that it is freed as soon as it is answered
 
-    def take() -> Made | None:
-        while True:
-            try:
-                future = prepared.get(timeout=LOOK)
-            except Empty:
-                if thread.is_alive() or not prepared.empty():
-                    continue
-                tell_once(
-                    f"engine.prefetch: the thread that reads ahead has ended ({reason}); "
-                    "batches are read between answers"
-                )
-                return None
-            room.release()
-            return future.result()
+    def take() -> Made:
+        future = prepared.get()
+        room.release()
+        return future.result()
 
     # A daemon, so that the command can end even if the thread hangs.
     thread = threading.Thread(target=work, name="feeder", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system's limit of threads
+        tell_once(
+            f"engine.prefetch: the thread that reads ahead has ended ({error}); "
+            "batches are read between answers"
+        )
+        yield lambda: None
+        return
     with kept_memory():
-        try:
-            thread.start()
-        except RuntimeError as error:  # the system's limit of threads
-            reason = str(error)
         try:
             yield take
         finally:
             stopped.set()
             room.release()
-            if thread.is_alive():
-                thread.join(LEAVE)
+            thread.join(LEAVE)
 
 
 def batches_ahead(spec: RunSpec, processes: int = 1) -> int:

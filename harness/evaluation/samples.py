@@ -233,10 +233,8 @@ class SampleErrors(RuntimeError):
 
     def __init__(self, failures: Sequence[Failure], total: int, where: str = "") -> None:
         """Name the failures in one line; `total` counts all samples, `where` explains their names."""
-        self.failures = tuple(failures)
-        self.total = total
-        self.where = where
-        listed = "; ".join(str(failure) for failure in self.failures[:NAMED])
+        self.failures, self.total, self.where = tuple(failures), total, where
+        listed = "; ".join(map(str, failures[:NAMED]))
         remainder = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         super().__init__(
             f"{len(failures)} of {total} samples failed: {listed}{remainder} ({where + '; ' if where else ''}"

@@ -25,9 +25,3 @@ class TaskCache:
     indices: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
     benchmark: Hashable = None
     data: dict[Hashable, Mapping[str, Any]] = field(default_factory=dict)
-
-    def turn_to(self, benchmark: Hashable) -> None:
-        """Drop the data of any other benchmark."""
-        if benchmark != self.benchmark:
-            self.benchmark = benchmark
-            self.data.clear()

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,6 @@ def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
 
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(feeding, "LOOK", 0.01)
     tell_once.cache_clear()
     model = Calculator()
     spec = make_spec(write_task(tmp_path / "t", sums(5)), prefetch=2)
@@ -107,22 +106,6 @@ def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
     assert [sample.answer for sample in done.samples] == [str(i + 7) for i in range(5)]
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "engine.prefetch" in text]
     assert "ended (can't start new thread)" in line
-
-
-def test_a_reader_that_dies_in_between_is_survived(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whatever ends the thread, what it made is taken and the rest is made by whoever asks."""
-    monkeypatch.setattr(feeding, "LOOK", 0.01)
-    tell_once.cache_clear()
-
-    class Torn(list[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(self[:1])
-
-    with read_ahead(Torn(range(3)), 3, lambda: double) as take:
-        assert [take() for _ in range(3)] == [0, None, None]
-    assert "ended (it ended early)" in capsys.readouterr().err
 
 
 @dataclass

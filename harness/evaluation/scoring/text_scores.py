@@ -17,6 +17,8 @@ from nltk.stem import PorterStemmer
 from nltk.translate.bleu_score import sentence_bleu
 from rapidfuzz.distance import Levenshtein
 
+from espalier.harness.evaluation.scoring.choices import holds_words
+
 if TYPE_CHECKING:
     from jieba import Tokenizer
 
@@ -39,11 +41,9 @@ def window_distance(part: str, text: str, below: float) -> float:
         return 1.0
     best = length
     for start in range(len(text) - length + 1):
+        # Beyond the cut-off it is the cut-off plus one.
         distance = Levenshtein.distance(part, text[start : start + length], score_cutoff=best)
-        if distance < best:
-            best = distance
-            if not best:
-                break
+        best = min(best, distance)
     return best / length if best < limit else 1.0
 
 
@@ -131,11 +131,7 @@ def equal(answer: str, reference: str) -> bool:
 
 def contains(answer: str, reference: str) -> bool:
     """Return whether an answer contains a reference as whole words; case and blanks do not count."""
-    sought, text = plain_answer(reference), plain_answer(answer)
-    if not sought.isascii():
-        # Chinese and Japanese words have no blanks between them.
-        return sought in text
-    return re.search(rf"(?<!\w){re.escape(sought)}(?!\w)", text) is not None
+    return holds_words(plain_answer(answer), plain_answer(reference))
 
 
 def anls(answer: str, reference: str) -> float:

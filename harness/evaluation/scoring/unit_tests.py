@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import lxml.html
@@ -251,23 +251,19 @@ def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
 
 
 def _of_pipes(answer: str) -> Iterator[Grid]:
-    table: list[str] = []
-    for line in [*answer.strip().split("\n"), ""]:
-        if "|" in line:
-            table.append(line)
-            continue
+    for is_table, lines in groupby(answer.strip().split("\n"), lambda line: "|" in line):
+        table = list(lines)
         rows = [_cells(line) for line in table if not (line.strip() and set(line) <= set("- :|"))]
-        if len(table) >= 2 and any(rows):
+        if is_table and len(table) >= 2 and any(rows):
             yield laid_out(
                 [
                     [
                         GridCell(text, heading=not (number and place))
                         for place, text in enumerate(row)
                     ]
-                    for number, row in enumerate(row for row in rows if row)
+                    for number, row in enumerate(filter(None, rows))
                 ]
             )
-        table = []
 
 
 def _cells(line: str) -> list[str]:

@@ -64,21 +64,15 @@ def is_media_column(column: str) -> bool:
 
 def missing(cell: Any) -> bool:
     """Return whether a cell is empty: None, NaN, a text of blanks, a list without entries."""
-    if cell is None:
-        return True
-    if isinstance(cell, str):
-        return not cell or cell.isspace()
-    if isinstance(cell, list | tuple | Mapping):
-        return not cell
+    if cell is None or isinstance(cell, str | list | tuple | Mapping):
+        return not (cell.strip() if isinstance(cell, str) else cell)
     # NaN and pandas' NaT are unequal to themselves; pandas' NA has no truth value.
     return type(cell).__name__ == "NAType" or (np.ndim(cell) == 0 and bool(cell != cell))
 
 
 def items(cell: Any) -> list[Any] | None:
     """Return the entries of a list, or of a text that holds one as JSON or as Python prints it; None: no list."""
-    if isinstance(cell, list | tuple):
-        return list(cell)
-    if isinstance(cell, np.ndarray) and cell.dtype == object:
+    if isinstance(cell, list | tuple) or (isinstance(cell, np.ndarray) and cell.dtype == object):
         return list(cell)
     if not isinstance(cell, str) or not cell.strip().startswith("["):
         return None
@@ -121,16 +115,17 @@ class MediaReader:
             is_media_column(name) and name not in (VIDEO, *PATHS) for name in self.columns
         )
         filled = [
-            [row[name] for name in group if not missing(row.get(name))]
+            cells
             for group in (groups if has_main else [(name,) for name in PATHS])
+            if (cells := [row[name] for name in group if not missing(row.get(name))])
         ]
-        filled = [cells for cells in filled if cells]
         if len(filled) > 1:
             raise WrongCell(
                 "pictures in several columns; valid: image, images or image_1, image_2, ..."
             )
-        cells = filled[0] if filled else []
-        media = [medium for cell in cells for medium in self._media("image", cell)]
+        media = [
+            medium for cells in filled for cell in cells for medium in self._media("image", cell)
+        ]
         if not missing(row.get(VIDEO)):
             media += self._media("video", row[VIDEO])
         return tuple(sorted(media, key=lambda medium: medium.kind))

@@ -80,16 +80,14 @@ def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
     ]
     used = {place for group in partners for place in group}
     unused = [place for place in range(len(answer)) if place not in used]
-    for pair in one_to_one(
-        [page[block] for block in unmatched], [answer[place] for place in unused]
-    ):
-        pairs.append(
-            BlockMatch(
-                tuple(unmatched[block] for block in pair.page),
-                tuple(unused[block] for block in pair.answer),
-            )
+    left = one_to_one([page[block] for block in unmatched], [answer[place] for place in unused])
+    return pairs + [
+        BlockMatch(
+            tuple(unmatched[block] for block in pair.page),
+            tuple(unused[block] for block in pair.answer),
         )
-    return pairs
+        for pair in left
+    ]
 
 
 def _assigned(
@@ -138,14 +136,8 @@ def merged(page: Sequence[str], answer: Sequence[str], close: np.ndarray) -> lis
         tried = [_run(page[block], answer, start, set(free), stretch) for start in free]
         if tried:
             runs.append(min(tried, key=lambda run: run[1]))
-    groups: list[tuple[int, ...]] = []
-    joined = {run[0]: run for run in _disjoint(runs)}
-    place = 0
-    while place < len(answer):
-        run = next((run for run in joined if run[0] == place), (place,))
-        groups.append(run)
-        place = run[-1] + 1
-    return groups
+    groups = {place: places for places, _ in _disjoint(runs) for place in places}
+    return list(dict.fromkeys(groups.get(place, (place,)) for place in range(len(answer))))
 
 
 def _run(block: str, answer: Sequence[str], start: int, free: set[int], stretch: Stretch) -> Run:
