@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -12,11 +13,11 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import TokenReducer, View
+from espalier.methods.base import Plan, TokenReducer, View
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import build
-from tests.methods.twins import Slow
+from tests.methods.twins import Slow, best
 from tests.tiny import Recorder
 
 
@@ -41,6 +42,29 @@ def kept_by(
             output_logits=True,
             suppress_tokens=list(adapter.items(inputs)),
         )
+
+
+def watched(method: TokenReducer) -> tuple[TokenReducer, list[tuple[View, int, Plan]]]:
+    """Return the same method, and the list of what it is shown and asked from now on, with its answers."""
+    seen: list[tuple[View, int, Plan]] = []
+
+    class Watched(type(method)):  # type: ignore[misc]
+        def plan(self, view: View, keep: int) -> Plan:
+            seen.append((view, keep, super().plan(view, keep)))
+            return seen[-1][2]
+
+    return Watched(**{field.name: getattr(method, field.name) for field in fields(method)}), seen
+
+
+def left_by(
+    seen: Sequence[tuple[View, int, Plan]], scores: Callable[[View], Sequence[float]]
+) -> list[int]:
+    """Return the tokens of one row that stay if each site keeps the best of what the last one left."""
+    left = list(range(seen[0][0].tokens.shape[1]))
+    for view, keep, _ in seen:
+        assert view.tokens.shape[1] == len(left)
+        left = [left[place] for place in best(scores(view), keep)]
+    return left
 
 
 def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]) -> list[View]:

@@ -230,26 +230,7 @@ def test_who_prunes_when_the_target_does_not():
     assert {g for g in every if ParallelVLM(guidance=g).reducer} == {"self"}
 
 
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"text_only": True}, r"guidance='similarity_variation' .*none, where text_only=true"),
-        ({"text_only": True, "guidance": "self"}, r"guidance='self' .*none, where text_only=true"),
-        ({"guidance": "luck"}, r"guidance='luck' .*valid: similarity_variation, .*self"),
-        ({"L": 0}, r"L=0 .*1 or more"),
-        ({"L": 0, "guidance": "none"}, r"L=0 .*1 or more"),
-        ({"L": 1, "guidance": "attention_variation"}, r"L=1 .*2 or more"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_in_one_line(params: dict[str, Any], line: str):
-    with pytest.raises(MethodError, match=rf"^method\.params\.{line}") as caught:
-        ParallelVLM(**params)
-    assert "\n" not in str(caught.value)
-
-
-def test_the_layer_must_lie_inside_the_target():
-    with pytest.raises(MethodError, match=r"method\.params\.L=28 .*1 to 27 \(the model has 28 "):
-        ParallelVLM(L=28).sites(28)
+def test_the_layer_is_the_twentieth():
     assert ParallelVLM().sites(80) == ParallelVLM().sites(28) == (Site("layer", 20),)
 
 

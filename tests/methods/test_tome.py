@@ -14,12 +14,13 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import Assignment, MethodError, Plan, Site, View
+from espalier.methods.base import Assignment, MethodError, Site, View
 from espalier.methods.tome import ToMe
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
-from tests.methods.runs import adapter_of, kept_by
+from tests.methods.runs import adapter_of, kept_by, watched
 from tests.methods.towers import TOWERS, check_in_tower
+from tests.methods.twins import outcome
 from tests.tiny import model_of
 
 SQUARE = [((0, 0, 12, 12),)]
@@ -173,8 +174,7 @@ def by_hand(method: ToMe, keep: int, sizes: list[float]) -> tuple[list[int], lis
         {"block_keys": keys, "sizes": torch.tensor([sizes])},
     )
     plan = method.plan(view, keep)
-    assert plan.merge is not None
-    return plan.kept[0].tolist(), plan.merge.apply(tokens, keep)[0, :, 0].tolist()
+    return plan.kept[0].tolist(), outcome(view, plan)[0, :, 0].tolist()
 
 
 def test_a_small_case_by_hand():
@@ -324,16 +324,10 @@ def test_the_projector_reads_what_a_tower_by_hand_gives(method: ToMe, ratio: flo
 
 
 def test_sizes_in_the_engine_add_up_to_the_picture():
-    adapter, chats, seen = adapter_of("llava"), FAMILIES["llava"].chats, []
-
-    class Watched(ToMe):
-        def plan(self, view: View, keep: int) -> Plan:
-            seen.append(view)
-            return super().plan(view, keep)
-
-    kept_by(adapter, Watched(), chats, 0.5)
-    assert {view.site for view in seen} == {Site("tower", 0), Site("tower", 1)}
-    for view in seen:
+    method, seen = watched(ToMe())
+    kept_by(adapter_of("llava"), method, FAMILIES["llava"].chats, 0.5)
+    assert {view.site for view, *_ in seen} == {Site("tower", 0), Site("tower", 1)}
+    for view, *_ in seen:
         sizes = view.signals["sizes"]
         assert sizes.sum(dim=1).eq(16).all()
         assert (sizes.amax() > 1) == (view.site.layer > 0)

@@ -23,6 +23,11 @@ def outcome(view: View, plan: Plan) -> Tensor:
     return plan.merge.apply(view.tokens, plan.kept.shape[1])
 
 
+def best(scores: Sequence[float], keep: int) -> list[int]:
+    """Return the places of the highest scores in order, the lower of equal ones."""
+    return sorted(sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:keep])
+
+
 def check_slow(
     method: TokenReducer,
     view: View,
