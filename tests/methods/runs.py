@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import Plan, TokenReducer, View
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
-from tests.methods.cases import build
 from tests.methods.twins import Slow, best
 from tests.tiny import Recorder
 
@@ -42,6 +43,12 @@ def kept_by(
             output_logits=True,
             suppress_tokens=list(adapter.items(inputs)),
         )
+
+
+@cache
+def untouched_by(name: str) -> GeneratedBatch:
+    """What a family answers without reduction, computed once a process."""
+    return kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0)
 
 
 def watched(method: TokenReducer) -> tuple[TokenReducer, list[tuple[View, int, Plan]]]:
@@ -83,12 +90,13 @@ def check_on_engine(
 ) -> None:
     """Hold a one-site method on a model: ratio 0 keeps all, a batch equals its rows, and rows equal a slow version."""
     adapter, chats = adapter_of(name), FAMILIES[name].chats
-    untouched = kept_by(adapter, build(("none", {})), chats, 0.0)
+    untouched = untouched_by(name)
     everything = kept_by(adapter, method, chats, 0.0)
     assert torch.equal(everything.logits, untouched.logits)
     assert [record.kept for record in everything.records] == [
         (record.visual,) for record in untouched.records
     ]
+    views = [views_of(adapter, method, [chat])[0] for chat in chats]
     for ratio in ratios:
         batch = kept_by(adapter, method, chats, ratio, "abc")
         emulated = kept_by(adapter, method, chats, ratio, "abc", backend="emulate")
@@ -98,9 +106,8 @@ def check_on_engine(
             assert torch.equal(batch.records[row].origin, origin)
             assert torch.equal(emulated.records[row].origin, origin)
             assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
-            (view,) = views_of(adapter, method, [one])
-            assert len(origin) < view.tokens.shape[1]
-            assert origin.tolist() == sorted(slow(method, view, 0, len(origin)))
+            assert len(origin) < views[row].tokens.shape[1]
+            assert origin.tolist() == sorted(slow(method, views[row], 0, len(origin)))
 
 
 def recall(

@@ -160,6 +160,7 @@ def test_clusters_are_covered():
     assert all(len(cluster[row].unique()) == 16 for row in kept)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_in_the_engine(name: str):
     check_method(name, CDPruner())

@@ -44,8 +44,7 @@ def test_the_defaults_are_the_papers(name: str):
     kind, *wanted = KINDS[name]
     assert isinstance(built, Decoder)
     assert type(built) is kind
-    found = [built.source, built.overlap, built.window, built.text_only, built.guided]
-    assert found == wanted
+    assert [built.source, built.overlap, built.window, built.text_only, built.guided] == wanted
     assert built.reducer is None
     assert bool(built.tree) == (name == "sd_tree")
     assert hash(built) == hash(kind())

@@ -36,6 +36,7 @@ def test_equals_the_slow_one():
     check_slow(DivPrune(), make_view(DivPrune(), [((0, 0, 4, 6),)] * 2), slow_divprune, (1, 8, 24))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 def test_on_models(name: str):
     check_on_engine(name, DivPrune(), slow_divprune)

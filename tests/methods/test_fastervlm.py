@@ -46,6 +46,7 @@ def test_one_view_is_the_best_of_it_with_ties_to_the_lower_index():
     assert FasterVLM().plan(view_of(grid, tile, scores), 3).kept.tolist() == [[1, 2, 6]]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"],

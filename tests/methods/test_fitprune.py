@@ -228,6 +228,7 @@ def test_another_model_asks_for_images_of_its_own():
 # ---------------------------------------------------------------- models
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_on_models(name: str):
     check_method(name, METHOD)

@@ -131,6 +131,7 @@ class InTower(Recorder):
         return (Need("flow"),)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_in_the_tower(name: str):
     check_in_tower(name, FlowCut())

@@ -98,8 +98,7 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
         tokens, origin = outcome(view, plan), origin[plan.kept[0]]
         view = View(site, tokens, view.grid[:, plan.kept[0]])
     assert origin.tolist() == case["kept"]
-    sums = view.tokens[0].double().sum(dim=1)
-    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
+    assert view.tokens[0].double().sum(dim=1).tolist() == pytest.approx(case["sums"], abs=2e-4)
 
 
 def test_on_a_model() -> None:

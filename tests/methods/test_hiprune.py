@@ -96,6 +96,7 @@ def test_the_object_layer_lies_at_the_same_share_of_a_tower():
     assert tower_layer(adapter, Need("tower_received")) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image"])
 def test_on_models(name: str):
     check_on_engine(name, HiPrune(alpha=0.7, border="clamp"), slow_hiprune)

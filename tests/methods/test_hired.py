@@ -87,6 +87,7 @@ def test_one_view_is_the_best_of_it():
         assert torch.equal(kept, last.topk(9).indices.sort().values)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", READINGS[::2], ids=str)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image", "onevision_video"])
 def test_on_models(name: str, method: HiRED):

@@ -115,6 +115,7 @@ def test_many_small_views_share_parts():
     HoloV(crops=4).plan(view, 10).check(48, 10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", READINGS, ids=str)
 @pytest.mark.parametrize("name", ["llava", "llava_next"])
 def test_on_models(name: str, method: HoloV):

@@ -122,8 +122,7 @@ def test_regions_offer_as_many_as_the_authors_take(keep: int, most: int):
     """Of 24 x 24 patches: one, two and three for their three budgets."""
     view = make_view(OFFICIAL, [((0, 0, 24, 24),)])
     kept = OFFICIAL.plan(view, keep).kept[0]
-    counts = cells(view.grid, 2)[0][kept].bincount()
-    assert int(counts.max()) == most
+    assert int(cells(view.grid, 2)[0][kept].bincount().max()) == most
 
 
 def test_distances_end_at_the_view():
@@ -272,6 +271,7 @@ def test_bad_numbers_are_refused_in_the_second_stage_too(method: Nuwa, poison: f
 # ---------------------------------------------------------------- the signal and the engine
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_tower_states_are_the_mean_over_the_last_third(name: str):
     """Against what every block returns, mapped to tokens by the adapter's tables, for one row and in a batch."""
@@ -334,6 +334,7 @@ def blocks_of(adapter: object) -> list[torch.nn.Module]:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["p", "o"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_in_the_engine(name: str, method: Nuwa):

@@ -94,6 +94,7 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
     assert int(plan.spare) == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_in_a_tower(name: str) -> None:
     check_in_tower(name, PixelPrune())

@@ -198,6 +198,7 @@ def test_without_a_class_token_it_is_the_attention_received_in_one_head():
     assert torch.allclose(first, wanted[0], atol=1e-9)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [PruMerge(), PruMerge(merging="sum", uniform=True)], ids=str)
 @pytest.mark.parametrize("name", OTHERS)
 def test_in_the_engine(name: str, method: PruMerge):

@@ -135,6 +135,7 @@ def test_the_release_ranks_by_the_next_layer():
     assert RELEASED.needs(Site("layer", 2)) == (Need("next_last_attention"),)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"]
 )
@@ -171,6 +172,7 @@ def shown(adapter, chats, places, ratio=0.0, **options):
     return recorder.views
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_the_row_of_the_next_layer_equals_eager(name: str, tmp_path: Path):
     spec = FAMILIES[name].spec
@@ -217,6 +219,7 @@ def test_a_layer_that_never_attends_is_an_error():
     )  # outside `last` it lets the layer run
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_release_in_the_engine(name: str):
     check_method(name, RELEASED)

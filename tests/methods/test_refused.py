@@ -62,7 +62,10 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"object_layer": 25}, "object_layer=25 .*1 to 24"),
         ({"border": "wrap"}, "border='wrap' .*drop, clamp"),
     ),
-    "hired": (({"alpha": 1.5}, r"alpha=1\.5"), ({"budget": "area"}, "budget='area'.*mass, stripes")),
+    "hired": (
+        ({"alpha": 1.5}, r"alpha=1\.5"),
+        ({"budget": "area"}, "budget='area'.*mass, stripes"),
+    ),
     "holitom": (
         ({"tau": 1.5}, r"tau=1\.5 .*a cosine"),
         ({"beta": 2.0}, r"beta=2\.0 .*0 to 1"),

@@ -277,6 +277,7 @@ FAMILIES_OF = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("merging", "name"),
     [(merging, name) for merging, names in FAMILIES_OF.items() for name in names],

@@ -64,6 +64,7 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     check_released(SCOPE(**case["params"]), attended_case(case, VISION), case)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 def test_on_models(name: str):
     check_on_engine(name, SCOPE(), slow_scope)

@@ -94,6 +94,7 @@ def test_what_is_read():
 # ---------------------------------------------------------------- planted signals, the engine
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [PAPER, LAST], ids=["layers", "last"])
 @pytest.mark.parametrize("name", NAMES)
 def test_in_the_engine(name: str, method: SpecVLM):

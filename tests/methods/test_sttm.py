@@ -157,8 +157,7 @@ def test_equals_the_slow_one(frames: int, rows: int, columns: int, space: float,
     for keep in (1, 5, size // 3, size - 4, size - 1, size):
         check_equal(video, STTM(tau_space=space, root=root), keep)
     for time in (0.6, 0.9):
-        count = check_equal(video, STTM(tau_space=space, tau_time=time, root=root), None)
-        assert count <= size
+        assert check_equal(video, STTM(tau_space=space, tau_time=time, root=root), None) <= size
 
 
 def test_two_frames_by_hand() -> None:

@@ -154,6 +154,7 @@ def test_words_at_the_site_are_the_models_hidden_states(layer: int):
         assert not found[len(wanted) :].any()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_in_the_engine(name: str):
     check_method(name, UVPrune(L=2))
