@@ -5,7 +5,7 @@ lmms-eval makes the requests and scores the answers, the engine answers, the jou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -171,7 +171,9 @@ def open_benchmark(
     from espalier.harness.evaluation.stated_answers import add_statements
 
     bench, ranks = spec.benchmark, ranks or Ranks()
-    check_limit(bench.limit)
+    # lmms-eval would turn a fraction into the first task's count and use it for every following task.
+    if bench.limit is not None and (type(bench.limit) is not int or bench.limit < 1):
+        raise UserError(f"limit={bench.limit!r} must be an integer of at least 1, or null for all")
     with without_launcher(), quiet():
         loaded = ranks.in_turn(
             lambda: load_tasks(
@@ -252,6 +254,7 @@ def evaluate_session(
         needed_metrics,
     )
     from espalier.harness.evaluation.sample_contributions import score
+    from espalier.harness.evaluation.stated_answers import count_unread
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
@@ -275,7 +278,8 @@ def evaluate_session(
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:
             raise SampleErrors(failures, len(model.samples) + len(model.failures))
-        samples = _scored(model.samples.values(), unscored)
+        dropped = {failure.key for failure in unscored}
+        samples = tuple(model.samples[key] for key in sorted(model.samples.keys() - dropped))
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
         entries = score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
@@ -288,6 +292,7 @@ def evaluate_session(
             latency = latency_run.measure(model, opened, adapter)
         elif opened.paired is not None:
             paired = measure_run(spec, opened.paired, model, ranks.world)
+        unparsed = count_unread(samples) if scored.unparsed is None else scored.unparsed
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),
@@ -304,37 +309,10 @@ def evaluate_session(
             speedup=paired.speedup,
             speedup_note=paired.note,
             aggregation=scored.how,
-            unparsed=_unparsed(scored.unparsed, samples) if latency_run is None else None,
+            unparsed=None if latency_run is not None else unparsed,
             judge=judge.summary(),
             latency=latency,
         )
     result = ranks.gather(evaluation)[0]
     assert result is not None  # rank 0 has scored
     return result
-
-
-def check_limit(limit: object) -> None:
-    """Raise UserError unless `limit` is None or a positive integer.
-
-    lmms-eval would turn a fraction into the first task's count and use it for every following task.
-    """
-    if limit is None:
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
-
-
-def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int:
-    """Return the benchmark's count of unreadable answers, else that of answers that state nothing."""
-    # It imports lmms-eval, which takes seconds.
-    from espalier.harness.evaluation.stated_answers import count_unread
-
-    return count_unread(samples) if counted is None else counted
-
-
-def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:
-    """Return the scored samples in benchmark order."""
-    dropped = {failure.key for failure in unscored}
-    return tuple(
-        sorted((s for s in samples if s.key not in dropped), key=lambda sample: sample.key)
-    )

@@ -168,8 +168,7 @@ class SharedPassModel(ChatModel):
         total = sum(len(block) * run.lacks(block) for _, block in batches for run in self._sharers)
         for group, block in batches:
             self._carry_out(block, group)
-            if self._progress is not None:
-                self._progress(sum(run.fresh for run in self._sharers), total)
+            self._progress(sum(run.fresh for run in self._sharers), total)
         raise AllAnswered
 
     def _carry_out(self, block: Sequence[Instance], group: Settings) -> None:

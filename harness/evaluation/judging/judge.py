@@ -147,8 +147,9 @@ class _JudgeRound:
         Raises:
             RequestError: the last failure, when retries are used up or useless.
         """
-        tries = self._spec.retries + 1
-        for number in range(1, tries + 1):
+        number = 0
+        while True:
+            number += 1
             await self._calm()
             try:
                 reply = await client.ask(request)
@@ -157,10 +158,9 @@ class _JudgeRound:
                 raise _unreadable(reply, number)
             except RequestError as trouble:
                 self.results.failed += 1
-                if not trouble.passing or number == tries:
+                if not trouble.passing or number > self._spec.retries:
                     raise
                 self._delay(trouble, number)
-        raise AssertionError("unreachable: the last try returns or raises")
 
     def _delay(self, trouble: RequestError, number: int) -> None:
         """Set the time of the next request, for all questions: they go to the same server.

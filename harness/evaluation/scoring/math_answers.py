@@ -168,7 +168,12 @@ class _Arithmetic:
             return self._argument() / self._argument()
         if self._takes(r"\sqrt"):
             degree = self._closed("]") if self._takes("[") else 2.0
-            return self._root(self._argument(), degree)
+            value = self._argument()
+            if value < 0 and degree % 2 == 1:
+                return -float((-value) ** (1 / degree))
+            if value < 0:
+                raise ValueError
+            return float(value ** (1 / degree))
         if self._takes(r"\pi"):
             return math.pi
         if bracket := self._takes("(", "{", "["):
@@ -193,11 +198,3 @@ class _Arithmetic:
             return self._factor()
         digit, self._text = self._text[:1], self._text[1:]
         return float(digit)
-
-    @staticmethod
-    def _root(value: float, degree: float) -> float:
-        if value < 0 and degree % 2 == 1:
-            return -float((-value) ** (1 / degree))
-        if value < 0:
-            raise ValueError
-        return float(value ** (1 / degree))
