@@ -14,8 +14,7 @@ from espalier.harness.errors import print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES, read_selection, write_selection
 from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
-from espalier.harness.reports.html.page_content import CodeOf
+from espalier.harness.reports.html.page import LIMIT, CodeOf, assemble, collect
 from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
 from espalier.harness.reports.protocols.equal_cost import equal_cost
 from espalier.harness.reports.protocols.kept_sets import kept_sets

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.reports.curves.curve_files import write_curves
-from espalier.harness.reports.html.page_assembly import assemble
+from espalier.harness.reports.html.page import assemble
 from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS, is_marked, too_many
 from espalier.harness.store.store_index import entries, table_cells
 from tests.pages.test_report import content

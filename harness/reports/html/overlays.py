@@ -13,7 +13,7 @@ from PIL import Image
 from espalier.harness.api.apply import apply
 from espalier.harness.api.loaded_models import Model, load
 from espalier.harness.errors import UserError
-from espalier.harness.reports.html.page_content import CodeOf, PageResults, kind_of
+from espalier.harness.reports.html.page import CodeOf, PageResults, kind_of
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import Row, name
