@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ import pandas as pd
 from espalier.harness.reports.printed_text import escape_latex, readable, render
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.specs.run_spec import METERS
+from espalier.harness.store.parquet_tables import dated_rows, is_table
+from espalier.harness.store.row_reader import ReadRun, Walk, walk
 from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
 
 Row = Mapping[str, Any]
@@ -194,6 +196,27 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
     "unread": (FLAG, "whether more than 5 % of a run's answers could not be read"),
 }
+
+
+def dated_rows_of(
+    store: Path, blocks: Collection[str], skip: Callable[[ReadRun], None], read: Walk = walk
+) -> Iterator[tuple[float, Row]]:
+    """Yield when each row of a store, or of a folder of tables, was committed, and the row.
+
+    Args:
+        store: the folder.
+        blocks: the blocks of a row that the caller needs.
+        skip: receives runs without a row: damaged ones, and those that are not finished.
+        read: reads run stores.
+    """
+    if is_table(store):
+        yield from dated_rows(store)
+        return
+    for run in read(store, blocks):
+        if run.row is None:
+            skip(run)
+        else:
+            yield run.committed, run.row
 
 
 def metric_lines(row: Row) -> Iterator[tuple[Any, ...]]:

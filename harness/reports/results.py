@@ -13,7 +13,7 @@ stderr.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,16 @@ from espalier.harness.reports.frame import (
     ROWS,
     SAMPLES,
     PointFrame,
+    dated_rows_of,
     metric_lines,
     typed,
 )
 from espalier.harness.specs.comparable import identity, passed_over, settings_digest
 from espalier.harness.store import Store
 from espalier.harness.store.files.folder_checks import existing_store
-from espalier.harness.store.parquet_tables import is_table, read_rows, read_samples
+from espalier.harness.store.parquet_tables import is_table, read_samples
 from espalier.harness.store.row_blocks import memoized
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.row_reader import ReadRun
 
 Row = Mapping[str, Any]
 
@@ -55,7 +56,8 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     lines: dict[tuple[Any, ...], tuple[float, list[tuple[Any, ...]]]] = {}
     older = superseded = 0
     digested = memoized(settings_digest)
-    for committed, row in _rows(folder):
+    skipped: list[ReadRun] = []
+    for committed, row in dated_rows_of(folder, BLOCKS, skipped.append):
         if "settings" not in row:
             older += 1
             continue
@@ -63,6 +65,10 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
         superseded += cell in lines
         if cell not in lines or committed >= lines[cell][0]:
             lines[cell] = (committed, list(metric_lines(row)))
+    for run in skipped:
+        if run.problem is not None:
+            tell_once(f"passed over: {run.problem}")
+    _print_notes(folder, passed_over(len(skipped), "not finished, or damaged"))
     if not lines:
         raise UserError(
             f"results.load: {str(folder)!r} holds no rows; valid: a run store, {short_path(DEMO)}"
@@ -140,22 +146,6 @@ def _folder(path: str | Path) -> Path:
             f"path={type(path).__name__} must be the path of a run store; `where` chooses rows"
         )
     return existing_store(located(path), "path")
-
-
-def _rows(folder: Path) -> Iterator[tuple[float, Row]]:
-    """Yield rows with a number that orders them by commit time."""
-    if is_table(folder):
-        yield from enumerate(read_rows(folder))
-        return
-    skipped = 0
-    for run in walk(folder, BLOCKS):
-        if run.row is not None:
-            yield run.committed, run.row
-            continue
-        skipped += 1
-        if run.problem is not None:
-            tell_once(f"passed over: {run.problem}")
-    _print_notes(folder, passed_over(skipped, "not finished, or damaged"))
 
 
 def _print_notes(folder: Path, notes: Sequence[str]) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.group_lists import read_choice
+from espalier.harness.reports.frame import dated_rows_of
 from espalier.harness.reports.tables.cell_settings import row_settings
-from espalier.harness.store.parquet_tables import dated_rows, is_table
 from espalier.harness.store.row_blocks import block_at, memoized
-from espalier.harness.store.row_reader import Walk, walk
+from espalier.harness.store.row_reader import ReadRun, Walk, walk
 from espalier.harness.store.row_text import is_marked
 
 #: Keys of the cell that a row fills.
@@ -116,8 +116,19 @@ def read_rows(
         return shared.setdefault(json.dumps(values, default=str), values)
 
     settings_of, code_of = memoized(shared_settings), memoized(_code)
+    numbers = {block_at(path) for paths in requested.values() for path in paths}
+    blocks = sorted({*BLOCKS, *numbers})
     for store in stores:
-        for committed, row in _rows(store, requested, notes, read):
+        unfinished: list[ReadRun] = []
+
+        def skip(run: ReadRun, unfinished: list[ReadRun] = unfinished) -> None:
+            """Note a damaged row, and count a run that is not finished."""
+            if run.problem is None:
+                unfinished.append(run)
+            else:
+                notes.add("rows cannot be read", str(run.problem).partition(";")[0])
+
+        for committed, row in dated_rows_of(store, blocks, skip, read):
             key, paths = row["run_key"], requested.get((row["model"], row["benchmark"]))
             if paths is None:
                 continue
@@ -140,6 +151,8 @@ def read_rows(
                 notes.add(kind, key)
             if known_result is None or known_result.committed <= committed:
                 results[key] = result
+        if unfinished:
+            notes.add("stores have runs that are not finished", f"{store} {len(unfinished)}")
     return sorted(results.values(), key=lambda result: (result.committed, result.key))
 
 
@@ -178,26 +191,6 @@ def choose(
 def usual_positions() -> str:
     """Return the engine's default position policy."""
     return str(read_choice("engine", "default")["positions"])
-
-
-def _rows(
-    store: Path, requested: RequestedNumbers, notes: Notes, read: Walk
-) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield the commit time of each row, and the blocks that tables need."""
-    if is_table(store):
-        yield from dated_rows(store)
-        return
-    unfinished = 0
-    numbers = {block_at(path) for paths in requested.values() for path in paths}
-    for run in read(store, sorted({*BLOCKS, *numbers})):
-        if run.problem is not None:
-            notes.add("rows cannot be read", str(run.problem).partition(";")[0])
-        elif run.row is not None:
-            yield run.committed, run.row
-        else:
-            unfinished += 1
-    if unfinished:
-        notes.add("stores have runs that are not finished", f"{store} {unfinished}")
 
 
 def _code(environment: Mapping[str, Any]) -> str:
