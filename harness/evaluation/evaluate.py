@@ -130,9 +130,11 @@ def evaluate(
     elif spec.model.parallel == "tensor":
         reason = "model.parallel=tensor: processes wait for one another"
     with served or kind.open(spec, adapter, method, prior) as opened:
-        opened = replace(opened, generator=metered(spec, opened.generator))
-        if reason is not None:
-            opened = replace(opened, paired=None)
+        opened = replace(
+            opened,
+            generator=metered(spec, opened.generator),
+            paired=opened.paired if reason is None else None,
+        )
         evaluation = evaluate_session(
             spec, opened, journal, progress, ranks, answered, loaded, adapter, running
         )
@@ -167,7 +169,7 @@ def open_benchmark(
         fill_box_settings,
         place_pictures,
     )
-    from espalier.harness.evaluation.sample_contributions import check_cluster, limit_clusters
+    from espalier.harness.evaluation.sample_contributions import set_clusters
     from espalier.harness.evaluation.stated_answers import add_statements
 
     bench, ranks = spec.benchmark, ranks or Ranks()
@@ -191,8 +193,7 @@ def open_benchmark(
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
-        check_cluster(loaded.tasks, bench.cluster)
-        limit_clusters(loaded.tasks, bench)
+        set_clusters(loaded.tasks, bench)
         change_prompts(loaded.tasks, bench.prompt)
         if bench.text is None:
             place_pictures(loaded.tasks)

@@ -176,9 +176,8 @@ class SharedPassModel(ChatModel):
         sharers = [run for run in self._sharers if run.lacks(block)]
         batch = _tried(partial(self._prompt, block, group, sharers))
         for sharer in sharers:
-            samples = None
-            if batch is not None:
-                samples = _tried(partial(self._answers, batch, block, group, sharer))
+            answers = partial(self._answers, batch, block, group, sharer)
+            samples = None if batch is None else _tried(answers)
             if samples is None:
                 sharer.failed += 1
             else:

@@ -150,12 +150,18 @@ class _JudgeRound:
         number = 0
         while True:
             number += 1
-            await self._calm()
+            while (remaining := self._resume - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(remaining)
             try:
                 reply = await client.ask(request)
                 if holds(reply.text):
                     return reply, number
-                raise _unreadable(reply, number)
+                cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
+                excerpt = " ".join(reply.text.split())[:80]
+                raise RequestError(
+                    f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}",
+                    single=True,
+                )
             except RequestError as trouble:
                 self.results.failed += 1
                 if not trouble.passing or number > self._spec.retries:
@@ -180,23 +186,10 @@ class _JudgeRound:
             now = asyncio.get_running_loop().time()
             self._resume = max(self._resume, now + wait)
 
-    async def _calm(self) -> None:
-        loop = asyncio.get_running_loop()
-        while (remaining := self._resume - loop.time()) > 0:
-            await asyncio.sleep(remaining)
-
     def _settle(self, questions: Sequence[JudgeQuestion], verdict: StoredVerdict) -> None:
         self.results.verdicts |= {question.sample: verdict.text for question in questions}
         if verdict.served is not None:
             self.results.served.add(verdict.served)
-
-
-def _unreadable(reply: JudgeReply, number: int) -> RequestError:
-    cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
-    excerpt = " ".join(reply.text.split())[:80]
-    return RequestError(
-        f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}", single=True
-    )
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:
