@@ -235,8 +235,7 @@ class Answerer:
 
     def prompt_row(self, request: Instance) -> dict[str, str | None]:
         """Return the row's entry about prompts, taken from one request."""
-        with complete_only():
-            return self.opened.codec.prompt_summary(self._messages(request, self._read(request)))
+        return self.opened.codec.prompt_summary(self.chat(request))
 
     def chat(self, request: Instance) -> Chat:
         """Return the chat of a sample, as the model gets it."""

@@ -129,7 +129,11 @@ class ChatModel(lmms):
         groups = self._groups_of_run = self._groups(list(wanted.values()))
         if not self.batch_size:
             self.batch_size = journalled_batch_size(entries) or self._found_batch_size(groups)
-        pending = self._pending(groups)
+        # A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
+        # its answers, is the same as in an uninterrupted run.
+        pending = self._pending(
+            groups, lambda block: any(key_of(request) not in self.samples for request in block)
+        )
         self._answer_batches(pending if self._in_step else self._ranks.share(pending))
         self._exchange(len(wanted))
         if self._ranks.rank:
@@ -169,24 +173,15 @@ class ChatModel(lmms):
                 groups.append((wanted, [request]))
         return groups
 
-    def _pending(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
-        """Return the batches that have an unanswered sample.
-
-        A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
-        its answers, is the same as in an uninterrupted run.
-        """
+    def _pending(
+        self, groups: Sequence[RequestGroup], lacks: Callable[[Sequence[Instance]], bool]
+    ) -> list[RequestGroup]:
+        """Return the batches of all requests that lack an answer."""
         return [
             (group, block)
-            for group, block in self._blocks(groups)
-            if any(key_of(request) not in self.samples for request in block)
-        ]
-
-    def _blocks(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
-        """Return the batches of all requests."""
-        return [
-            (group, members[start : start + self.batch_size])
             for group, members in groups
             for start in range(0, len(members), self.batch_size)
+            if lacks(block := members[start : start + self.batch_size])
         ]
 
     def _found_batch_size(self, groups: Sequence[RequestGroup]) -> int:

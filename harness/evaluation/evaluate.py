@@ -11,7 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.metered import cost_means, metered, time_medians
+from espalier.harness.evaluation.metered import (
+    MeteredGenerator,
+    cost_means,
+    open_meters,
+    time_medians,
+)
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -130,9 +135,10 @@ def evaluate(
     elif spec.model.parallel == "tensor":
         reason = "model.parallel=tensor: processes wait for one another"
     with served or kind.open(spec, adapter, method, prior) as opened:
+        meters, generator = open_meters(spec), opened.generator
         opened = replace(
             opened,
-            generator=metered(spec, opened.generator),
+            generator=MeteredGenerator(generator, meters) if meters else generator,
             paired=opened.paired if reason is None else None,
         )
         evaluation = evaluate_session(

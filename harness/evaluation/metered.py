@@ -60,12 +60,6 @@ class MeteredGenerator:
         return replace(generated, records=records)
 
 
-def metered(spec: RunSpec, generator: Generator) -> Generator:
-    """Return the generator with the meters that the run turns on; without any the generator itself."""
-    meters = open_meters(spec)
-    return MeteredGenerator(generator, meters) if meters else generator
-
-
 def open_meters(spec: RunSpec) -> dict[str, CostMeter]:
     """Return the open meters of a run, of all devices of its model and its draft.
 

@@ -159,11 +159,9 @@ class SharedPassModel(ChatModel):
         for sharer, keys in zip(self._sharers, finished_keys, strict=True):
             sharer.done |= keys
         groups = self._groups(list({key_of(run): run for run in requests}.values()))
-        pending = [
-            (group, block)
-            for group, block in self._blocks(groups)
-            if any(sharer.lacks(block) for sharer in self._sharers)
-        ]
+        pending = self._pending(
+            groups, lambda block: any(sharer.lacks(block) for sharer in self._sharers)
+        )
         batches = self._ranks.share(pending)
         total = sum(len(block) * run.lacks(block) for _, block in batches for run in self._sharers)
         for group, block in batches:
