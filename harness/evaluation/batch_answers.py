@@ -230,8 +230,7 @@ class Answerer:
                 chats.append(self._messages(request, document))
                 contexts.append(self._context(request, document, chats[-1]))
             pause()
-            inputs = encode(chats)
-            return Prepared(inputs, contexts, perf_counter() - started)
+            return Prepared(encode(chats), contexts, perf_counter() - started)
 
     def prompt_row(self, request: Instance) -> dict[str, str | None]:
         """Return the row's entry about prompts, taken from one request."""

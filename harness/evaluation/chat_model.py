@@ -238,8 +238,9 @@ class ChatModel(lmms):
         # need their device in the other process.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
         refusal, reading = self._answerer.refusal, self._answerer.reading
-        results = (fresh, self.failures, refusal, self._gave_up, self.seconds, reading)
-        parts = self._ranks.gather(results)[: 1 if self._in_step else None]
+        parts = self._ranks.gather(
+            (fresh, self.failures, refusal, self._gave_up, self.seconds, reading)
+        )[: 1 if self._in_step else None]
         entries, failures, refusals, gave_up, seconds, readings = zip(*parts, strict=True)
         self.samples |= finished_samples(chain.from_iterable(entries))
         self.failures = sorted(chain.from_iterable(failures), key=lambda failure: failure.key)
@@ -248,8 +249,8 @@ class ChatModel(lmms):
         first_refusal = next(filter(None, refusals), None)
         if not self.samples and first_refusal is not None:
             raise first_refusal
-        allowed = self._spec.engine.max_errors
-        if any(gave_up) or not self.samples or len(self.failures) > allowed:
+        too_many = len(self.failures) > self._spec.engine.max_errors
+        if any(gave_up) or not self.samples or too_many:
             raise SampleErrors(self.failures, total)
 
     def _result(self, key: Key) -> GenerationResult:

@@ -212,8 +212,7 @@ def open_benchmark(
         fill_box_settings(loaded.tasks, spec.model, bench)
         judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
-    borders = replace(loaded.borders, transparency=spec.model.transparency)
-    return replace(loaded, borders=borders)
+    return replace(loaded, borders=replace(loaded.borders, transparency=spec.model.transparency))
 
 
 def evaluate_session(
@@ -279,8 +278,9 @@ def evaluate_session(
             guard_aggregation(task, bench.name, needed_metrics(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if latency_run is None else latency_run.take
-        borders = loaded.borders
-        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders, running)
+        model = ChatModel(
+            opened, journal, spec, tasks, progress, ranks, complete, loaded.borders, running
+        )
         results = simple_evaluate(model=model, **loaded.arguments(spec))
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:

@@ -152,9 +152,8 @@ class SharedPassModel(ChatModel):
         Raises:
             AllAnswered: always.
         """
-        journals = [run.journal for run in self._sharers]
         finished_keys = self._ranks.first(
-            lambda: [set(finished_samples(run.entries())) for run in journals]
+            lambda: [set(finished_samples(run.journal.entries())) for run in self._sharers]
         )
         for sharer, keys in zip(self._sharers, finished_keys, strict=True):
             sharer.done |= keys
@@ -186,8 +185,9 @@ class SharedPassModel(ChatModel):
     ) -> Prepared:
         """Read a batch and run it through the layers that at least two runs share."""
         batch = self._answerer.read(block)
-        methods = [run.reducer for run in sharers]
-        prompt = shared_prompt(self._adapter, batch.inputs, methods, timed=False)
+        prompt = shared_prompt(
+            self._adapter, batch.inputs, [run.reducer for run in sharers], timed=False
+        )
         depth = sorted((run.leaves for run in sharers), reverse=True)[1] if sharers[1:] else 0
         prompt = prompt_with_trunk(self._adapter, prompt, depth, self._room, **group.generate)
         return replace(batch, inputs=prompt)

@@ -135,9 +135,8 @@ class _JudgeRound:
                 if not self.results.verdicts and len(self.results.unjudged) >= HOPELESS:
                     raise
                 return
-        answer = StoredVerdict(reply.text, reply.served, tries)
-        verdict = self._store.put(key, request, answer, questions[0].holds)
-        self._settle(questions, verdict)
+        verdict = StoredVerdict(reply.text, reply.served, tries)
+        self._settle(questions, self._store.put(key, request, verdict, questions[0].holds))
 
     async def _verdict(
         self, client: JudgeClient, request: Mapping[str, Any], holds: Callable[[str], bool]
