@@ -17,11 +17,9 @@ from espalier.harness.evaluation.judging.client import (
 )
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
+from espalier.harness.evaluation.samples import Key
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.secrets import without_keys
-
-#: Identity of a sample: its task and its document.
-Sample = tuple[str, int]
 
 #: Seconds before the first repetition of a request, doubled each time, and the longest pause.
 PAUSE, LONGEST = 1.0, 30.0
@@ -41,7 +39,7 @@ class JudgeQuestion:
         holds: returns whether a text is a verdict that can be scored.
     """
 
-    sample: Sample
+    sample: Key
     prompt: JudgePrompt
     parts: Mapping[str, str]
     holds: Callable[[str], bool]
@@ -59,8 +57,8 @@ class JudgeResults:
         served: the server's names of its model.
     """
 
-    verdicts: dict[Sample, str] = field(default_factory=dict)
-    unjudged: dict[Sample, str] = field(default_factory=dict)
+    verdicts: dict[Key, str] = field(default_factory=dict)
+    unjudged: dict[Key, str] = field(default_factory=dict)
     cached: int = 0
     failed: int = 0
     served: set[str] = field(default_factory=set)
