@@ -195,7 +195,7 @@ def _placed(to_messages: Callable[[Document], Messages], doc: Document) -> Messa
     messages = to_messages(doc)
     _check_words(messages, doc)
     pictures = _named_pictures(doc)
-    written = {number for text in _strings(messages) for number in MARK.findall(text)}
+    written = {number for text in texts_in(messages) for number in MARK.findall(text)}
     if pictures.keys() <= written:
         return messages
     plain = to_messages(_hidden(doc, pictures))
@@ -206,7 +206,7 @@ def _placed(to_messages: Callable[[Document], Messages], doc: Document) -> Messa
 
 def _named_pictures(doc: Document) -> dict[str, Image.Image]:
     """Return the pictures that the texts of a document name, by number."""
-    numbers = {number for text in _strings(doc) for number in MARK.findall(text)}
+    numbers = {number for text in texts_in(doc) for number in MARK.findall(text)}
     columns = {number: doc.get(f"image_{number}") for number in sorted(numbers)}
     return {
         number: picture for number, picture in columns.items() if isinstance(picture, Image.Image)
@@ -241,9 +241,9 @@ def _parts(
 
 
 def _check_words(messages: Messages, doc: Document) -> None:
-    chat_text = "\n".join(_strings(messages))
+    chat_text = "\n".join(texts_in(messages))
     count = sum(part["type"] != "text" for turn in messages for part in turn["content"])
-    texts = [text for text in _strings(doc) if UNNAMED in text]
+    texts = [text for text in texts_in(doc) if UNNAMED in text]
     pieces = [[piece.strip() for piece in text.split(UNNAMED)] for text in texts]
     questions = [words for words in pieces if any(piece and piece in chat_text for piece in words)]
     marks = sum(len(words) - 1 for words in questions)
@@ -255,10 +255,10 @@ def _check_words(messages: Messages, doc: Document) -> None:
         )
 
 
-def _strings(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Yield all texts in a document or in a part of it."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list):
+    elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(item)
+            yield from texts_in(item)

@@ -13,6 +13,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from lmms_eval.api.metrics import mean
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
@@ -63,7 +64,7 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
             )
         better = task.higher_is_better()
         renamed = _renamed if answers.form != "short" else lambda table: {}
-        task._aggregation_list = {**metrics, **renamed(metrics), UNPARSED: _mean}
+        task._aggregation_list = {**metrics, **renamed(metrics), UNPARSED: mean}
         task._higher_is_better = {**better, **renamed(better), UNPARSED: False}
 
 
@@ -129,10 +130,6 @@ def _options(columns: Sequence[str], doc: Mapping[str, Any]) -> dict[str, str]:
     if len(columns) == 1 and isinstance(texts[0], list | tuple):
         texts = list(texts[0])
     return lettered(texts)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class RunningScore:

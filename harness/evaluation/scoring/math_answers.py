@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 #: Longer texts are no numbers: this also bounds the depth of brackets.
 LONGEST = 100
@@ -116,11 +117,11 @@ def _group(text: str) -> str:
     return ""
 
 
+@dataclass
 class _Arithmetic:
     r"""Numbers with + - * /, powers, fractions, roots, brackets and \pi; factors may stand side by side."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    _text: str
 
     def value(self) -> float:
         """Return the value of the whole text; raises ValueError or ArithmeticError if it has none."""
@@ -168,7 +169,12 @@ class _Arithmetic:
             return self._argument() / self._argument()
         if self._takes(r"\sqrt"):
             degree = self._closed("]") if self._takes("[") else 2.0
-            return self._root(self._argument(), degree)
+            value = self._argument()
+            if value < 0 and degree % 2 == 1:
+                return -float((-value) ** (1 / degree))
+            if value < 0:
+                raise ValueError
+            return float(value ** (1 / degree))
         if self._takes(r"\pi"):
             return math.pi
         if bracket := self._takes("(", "{", "["):
@@ -193,11 +199,3 @@ class _Arithmetic:
             return self._factor()
         digit, self._text = self._text[:1], self._text[1:]
         return float(digit)
-
-    @staticmethod
-    def _root(value: float, degree: float) -> float:
-        if value < 0 and degree % 2 == 1:
-            return -float((-value) ** (1 / degree))
-        if value < 0:
-            raise ValueError
-        return float(value ** (1 / degree))
