@@ -43,16 +43,6 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
     video_pooling: str = POOLINGS[0]
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Raise ValueError for a configuration of another model or of the original release, not use defaults."""
-        model_type = config_dict.get("model_type")
-        if model_type != cls.model_type:
-            raise ValueError(
-                f"its config.json has model_type={model_type!r} instead of {cls.model_type!r}"
-            )
-        return super().from_dict(config_dict, **kwargs)
-
 
 class LlavaVideoModel(LlavaOnevisionModel):
     """`LlavaOnevisionModel` with LLaVA-Video's pooling and newlines of video frames."""

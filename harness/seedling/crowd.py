@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from espalier.harness.seedling import vocabulary
 from espalier.harness.seedling.counter_random import DrawStream, Item, draws
 from espalier.harness.seedling.scene_benchmarks import exact_match, question_record, words
 from espalier.harness.seedling.scene_questions import SceneQuestion, shapes_of
@@ -26,7 +28,7 @@ from espalier.harness.seedling.scenes import (
     shape_mask,
     sprites,
 )
-from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
+from espalier.harness.seedling.vocabulary import VOCABULARY
 
 SIDE = 2 * WIDTH
 GRID = SIDE // PATCH
@@ -179,9 +181,8 @@ WORDS: tuple[str, ...] = (*VOCABULARY[:_EXTRA], *SIDES, *VOCABULARY[_EXTRA + len
 TOKEN_ID: dict[str, int] = {word: number for number, word in enumerate(WORDS)}
 
 
-def encode(text: str) -> list[int]:
-    """Return the token ids of space-separated words; unknown words become ``<unk>``."""
-    return [TOKEN_ID.get(word, UNK) for word in text.split()]
+#: Returns the token ids of space-separated words; unknown words become ``<unk>``.
+encode = partial(vocabulary.encode, token_ids=TOKEN_ID)
 
 
 def _single(values: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ Other words become ``<unk>``: the model only understands its question templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES, SHAPES, WIDTH
 
@@ -42,9 +42,9 @@ MASK = TOKEN_ID["<extra_0>"]
 _LOCATION = re.compile(r"<loc_(\d+)>")
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str, token_ids: Mapping[str, int] = TOKEN_ID) -> list[int]:
     """Return the token ids of space-separated words; unknown words become ``<unk>``."""
-    return [TOKEN_ID.get(word, UNK) for word in text.split()]
+    return [token_ids.get(word, UNK) for word in text.split()]
 
 
 def location(pixel: int) -> str:
