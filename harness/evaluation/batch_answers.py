@@ -35,6 +35,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
+from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.generation import Settings, cut
 from espalier.harness.specs.think_tags import ENDS, spoken
 from espalier.methods.base import MethodError
@@ -43,10 +44,6 @@ log = logging.getLogger(__name__)
 
 #: How an adapter names a chat of its batch; error lines of a sample name the sample instead.
 CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
-
-
-#: Messages of one sample.
-Chat = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -230,13 +227,11 @@ class Answerer:
                 chats.append(self._messages(request, document))
                 contexts.append(self._context(request, document, chats[-1]))
             pause()
-            inputs = encode(chats)
-            return Prepared(inputs, contexts, perf_counter() - started)
+            return Prepared(encode(chats), contexts, perf_counter() - started)
 
     def prompt_row(self, request: Instance) -> dict[str, str | None]:
         """Return the row's entry about prompts, taken from one request."""
-        with complete_only():
-            return self.opened.codec.prompt_summary(self._messages(request, self._read(request)))
+        return self.opened.codec.prompt_summary(self.chat(request))
 
     def chat(self, request: Instance) -> Chat:
         """Return the chat of a sample, as the model gets it."""

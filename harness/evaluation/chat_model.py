@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.api.task import Task
+from lmms_eval.evaluator import simple_evaluate
 
 from espalier.harness.evaluation.batch_answers import (
     Answerer,
@@ -18,6 +21,7 @@ from espalier.harness.evaluation.batch_answers import (
     key_of,
 )
 from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.evaluation.prompt_text import PromptTexts
 from espalier.harness.evaluation.samples import (
@@ -30,6 +34,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.evaluation.stated_answers import RunningScore
 from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.models.chat_media import Chat
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings_of
 from espalier.harness.specs.run_spec import RunSpec
@@ -129,7 +134,11 @@ class ChatModel(lmms):
         groups = self._groups_of_run = self._groups(list(wanted.values()))
         if not self.batch_size:
             self.batch_size = journalled_batch_size(entries) or self._found_batch_size(groups)
-        pending = self._pending(groups)
+        # A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
+        # its answers, is the same as in an uninterrupted run.
+        pending = self._pending(
+            groups, lambda block: any(key_of(request) not in self.samples for request in block)
+        )
         self._answer_batches(pending if self._in_step else self._ranks.share(pending))
         self._exchange(len(wanted))
         if self._ranks.rank:
@@ -169,24 +178,15 @@ class ChatModel(lmms):
                 groups.append((wanted, [request]))
         return groups
 
-    def _pending(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
-        """Return the batches that have an unanswered sample.
-
-        A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
-        its answers, is the same as in an uninterrupted run.
-        """
+    def _pending(
+        self, groups: Sequence[RequestGroup], lacks: Callable[[Sequence[Instance]], bool]
+    ) -> list[RequestGroup]:
+        """Return the batches of all requests that lack an answer."""
         return [
             (group, block)
-            for group, block in self._blocks(groups)
-            if any(key_of(request) not in self.samples for request in block)
-        ]
-
-    def _blocks(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
-        """Return the batches of all requests."""
-        return [
-            (group, members[start : start + self.batch_size])
             for group, members in groups
             for start in range(0, len(members), self.batch_size)
+            if lacks(block := members[start : start + self.batch_size])
         ]
 
     def _found_batch_size(self, groups: Sequence[RequestGroup]) -> int:
@@ -243,8 +243,9 @@ class ChatModel(lmms):
         # need their device in the other process.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
         refusal, reading = self._answerer.refusal, self._answerer.reading
-        results = (fresh, self.failures, refusal, self._gave_up, self.seconds, reading)
-        parts = self._ranks.gather(results)[: 1 if self._in_step else None]
+        parts = self._ranks.gather(
+            (fresh, self.failures, refusal, self._gave_up, self.seconds, reading)
+        )[: 1 if self._in_step else None]
         entries, failures, refusals, gave_up, seconds, readings = zip(*parts, strict=True)
         self.samples |= finished_samples(chain.from_iterable(entries))
         self.failures = sorted(chain.from_iterable(failures), key=lambda failure: failure.key)
@@ -253,8 +254,8 @@ class ChatModel(lmms):
         first_refusal = next(filter(None, refusals), None)
         if not self.samples and first_refusal is not None:
             raise first_refusal
-        allowed = self._spec.engine.max_errors
-        if any(gave_up) or not self.samples or len(self.failures) > allowed:
+        too_many = len(self.failures) > self._spec.engine.max_errors
+        if any(gave_up) or not self.samples or too_many:
             raise SampleErrors(self.failures, total)
 
     def _result(self, key: Key) -> GenerationResult:
@@ -280,3 +281,64 @@ class ChatModel(lmms):
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> Any:
         """Raise NotImplementedError: a sample has one round."""
         raise NotImplementedError("multi-round tasks are not supported, only generate_until")
+
+
+@dataclass(frozen=True)
+class RepeatedAnswer:
+    """A sample that was answered once more, and its chat."""
+
+    sample: Sample
+    chat: Chat
+
+
+class _NoJournal:
+    """Implements AnswerJournal for answers that are not stored."""
+
+    def append(self, *entries: Any) -> None:
+        """Store nothing."""
+
+    def entries(self) -> Sequence[Any]:
+        """Return nothing."""
+        return ()
+
+
+class _Repeater(ChatModel):
+    """Answers only the wanted samples, one at a time, and ends before anything is scored."""
+
+    def __init__(self, *arguments: Any, wanted: Collection[Key]) -> None:
+        super().__init__(*arguments)
+        self._wanted = wanted
+        self.repeated: list[RepeatedAnswer] = []
+
+    def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
+        """Answer the wanted samples.
+
+        Raises:
+            SampleErrors: a sample failed.
+            AllAnswered: always, at the end.
+        """
+        wanted = [request for request in requests if key_of(request) in self._wanted]
+        for group, members in self._groups(wanted):
+            for request in members:
+                samples, failures = self._answerer.answer([request], group)
+                if failures:
+                    raise SampleErrors(failures, len(wanted))
+                self.repeated.append(RepeatedAnswer(samples[0], self._answerer.chat(request)))
+        raise AllAnswered
+
+
+def answer_again(
+    spec: RunSpec, opened: OpenMethod, loaded: LoadedBenchmark, keys: Collection[Key]
+) -> list[RepeatedAnswer]:
+    """Answer the samples `keys` of an open benchmark by an open method, in the order of the benchmark.
+
+    Each is its own batch, so rounding may differ from a run with larger batches.
+
+    Raises:
+        SampleErrors: a sample failed.
+    """
+    arguments = (opened, _NoJournal(), spec, loaded.tasks, None, None, None, loaded.borders)
+    model = _Repeater(*arguments, wanted=frozenset(keys))
+    with scoring(loaded), suppress(AllAnswered):
+        simple_evaluate(model=model, **loaded.arguments(spec))
+    return sorted(model.repeated, key=lambda repeated: repeated.sample.key)

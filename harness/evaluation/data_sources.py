@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,9 @@ def cause_of(error: BaseException) -> str:
 
 def lacks_locks(error: BaseException | None) -> bool:
     """Return whether a chain of errors has an OSError of a file system without locks, such as NFS without lockd."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
+        return True
+    return error is not None and lacks_locks(error.__cause__ or error.__context__)
 
 
 def check_references(tasks: Sequence[Task], limit: int | None) -> None:
@@ -384,7 +382,7 @@ class AllowedSources:
         """
         with ExitStack() as stack:
             for column in COLUMNS:
-                read = self._pixels if pixels and column is datasets.Image else self._decode
+                read = partial(self._decode, pixels and column is datasets.Image)
                 stack.enter_context(column_decoded(column, read))
             stack.enter_context(image_opened(self._open))
             stack.enter_context(file_system_made(self._file_system))
@@ -428,19 +426,19 @@ class AllowedSources:
         return "a file in the hub's cache, or benchmark.path=<the folder that holds it>"
 
     def _decode(
-        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
+        self,
+        pixels: bool,
+        decode: Callable[..., Any],
+        column: Any,
+        value: Any,
+        *args: Any,
+        **options: Any,
     ) -> Any:
-        """Decode a value of a column with files, its path checked."""
+        """Decode a value of a column with files, its path checked; with `pixels` an image as `open_image` has it."""
         if isinstance(value, str):
             value = {"path": value, "bytes": None}
-        return decode(column, self._value(value), *args, **options)
-
-    def _pixels(
-        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
-    ) -> Any:
-        """Decode a value of an image column as `open_image` has it."""
-        image = self._decode(decode, column, value, *args, **options)
-        if not isinstance(image, PIL.Image.Image):
+        image = decode(column, self._value(value), *args, **options)
+        if not pixels or not isinstance(image, PIL.Image.Image):
             return image
         if image.mode in WIDE:
             name = value.get("path") if isinstance(value, Mapping) else value

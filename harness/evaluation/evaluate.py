@@ -11,7 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.metered import cost_means, metered, time_medians
+from espalier.harness.evaluation.metered import (
+    MeteredGenerator,
+    cost_means,
+    open_meters,
+    time_medians,
+)
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -130,9 +135,12 @@ def evaluate(
     elif spec.model.parallel == "tensor":
         reason = "model.parallel=tensor: processes wait for one another"
     with served or kind.open(spec, adapter, method, prior) as opened:
-        opened = replace(opened, generator=metered(spec, opened.generator))
-        if reason is not None:
-            opened = replace(opened, paired=None)
+        meters, generator = open_meters(spec), opened.generator
+        opened = replace(
+            opened,
+            generator=MeteredGenerator(generator, meters) if meters else generator,
+            paired=opened.paired if reason is None else None,
+        )
         evaluation = evaluate_session(
             spec, opened, journal, progress, ranks, answered, loaded, adapter, running
         )
@@ -167,7 +175,7 @@ def open_benchmark(
         fill_box_settings,
         place_pictures,
     )
-    from espalier.harness.evaluation.sample_contributions import check_cluster, limit_clusters
+    from espalier.harness.evaluation.sample_contributions import set_clusters
     from espalier.harness.evaluation.stated_answers import add_statements
 
     bench, ranks = spec.benchmark, ranks or Ranks()
@@ -191,8 +199,7 @@ def open_benchmark(
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
-        check_cluster(loaded.tasks, bench.cluster)
-        limit_clusters(loaded.tasks, bench)
+        set_clusters(loaded.tasks, bench)
         change_prompts(loaded.tasks, bench.prompt)
         if bench.text is None:
             place_pictures(loaded.tasks)
@@ -205,8 +212,7 @@ def open_benchmark(
         fill_box_settings(loaded.tasks, spec.model, bench)
         judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
-    borders = replace(loaded.borders, transparency=spec.model.transparency)
-    return replace(loaded, borders=borders)
+    return replace(loaded, borders=replace(loaded.borders, transparency=spec.model.transparency))
 
 
 def evaluate_session(
@@ -272,8 +278,9 @@ def evaluate_session(
             guard_aggregation(task, bench.name, needed_metrics(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if latency_run is None else latency_run.take
-        borders = loaded.borders
-        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders, running)
+        model = ChatModel(
+            opened, journal, spec, tasks, progress, ranks, complete, loaded.borders, running
+        )
         results = simple_evaluate(model=model, **loaded.arguments(spec))
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:

@@ -70,8 +70,7 @@ class JudgedRun:
         # Only judged runs ask.
         from espalier.harness.evaluation.judging.judge import collect_verdicts
 
-        name = self.spec.judge.model
-        tell_once(f"judge: {name!r} is asked about {len(questions)} answers")
+        tell_once(f"judge: {self.spec.judge.model!r} is asked about {len(questions)} answers")
         self.results = collect_verdicts(self.spec.judge, self.spec.store, questions)
 
     def verdict(self, key: Key) -> list[str]:
@@ -142,8 +141,7 @@ def judged_tasks_of(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
 
 def _table(task: Task) -> Mapping[str, Any]:
     metadata = task.config.metadata
-    table = metadata.get("judge") if isinstance(metadata, Mapping) else None
-    return table or {}
+    return (metadata.get("judge") if isinstance(metadata, Mapping) else None) or {}
 
 
 def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
@@ -153,6 +151,5 @@ def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
             raise UserError(f"{key}.{function} must be a function of the task's own files")
     task_prompt = prompt_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
     prompt = task_prompt if spec.judge.prompt is None else read_prompt(spec.judge.prompt)
-    verdict_value = table["holds"]
     # A score of 0 counts.
-    return Rubric(prompt, table["parts"], lambda text: verdict_value(text) is not None)
+    return Rubric(prompt, table["parts"], lambda text: table["holds"](text) is not None)

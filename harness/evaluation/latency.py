@@ -208,8 +208,10 @@ def _compared(
         "bound": prefill.bound,
         "above_bound": prefill.above_bound or gains_of["first_token"].above_bound,
     }
-    note = "times of the unreduced model over the method's, pair by pair on equal batches, in turns"
-    return PairedTimes(block, note)
+    return PairedTimes(
+        block,
+        "times of the unreduced model over the method's, pair by pair on equal batches, in turns",
+    )
 
 
 #: Rounds that count, each with an answer of every side; one warm-up round precedes them.
@@ -337,9 +339,13 @@ class LatencyRun:
         prompt = compose_prompt(
             lambda candidate: tokens_of(encode, candidate, self.seed), self.benchmark.prompt_tokens
         )
-        settings = {"before": prompt.before, "pictures": prompt.pictures, "behind": prompt.after}
         for task in tasks:
-            task.lmms_eval_specific_kwargs = {**settings, "seed": self.seed}
+            task.lmms_eval_specific_kwargs = {
+                "before": prompt.before,
+                "pictures": prompt.pictures,
+                "behind": prompt.after,
+                "seed": self.seed,
+            }
 
     def take(self, samples: Mapping[Key, Sample]) -> None:
         """Keep the answers, which are scored by their times."""

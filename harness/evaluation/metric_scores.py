@@ -76,11 +76,11 @@ def _bootstrap(aggregate: Callable[[list[Any]], float], raw: Sequence[Any]) -> f
 
 def _values(results: Mapping[str, Any], metric: str) -> list[tuple[str, float]]:
     """Return (suffix, value) for each filter; the default filter, `none` or else the first, has no suffix."""
-    by_filter = {}
-    for key, value in results.items():
-        name, _, chosen = key.partition(",")
-        if name == metric and chosen and _is_number(value):
-            by_filter[chosen] = float(value)
+    by_filter = {
+        key.removeprefix(f"{metric},"): float(value)
+        for key, value in results.items()
+        if key.startswith(f"{metric},") and key != f"{metric}," and _is_number(value)
+    }
     usual = "none" if "none" in by_filter else next(iter(by_filter), None)
     return [("" if chosen == usual else f",{chosen}", value) for chosen, value in by_filter.items()]
 
@@ -90,9 +90,8 @@ def _each(samples: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]
     values: dict[int, float] = {}
     for sample in samples:
         value = sample.get(metric)
-        if isinstance(value, Mapping):
-            value = value.get("score")
-        if value is not None and _is_number(value):
+        value = value.get("score") if isinstance(value, Mapping) else value
+        if _is_number(value):
             # A document is logged once for each filter; the default filter comes first.
             values.setdefault(int(sample["doc_id"]), float(value))
     return values

@@ -13,7 +13,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -67,25 +66,24 @@ def partition(
     return Partition(clusters, blocks)
 
 
-def check_cluster(tasks: Sequence[Task], cluster: Cluster | None) -> None:
-    """Raise UserError if the column of clusters is not in the data of a task."""
-    for task in tasks if cluster is not None else ():
-        columns = getattr(task.eval_docs, "column_names", None)
-        if columns is not None:
-            _check_column(task.config.task, columns, cluster)
-
-
-def limit_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
+def set_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
     """Make tasks ask the first clusters that hold `benchmark.limit` samples, each as a whole, in the order of the data.
 
     Without a limit, or without clusters, tasks are unchanged.
 
     Raises:
-        UserError: a sample has a value for its modulo that is not an integer.
+        UserError: the column of clusters is not in the data of a task, or has a value for its modulo that is not an
+            integer.
     """
-    if benchmark.limit is not None and benchmark.cluster is not None:
-        for task in tasks:
-            chosen = _first_clusters(task, benchmark.limit, benchmark.cluster)
+    cluster, limit = benchmark.cluster, benchmark.limit
+    if cluster is None:
+        return
+    for task in tasks:
+        columns = getattr(task.eval_docs, "column_names", None)
+        if columns is not None:
+            _check_column(task.config.task, columns, cluster)
+        if limit is not None:
+            chosen = _first_clusters(task, limit, cluster)
             task.build_all_requests = partial(_ask, task, chosen)
 
 
@@ -444,8 +442,8 @@ def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Ke
     values = [value for value in numbers if value is not None]
     if len(values) < len(numbers):
         return True
-    with _called_again() as folder:
-        return is_mean(aggregation(task, metric, folder), list(raw.values()), values)
+    with aggregation(task, metric) as aggregate:
+        return is_mean(aggregate, list(raw.values()), values)
 
 
 def _leave_one_out(
@@ -462,8 +460,7 @@ def _leave_one_out(
     blocks, clusters = parts.blocks, parts.clusters
     keys = [(name, doc_id) for doc_id in raw]
     try:
-        with _called_again() as folder:
-            aggregate = aggregation(task, metric, folder)
+        with aggregation(task, metric) as aggregate:
             recomputed = float(aggregate(list(raw.values())))
             if value is None or not math.isclose(recomputed, value, rel_tol=1e-6, abs_tol=1e-9):
                 raise NoContributions(f"computed again it is {recomputed:.6g}, not {value}")
@@ -482,21 +479,16 @@ def _leave_one_out(
 
 
 @contextmanager
-def _called_again() -> Iterator[Path]:
-    """Drop printed text, and yield a folder for files, which is removed at the end of the block."""
-    text = io.StringIO()
-    with TemporaryDirectory() as folder, redirect_stdout(text), redirect_stderr(text):
-        yield Path(folder)
-
-
-def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
-    """Return a task's aggregation as a function of values only; its files go to a folder."""
+def aggregation(task: Task, metric: str) -> Iterator[Aggregate]:
+    """Yield a task's aggregation as a function of values only; the block drops its files and its printed text."""
     function = task.aggregation()[metric]
     # Without the guard of the run's scoring.
     function = getattr(function, "__wrapped__", function)
-    if "args" in inspect.signature(function).parameters:
-        return partial(function, args=Namespace(output_path=str(folder)))
-    return function  # type: ignore[no-any-return]
+    text = io.StringIO()
+    with TemporaryDirectory() as folder, redirect_stdout(text), redirect_stderr(text):
+        if "args" in inspect.signature(function).parameters:
+            function = partial(function, args=Namespace(output_path=folder))
+        yield function
 
 
 def _combined(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from PIL import Image
 
@@ -100,6 +100,8 @@ def _described(value: Any) -> dict[str, Any]:
     return {"is": type(value).__name__}
 
 
+Item = TypeVar("Item")
+
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
 
@@ -124,12 +126,28 @@ class AnswerJournal(Protocol):
 
 
 @dataclass(frozen=True)
-class Sample:
-    """An answer with its cost.
+class _OfSample:
+    """What belongs to one sample.
 
     Attributes:
         task: name of the lmms-eval task.
         doc_id: index of the document in its split.
+    """
+
+    task: str
+    doc_id: int
+
+    @property
+    def key(self) -> Key:
+        """Identity inside the run."""
+        return (self.task, self.doc_id)
+
+
+@dataclass(frozen=True)
+class Sample(_OfSample):
+    """An answer with its cost.
+
+    Attributes:
         answer: text after the stop strings are applied.
         input_tokens: prompt tokens before any reduction, text and visual.
         output_tokens: new tokens, end token included.
@@ -140,8 +158,6 @@ class Sample:
         scores_all: whether the reasoning is scored as a part of the answer.
     """
 
-    task: str
-    doc_id: int
     answer: str
     input_tokens: int
     output_tokens: int
@@ -150,11 +166,6 @@ class Sample:
     context: Mapping[str, Any] | None = None
     reasoning: int = 0
     scores_all: bool = False
-
-    @property
-    def key(self) -> Key:
-        """Identity inside the run."""
-        return (self.task, self.doc_id)
 
     @property
     def scored(self) -> str:
@@ -198,17 +209,10 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(_OfSample):
     """A sample that raised: it has no answer, is never scored, and is tried again on resume."""
 
-    task: str
-    doc_id: int
     error: str
-
-    @property
-    def key(self) -> Key:
-        """Identity inside the run."""
-        return (self.task, self.doc_id)
 
     def __str__(self) -> str:
         """Return `task/doc: error`."""
@@ -252,15 +256,23 @@ def finished_samples(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
     Damaged entries are named on stderr and left out, so that their samples are answered again.
     """
     samples: dict[Key, Sample] = {}
-    for entry in entries:
-        if "answer" in entry:
-            try:
-                sample = Sample.from_entry(entry)
-            except ValueError as error:
-                _tell(entry, error)
-                continue
-            samples.setdefault(sample.key, sample)
+    for sample in _sound(entries, "answer", Sample.from_entry):
+        samples.setdefault(sample.key, sample)
     return samples
+
+
+def _sound(
+    entries: Iterable[Mapping[str, Any]], name: str, read: Callable[[Mapping[str, Any]], Item]
+) -> Iterator[Item]:
+    """Yield what the entries with a key hold; damaged ones are named on stderr and left out."""
+    for entry in entries:
+        if name in entry:
+            try:
+                yield read(entry)
+            except (ValueError, LookupError, TypeError) as error:
+                sample = f"{entry.get('task')}/{entry.get('doc_id')}"
+                reason = str(error)[:200]
+                tell_once(f"journal: an entry of {sample} is damaged and left out: {reason}")
 
 
 def score_entries(
@@ -329,28 +341,15 @@ SCORING = {
 
 def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
     """Return the scores of each sample; the last entry of a key counts, damaged entries are skipped."""
-    scorings = {}
-    for entry in entries:
-        if "scores" in entry:
-            try:
-                check(entry, SCORING)
-                values = {
-                    metric: group["value"]
-                    for group in entry.get("values") or ()
-                    for metric in group["of"]
-                }
-            except (ValueError, LookupError, TypeError) as error:
-                _tell(entry, error)
-                continue
-            scorings[entry["task"], entry["doc_id"]] = SampleScores(
-                dict(entry["scores"]), dict(entry.get("units") or {}), values
-            )
-    return scorings
+    return dict(_sound(entries, "scores", _scoring))
 
 
-def _tell(entry: Mapping[str, Any], error: Exception) -> None:
-    sample = f"{entry.get('task')}/{entry.get('doc_id')}"
-    tell_once(f"journal: an entry of {sample} is damaged and left out: {str(error)[:200]}")
+def _scoring(entry: Mapping[str, Any]) -> tuple[Key, SampleScores]:
+    check(entry, SCORING)
+    groups = entry.get("values") or ()
+    values = {metric: group["value"] for group in groups for metric in group["of"]}
+    scores = SampleScores(dict(entry["scores"]), dict(entry.get("units") or {}), values)
+    return (entry["task"], entry["doc_id"]), scores
 
 
 def check(entry: Any, hints: Mapping[str, Any]) -> None:

@@ -17,11 +17,9 @@ from espalier.harness.evaluation.judging.client import (
 )
 from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
+from espalier.harness.evaluation.samples import Key
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.secrets import without_keys
-
-#: Identity of a sample: its task and its document.
-Sample = tuple[str, int]
 
 #: Seconds before the first repetition of a request, doubled each time, and the longest pause.
 PAUSE, LONGEST = 1.0, 30.0
@@ -41,7 +39,7 @@ class JudgeQuestion:
         holds: returns whether a text is a verdict that can be scored.
     """
 
-    sample: Sample
+    sample: Key
     prompt: JudgePrompt
     parts: Mapping[str, str]
     holds: Callable[[str], bool]
@@ -59,8 +57,8 @@ class JudgeResults:
         served: the server's names of its model.
     """
 
-    verdicts: dict[Sample, str] = field(default_factory=dict)
-    unjudged: dict[Sample, str] = field(default_factory=dict)
+    verdicts: dict[Key, str] = field(default_factory=dict)
+    unjudged: dict[Key, str] = field(default_factory=dict)
     cached: int = 0
     failed: int = 0
     served: set[str] = field(default_factory=set)
@@ -135,9 +133,8 @@ class _JudgeRound:
                 if not self.results.verdicts and len(self.results.unjudged) >= HOPELESS:
                     raise
                 return
-        answer = StoredVerdict(reply.text, reply.served, tries)
-        verdict = self._store.put(key, request, answer, questions[0].holds)
-        self._settle(questions, verdict)
+        verdict = StoredVerdict(reply.text, reply.served, tries)
+        self._settle(questions, self._store.put(key, request, verdict, questions[0].holds))
 
     async def _verdict(
         self, client: JudgeClient, request: Mapping[str, Any], holds: Callable[[str], bool]
@@ -150,12 +147,18 @@ class _JudgeRound:
         number = 0
         while True:
             number += 1
-            await self._calm()
+            while (remaining := self._resume - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(remaining)
             try:
                 reply = await client.ask(request)
                 if holds(reply.text):
                     return reply, number
-                raise _unreadable(reply, number)
+                cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
+                excerpt = " ".join(reply.text.split())[:80]
+                raise RequestError(
+                    f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}",
+                    single=True,
+                )
             except RequestError as trouble:
                 self.results.failed += 1
                 if not trouble.passing or number > self._spec.retries:
@@ -180,23 +183,10 @@ class _JudgeRound:
             now = asyncio.get_running_loop().time()
             self._resume = max(self._resume, now + wait)
 
-    async def _calm(self) -> None:
-        loop = asyncio.get_running_loop()
-        while (remaining := self._resume - loop.time()) > 0:
-            await asyncio.sleep(remaining)
-
     def _settle(self, questions: Sequence[JudgeQuestion], verdict: StoredVerdict) -> None:
         self.results.verdicts |= {question.sample: verdict.text for question in questions}
         if verdict.served is not None:
             self.results.served.add(verdict.served)
-
-
-def _unreadable(reply: JudgeReply, number: int) -> RequestError:
-    cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
-    excerpt = " ".join(reply.text.split())[:80]
-    return RequestError(
-        f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}", single=True
-    )
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

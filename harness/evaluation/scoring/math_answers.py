@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 #: Longer texts are no numbers: this also bounds the depth of brackets.
 LONGEST = 100
@@ -116,11 +117,11 @@ def _group(text: str) -> str:
     return ""
 
 
+@dataclass
 class _Arithmetic:
     r"""Numbers with + - * /, powers, fractions, roots, brackets and \pi; factors may stand side by side."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    _text: str
 
     def value(self) -> float:
         """Return the value of the whole text; raises ValueError or ArithmeticError if it has none."""

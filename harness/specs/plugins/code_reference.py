@@ -168,8 +168,8 @@ class ImportedFiles:
     @classmethod
     def of_process(cls) -> ImportedFiles:
         """Return those of this process, each with the name of its module."""
-        modules = [(name, sys.modules[name]) for name in sys.modules if name.startswith(_PREFIX)]
-        return cls(tuple((name, str(module.__file__)) for name, module in modules))
+        names = [name for name in sys.modules if name.startswith(_PREFIX)]
+        return cls(tuple((name, str(sys.modules[name].__file__)) for name in names))
 
     def __setstate__(self, state: dict[str, tuple[tuple[str, str], ...]]) -> None:
         """Import the files in the process that reads the pickle."""

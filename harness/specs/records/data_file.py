@@ -148,8 +148,14 @@ def _media_rows(folder: Path, source: str) -> RowTable:
         {"id": file.as_posix(), kind: str(folder / file)}
         for file, kind in zip(files, kinds, strict=True)
     ]
-    places = [f"file {file.as_posix()!r}" for file in files]
-    return RowTable(rows, places, folder, folder.name, ("id", *sorted(set(kinds))), True)
+    return RowTable(
+        rows,
+        places=[f"file {file.as_posix()!r}" for file in files],
+        base=folder,
+        name=folder.name,
+        columns=("id", *sorted(set(kinds))),
+        bare=True,
+    )
 
 
 def _file_rows(file: Path, source: str, name: str) -> RowTable:

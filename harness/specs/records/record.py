@@ -147,7 +147,7 @@ class RecordTable:
         """
         media = {medium for record in self.records for medium in record.media}
         paths = sorted(str(medium.path) for medium in media if medium.path is not None)
-        files = ((path, Path(path)) for path in paths)
+        files = [(path, Path(path)) for path in paths]
         contents = dict(content_listing(["records", paths], files, digests))
         return digest(self._listing(lambda medium: contents.get(medium.origin(), medium.origin())))
 
@@ -222,5 +222,4 @@ class Mistakes:
 
 def category_metric(metric: str, category: str) -> str:
     """Return the name of a metric over one category."""
-    name = re.sub(r"[^\w.-]+", "_", category)
-    return f"{metric}_{name}"
+    return f"{metric}_" + re.sub(r"[^\w.-]+", "_", category)

@@ -293,8 +293,8 @@ def _element(annotation: Mapping[str, Any], content: str) -> PageElement:
 
 
 def _content(annotation: Mapping[str, Any]) -> str:
-    key = {"table": "html", FORMULA: "latex"}.get(annotation["category_type"], "text")
-    return str(annotation.get(key) or "")
+    column = {"table": "html", FORMULA: "latex"}.get(annotation["category_type"], "text")
+    return str(annotation.get(column) or "")
 
 
 def _place(annotation: Mapping[str, Any]) -> float:
