@@ -107,7 +107,7 @@ def load(folder: Path) -> int:
 
 def page(folder: Path) -> int:
     """Write the report page of a store, without pictures of kept tokens; return its bytes."""
-    from espalier.harness.reports.html.page_assembly import assemble, collect
+    from espalier.harness.reports.html.page import assemble, collect
 
     return len(assemble(collect([folder], "original")).encode())
 
