@@ -98,7 +98,7 @@ def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     else:
         lines = [
             (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
-            for run, _ in Store(folder).each()
+            for run, _ in Store(folder).finished()
             for key, scoring in read_scorings(run.journal.entries()).items()
             for metric, score in scoring.scores.items()
         ]
