@@ -280,7 +280,7 @@ class PointFrame(pd.DataFrame):
             **options: of `pandas.DataFrame.to_latex`, for frames that lack columns of `POINTS`.
         """
         if not set(POINTS) <= set(self.columns):
-            return super().to_latex(buf, caption=caption or None, label=label or None, **options)  # type: ignore[no-any-return]
+            return super().to_latex(buf, caption=caption or None, label=label or None, **options)
         text = _latex(self, intervals, counts, caption=caption, label=label)
         if buf is None:
             return text
