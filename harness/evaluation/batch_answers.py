@@ -24,7 +24,7 @@ from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes
-from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
+from espalier.harness.evaluation.prompt_text import Messages, chat_of
 from espalier.harness.evaluation.samples import (
     Failure,
     Key,
@@ -71,7 +71,7 @@ class Answerer:
         document: returns the document of (task, split, doc id).
         source: returns the name of (task, split, doc id) in its data set and the target of its document, for the
             journal; None: the journal keeps answers only.
-        wording: texts that replace the tasks' questions; None: none.
+        wording: returns a chat of (chat, document, task, doc id) with the text that replaces the task's question.
         needs_media: whether every sample must show a picture or a video.
         borders: where media may come from; None: from anywhere.
         kept: whether records have the kept tokens.
@@ -83,7 +83,7 @@ class Answerer:
     seed: int
     document: Callable[[str, str, int], Any]
     source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None
-    wording: PromptTexts = field(default_factory=lambda: PromptTexts(None, {}))
+    wording: Callable[..., Messages] = lambda messages, *_sample: messages
     needs_media: bool = False
     borders: AllowedSources | None = None
     kept: bool = False
@@ -253,7 +253,7 @@ class Answerer:
             raise ValueError(
                 f"columns without a value: {', '.join(empty_columns)} ({type(error).__name__}: {error})"
             ) from error
-        chat = chat_of(self.wording.of(messages, document, task, doc_id))
+        chat = chat_of(self.wording(messages, document, task, doc_id))
         if self.borders is not None:
             chat = self.borders.chat(chat)
         turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]

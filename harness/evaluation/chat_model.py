@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,7 +24,7 @@ from espalier.harness.evaluation.batch_answers import (
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
-from espalier.harness.evaluation.prompt_text import PromptTexts
+from espalier.harness.evaluation.prompt_text import worded
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -97,7 +98,7 @@ class ChatModel(lmms):
             spec.seed,
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
-            PromptTexts(spec.benchmark.text, self._tasks),
+            partial(worded, spec.benchmark.text, self._tasks),
             spec.benchmark.needs_media,
             borders,
             spec.engine.kept,

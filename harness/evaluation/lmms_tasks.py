@@ -180,8 +180,7 @@ def load_tasks(
             tree = get_task_dict([name], manager, "chat")
     except UserError as error:
         if isinstance(error, OutsideSource) and configs:
-            place = origin(configs[-1])
-            raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
+            raise UserError(f"benchmark.task={name!r}: {error} ({origin(configs[-1])})") from error
         raise
     except Exception as error:  # a task's functions may raise anything
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
@@ -226,9 +225,8 @@ class _AsWritten(TaskConfig):
     def __post_init__(self) -> None:
         """Remove the default stop string unless the author wrote one."""
         written = self.generation_kwargs
-        if written is not None:
-            # Tasks of a group may share the table.
-            self.generation_kwargs = dict(written)
+        # Tasks of a group may share the table.
+        self.generation_kwargs = None if written is None else dict(written)
         super().__post_init__()
         if self.generation_kwargs is not None and "until" not in (written or {}):
             del self.generation_kwargs["until"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,28 +64,25 @@ def check_text(tasks: Sequence[Task], text: str | None) -> None:
     for task in tasks:
         samples = task.eval_docs
         if len(samples):
-            rendered(text, samples[0], place(task, split_of(task), 0))
+            rendered(text, samples[0], place(task, 0))
 
 
-@dataclass(frozen=True)
-class PromptTexts:
-    """The text that replaces every question of tasks, which are given by name; None: their own questions."""
+def worded(
+    text: str | None,
+    tasks: Mapping[str, Task],
+    messages: Messages,
+    sample: Mapping[str, Any],
+    name: str,
+    row: int,
+) -> Messages:
+    """Return the chat of a sample of the task `name`, with the text that replaces every question; None: its own.
 
-    text: str | None
-    tasks: Mapping[str, Task]
-
-    def of(self, messages: Messages, sample: Mapping[str, Any], name: str, row: int) -> Messages:
-        """Return the chat of a sample of the task `name`, with the text if there is one.
-
-        Raises:
-            UserError: the sample does not fit the text; the line names data set, split and row.
-        """
-        if self.text is None:
-            return messages
-        task = self.tasks[name]
-        return with_question(
-            messages, rendered(self.text, sample, place(task, split_of(task), row))
-        )
+    Raises:
+        UserError: the sample does not fit the text; the line names data set, split and row.
+    """
+    if text is None:
+        return messages
+    return with_question(messages, rendered(text, sample, place(tasks[name], row)))
 
 
 def chat_of(messages: Messages) -> Chat:
@@ -113,15 +109,11 @@ def with_question(messages: Messages, text: str) -> Messages:
     return [*messages[:last], replaced, *messages[last + 1 :]]
 
 
-def place(task: Task, split: str, row: int) -> str:
+def place(task: Task, row: int) -> str:
     """Return a sample's data set, split and row, for error lines."""
-    return f"data set {task.config.dataset_path or task.config.task}, split {split}, row {row}"
-
-
-def split_of(task: Task) -> str:
-    """Return the split that a task evaluates."""
     config = task.config
-    return str(config.test_split or config.validation_split or config.training_split)
+    split = config.test_split or config.validation_split or config.training_split
+    return f"data set {config.dataset_path or config.task}, split {split}, row {row}"
 
 
 def _settings(task: Task) -> dict[str, Any]:

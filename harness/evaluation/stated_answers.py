@@ -73,13 +73,6 @@ def strict_scoring(score: Score, answers: Answers | None) -> Score:
     return score if answers is None else partial(_scored, score, answers)
 
 
-def statement(answers: Answers, doc: Mapping[str, Any], answer: str) -> str:
-    """Return the letter, or yes or no, that an answer states; "" if it states none clearly."""
-    if answers.form == "yes_no":
-        return yes_or_no(answer)
-    return letter(answer, _options(answers.options, doc))
-
-
 def count_unread(samples: Iterable[Sample]) -> int:
     """Return how many answers state nothing, where no task tells.
 
@@ -114,7 +107,9 @@ def _scored(
         metrics = score(doc, results, **options)
         right = any(isinstance(value, Real) and float(value) > 0 for value in metrics.values())
         return {**metrics, UNPARSED: float(not right and not is_brief(str(answer)))}
-    stated = statement(answers, doc, answer if isinstance(answer, str) else "")
+    text = answer if isinstance(answer, str) else ""
+    is_closed = answers.form == "yes_no"
+    stated = yes_or_no(text) if is_closed else letter(text, _options(answers.options, doc))
     metrics = score(doc, [stated, *verdicts], **options)
     return {**metrics, **_renamed(score(doc, results, **options)), UNPARSED: float(not stated)}
 

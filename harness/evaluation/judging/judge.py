@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from espalier.harness.evaluation.judging.client import (
     RequestError,
     request_of,
 )
-from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
+from espalier.harness.evaluation.judging.judge_prompt import JudgeQuestion, JudgeResults
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
-from espalier.harness.evaluation.samples import Key
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.secrets import without_keys
 
@@ -26,42 +24,6 @@ PAUSE, LONGEST = 1.0, 30.0
 
 #: If this many questions get no verdict before any gets one, the judge is given up.
 HOPELESS = 16
-
-
-@dataclass(frozen=True)
-class JudgeQuestion:
-    """A question to the judge about one sample.
-
-    Attributes:
-        sample: identity of the sample.
-        prompt: the prompt.
-        parts: texts for its placeholders.
-        holds: returns whether a text is a verdict that can be scored.
-    """
-
-    sample: Key
-    prompt: JudgePrompt
-    parts: Mapping[str, str]
-    holds: Callable[[str], bool]
-
-
-@dataclass
-class JudgeResults:
-    """Results of a round of questions.
-
-    Attributes:
-        verdicts: texts by sample.
-        unjudged: samples without a verdict, each with the reason in one line.
-        cached: number of verdicts from the store.
-        failed: number of failed requests, repeated or not.
-        served: the server's names of its model.
-    """
-
-    verdicts: dict[Key, str] = field(default_factory=dict)
-    unjudged: dict[Key, str] = field(default_factory=dict)
-    cached: int = 0
-    failed: int = 0
-    served: set[str] = field(default_factory=set)
 
 
 def collect_verdicts(

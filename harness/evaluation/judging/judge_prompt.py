@@ -1,16 +1,17 @@
-"""A judge's prompt: a system message, and a question with placeholders for a sample's parts."""
+"""A judge's prompt, a system message and a question with placeholders; the questions and results of a round."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from espalier.harness.errors import UserError, foreign
+from espalier.harness.evaluation.samples import Key
 from espalier.harness.settings import Text, check_keys, read_value
 from espalier.harness.store.files.digests import digest
 
@@ -45,6 +46,42 @@ class JudgePrompt:
         user = _PLACE.sub(lambda place: parts.get(place[1], place[0]), self.user)
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": user}]
+
+
+@dataclass(frozen=True)
+class JudgeQuestion:
+    """A question to the judge about one sample.
+
+    Attributes:
+        sample: identity of the sample.
+        prompt: the prompt.
+        parts: texts for its placeholders.
+        holds: returns whether a text is a verdict that can be scored.
+    """
+
+    sample: Key
+    prompt: JudgePrompt
+    parts: Mapping[str, str]
+    holds: Callable[[str], bool]
+
+
+@dataclass
+class JudgeResults:
+    """Results of a round of questions.
+
+    Attributes:
+        verdicts: texts by sample.
+        unjudged: samples without a verdict, each with the reason in one line.
+        cached: number of verdicts from the store.
+        failed: number of failed requests, repeated or not.
+        served: the server's names of its model.
+    """
+
+    verdicts: dict[Key, str] = field(default_factory=dict)
+    unjudged: dict[Key, str] = field(default_factory=dict)
+    cached: int = 0
+    failed: int = 0
+    served: set[str] = field(default_factory=set)
 
 
 def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> JudgePrompt:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import accumulate
 
 #: Longer texts are no numbers: this also bounds the depth of brackets.
 LONGEST = 100
@@ -109,12 +110,8 @@ def _parts(text: str) -> list[str]:
 
 def _group(text: str) -> str:
     """Return a text up to the brace that closes it; "" without one."""
-    depth = 1
-    for place, letter in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if not depth:
-            return text[:place]
-    return ""
+    depths = accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in text)
+    return text[: next((place for place, depth in enumerate(depths) if depth < 0), 0)]
 
 
 @dataclass

@@ -126,8 +126,9 @@ LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
 
 
 def _json(file: Path) -> Iterable[Any]:
+    text = _text(file)
     try:
-        pages = json.loads(_text(file))
+        pages = json.loads(text)
     except FOREIGN as error:
         raise UserError(
             f"{str(file)!r} is damaged: {error}; valid: the file as released"

@@ -166,10 +166,9 @@ def words(answer: str, reference: str) -> tuple[list[str], list[str]]:
 
     jieba returns blanks and punctuation as words. Cost: O(n), but O(n^2) in a run of characters outside its dictionary.
     """
-    if CHINESE.search(answer) or CHINESE.search(reference):
-        cut = _jieba().lcut
-        return cut(answer), cut(reference)
-    return answer.split(), reference.split()
+    is_chinese = CHINESE.search(answer) or CHINESE.search(reference)
+    cut = _jieba().lcut if is_chinese else str.split
+    return cut(answer), cut(reference)
 
 
 def shares(answer: Sequence[str], reference: Sequence[str]) -> tuple[float, float, float]:

@@ -423,9 +423,8 @@ def in_order(test: Mapping[str, Any], answer: str) -> bool:
     page, edits = plain(answer), test.get("max_diffs", 0)
     before = near_matches(plain(test["before"]), page, edits)
     after = near_matches(plain(test["after"]), page, edits)
-    if not before or not after:
-        return False
-    return min(place.start for place in before) < max(place.start for place in after)
+    starts, ends = ([place.start for place in places] for places in (before, after))
+    return bool(starts and ends) and min(starts) < max(ends)
 
 
 def is_well_formed(test: Mapping[str, Any], answer: str) -> bool:

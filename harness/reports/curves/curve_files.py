@@ -37,8 +37,6 @@ from espalier.harness.store.row_text import FOOTNOTE
 #: Suffixes of the files that are written.
 SUFFIXES = ("png", "svg", "md", "tex", "csv")
 
-UNPRUNED = "unpruned"
-
 #: Signs that stay in names of files, and the bytes of such a name.
 _UNSAFE = re.compile(r"[^\w .,+=()@%-]")
 LONGEST = 120
@@ -105,7 +103,7 @@ def draw_curves(
         level = None
         if panel.full is not None:
             ends = (100 * end for end in (panel.full.value, panel.full.low, panel.full.high))
-            level = UNPRUNED + panel.full_mark, Interval(*ends)
+            level = f"unpruned{panel.full_mark}", Interval(*ends)
         series = [
             Series(
                 curve.name,

@@ -39,12 +39,7 @@ def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:
 
     Cost: an answer for each curve, ratio and picture.
     """
-    # A row and the ratios of each pruning curve.
-    pruning: dict[str, tuple[Row, set[float]]] = {}
-    for result in results.rows:
-        row = result.row
-        if kind_of(row) in PRUNING and not row["extra"].get("cache") and 0 < row["ratio"] < 1:
-            pruning.setdefault(name(row), (row, set()))[1].add(row["ratio"])
+    pruning = _pruning_curves(results)
     if not pruning:
         return {"pictures": [], "curves": {}}
     model, questions = load(MODEL), samples("seedling_rec", "val", 0, FIRST, EXAMPLES)
@@ -69,6 +64,16 @@ def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:
         for scene, question in scenes
     ]
     return {"pictures": pictures, "curves": curves, "model": MODEL}
+
+
+def _pruning_curves(results: PageResults) -> dict[str, tuple[Row, set[float]]]:
+    """Return a row and the ratios of each pruning curve."""
+    pruning: dict[str, tuple[Row, set[float]]] = {}
+    for result in results.rows:
+        row = result.row
+        if kind_of(row) in PRUNING and not row["extra"].get("cache") and 0 < row["ratio"] < 1:
+            pruning.setdefault(name(row), (row, set()))[1].add(row["ratio"])
+    return pruning
 
 
 def _masks(

@@ -20,9 +20,6 @@ from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import PAPERS
 from espalier.harness.settings import defaults, read_section
 
-#: Columns that a figure's grid fills.
-NAMED = ("model", "method", "budget", "benchmark", "split", "metric")
-
 
 @dataclass(frozen=True)
 class FigurePanel:

@@ -104,12 +104,6 @@ def _missing(filled: FilledCell) -> str:
     return f"{RUN} {' '.join(filled.run.line)}" if isinstance(filled.run, CellRun) else filled.run
 
 
-def _origin(filled: FilledCell) -> str:
-    """Return the run of a cell, or what fills it."""
-    row = filled.row
-    return _missing(filled) if row is None else f"{row.key}, {row.samples} samples"
-
-
 def _blocks(lines: Iterable[TableLine]) -> list[tuple[tuple[str, ...], list[TableLine]]]:
     """Return the lines under equal headings."""
     return [(headings, [*group]) for headings, group in groupby(lines, lambda line: line.headings)]
@@ -131,7 +125,7 @@ def _pages(table: RebuiltTable) -> Iterator[list[TableLine]]:
 TEMPLATES.filters |= {
     "blocks": _blocks,
     "cell": cell,
-    "origin": _origin,
+    "missing": _missing,
     "parts": parts,
     "tex_cell": _tex_cell,
 }

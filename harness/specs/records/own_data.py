@@ -159,11 +159,10 @@ class MediaReader:
         return self._from_text(kind, entry.strip())
 
     def _from_text(self, kind: str, text: str) -> list[Medium]:
-        if (kind, text) in self._files:
-            return [self._files[kind, text]]
         path = self.base / text if len(text) < 4096 and "\0" not in text else None
         if path is not None and os.path.isfile(path):
-            self._files[kind, text] = _checked(kind, path)
+            if (kind, text) not in self._files:
+                self._files[kind, text] = _checked(kind, path)
             return [self._files[kind, text]]
         if text.startswith("data:"):
             text = text.partition(",")[2]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
-from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
+from espalier.harness.evaluation.prompt_text import chat_of, worded
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_media import Chat
@@ -165,12 +166,12 @@ def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
     adapter = family(skeleton, family.load_processor(spec.model), spec.model)
     task = loaded.tasks[0]
     name = task.config.task
-    wording = PromptTexts(spec.benchmark.text, {name: task})
+    wording = partial(worded, spec.benchmark.text, {name: task})
     prompts: list[PromptTokens] = []
     with without_launcher(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
-            messages = wording.of(task.doc_to_messages(doc), doc, name, row)
+            messages = wording(task.doc_to_messages(doc), doc, name, row)
             prompts.append(compare_tokens(adapter, chat_of(messages)))
     differences = [
         f"prompt {row} differs from the original's, {tokens.difference}"
