@@ -13,6 +13,7 @@ import espalier
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.tools.convert import convert_llava_onevision, convert_llava_video
+from tests.convert.test_llava import copied
 from tests.families.onevision import ONEVISION, PINPOINTS, VIDEO, video, watch
 from tests.tiny import load_tiny, picture, save_tiny
 
@@ -105,16 +106,6 @@ def release_of(kind, tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(config))
     source.processor.tokenizer.save_pretrained(folder)
     return folder, source
-
-
-def copied(folder, target, **changes):
-    """Copy a release, with other entries of config.json."""
-    target.mkdir()
-    for path in folder.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, **changes}))
-    return target
 
 
 def changed_shard(folder, change):

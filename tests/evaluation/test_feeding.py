@@ -72,8 +72,7 @@ def test_no_more_is_made_than_fits_ahead(ahead: int) -> None:
             time.sleep(0.05)  # room for one too many
             assert begun == list(range(taken + ahead))
             assert feeder.take() == taken
-    thread = feeder._thread
-    assert not thread.is_alive()
+    assert not feeder._thread.is_alive()
 
 
 def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
