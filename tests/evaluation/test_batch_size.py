@@ -220,8 +220,7 @@ def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
 def test_a_batch_that_runs_out_later_is_answered_one_by_one(tmp_path: Path) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=4)
     model = Small(most=3)
-    result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
-    assert result.n_samples == 6
+    assert evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl")).n_samples == 6
     assert [len(batch) for batch in model.batches] == [4, 1, 1, 1, 1, 2]
 
 
