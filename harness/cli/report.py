@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from espalier.harness.errors import print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES, read_selection, write_selection
 from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.reports.html.page import LIMIT, CodeOf, assemble, collect
+from espalier.harness.reports.html.page import LIMIT, PageResults, assemble, collect
 from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
 from espalier.harness.reports.protocols.equal_cost import equal_cost
 from espalier.harness.reports.protocols.kept_sets import kept_sets
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         existing_store(store)
     selection = read_selection(stores, filters)
     tables = protocol_tables(options.protocol, selection)
-    content = collect(stores, options.positions, _code_of(options.no_overlays))
+    content = collect(stores, options.positions, None if options.no_overlays else _overlays)
     content["tables"] += [
         {
             "name": table.name,
@@ -117,14 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _code_of(no_overlays: bool) -> CodeOf | None:
-    """Return how the code of rows is found; None if nothing is drawn."""
-    if no_overlays:
-        return None
-    # It imports torch.
+def _overlays(results: PageResults) -> dict[str, Any]:
+    """Return what methods keep of example pictures."""
+    # They import torch and transformers, which take seconds.
+    from espalier.harness.reports.html.overlays import overlays
     from espalier.harness.runs.stored_pictures import stored_code
 
-    return stored_code
+    return overlays(results, stored_code)
 
 
 def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> list[ProtocolTable]:

@@ -316,6 +316,5 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
         spec = replace(spec, conversation=CHECKPOINT if template else None)
     with reading_parts(spec, config):
         skeleton = build_skeleton(adapter.class_of(config), config, spec)
-        probe = adapter(skeleton, processor, spec)
-        facts = unlisted_facts(probe)
+        facts = unlisted_facts(adapter(skeleton, processor, spec))
     return replace(spec, facts=facts)

@@ -275,8 +275,7 @@ def as_transformers(text: str) -> str:
     def link(match: re.Match[str]) -> str:
         return f"![](images/{next(numbers)}.jpg)\n" if match[1] == "image" else ""
 
-    text = _REFERENCE.sub(link, text)
-    return text.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
+    return _REFERENCE.sub(link, text).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 
 
 def as_vllm(text: str) -> str:

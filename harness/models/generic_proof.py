@@ -216,8 +216,7 @@ class _Probe:
         layer = depth - 1 if self.last else 1
         method = _Half("layer", layer)
         masked = self.answer(method, backend="emulate")
-        dropped = self.answer(method)
-        self._compare(_of(masked), dropped, f"dropping before layer {layer}")
+        self._compare(_of(masked), self.answer(method), f"dropping before layer {layer}")
         maps = self._attention()
         for signal, number in {"last_attention": layer - 1, "next_last_attention": layer}.items():
             check = f"{signal} of layer {number} differs"

@@ -194,8 +194,7 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
         units = [0]
         for rows, columns in grids:
             units.append(units[-1] + rows * columns // SIDE**2)
-        items = [_item(grids[a:b], units[a]) for a, b in pairwise(firsts)]
-        return {config.image_token_id: items}
+        return {config.image_token_id: [_item(grids[a:b], units[a]) for a, b in pairwise(firsts)]}
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for view 0, else a slice of the picture, which is stretched to whole slices."""

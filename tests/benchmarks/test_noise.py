@@ -105,6 +105,7 @@ def judges(metric: str) -> bool:
     return not bare.endswith((*COUNTS, "_lmms_eval"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(set(FIXTURES) - JUDGED))
 def test_noise_is_worth_no_more_than_a_constant_wrong_answer(
     name: str, scored: Callable[[str], Scored]
@@ -185,6 +186,7 @@ def of_own_data(tmp_path: Path, score: str, answers: list[str], say: Any) -> Eva
     return told(spec, say)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", NOISE)
 @pytest.mark.parametrize("score", OWN_DATA)
 def test_noise_is_worth_nothing_to_own_data(score: str, kind: str, tmp_path: Path) -> None:

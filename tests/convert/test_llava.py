@@ -188,8 +188,7 @@ def test_a_converted_release_answers_as_the_model_it_holds(
     sources: dict[str, tuple[Path, Any]], version: str, tmp_path: Path
 ) -> None:
     folder, model = sources[version]
-    typed = [*arguments(folder, version)[:-1], str(tmp_path / "out")]
-    assert conversion.main(typed) == 0
+    assert conversion.main([*arguments(folder, version)[:-1], str(tmp_path / "out")]) == 0
     spec = replace(SPECS[version], path=tmp_path / "out", weights="trained")
     adapter = load_adapter(spec)
     for parts in (model, model.model):

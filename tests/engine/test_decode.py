@@ -128,6 +128,7 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
         assert batch.records[row].attended == single.records[0].attended
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_attending_to_everything_changes_nothing(load, name, explicit):

@@ -91,8 +91,7 @@ def test_the_prompt_of_the_first_answered_sample_is_told(tmp_path: Path, journal
 def test_limit_and_warmup(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(6))
     model = Calculator()
-    result = evaluate_session(make_spec(folder, limit=3, warmup=2), model, journal)
-    assert result.n_samples == 3
+    assert evaluate_session(make_spec(folder, limit=3, warmup=2), model, journal).n_samples == 3
     first = ["sums/0", "sums/1"]
     assert model.batches == [first, first, first, ["sums/2"]]
     assert len([r for r in journal.entries() if "answer" in r]) == 3
@@ -297,8 +296,7 @@ def test_until_and_generation_settings_reach_the_model(tmp_path: Path, journal: 
     generation = 'generation_kwargs: {until: ["!"], temperature: 0, do_sample: false}\n'
     folder = write_task(tmp_path / "t", sums(2), generation)
     model = Calculator(tail="! and more")
-    result = evaluate_session(make_spec(folder), model, journal)
-    assert answers(result) == {0: "7", 1: "8"}
+    assert answers(evaluate_session(make_spec(folder), model, journal)) == {0: "7", 1: "8"}
     assert model.settings == [{"do_sample": False, "max_new_tokens": DEFAULT_NEW_TOKENS}]
 
 

@@ -11,20 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from espalier.harness.engine.prefill import merge_into
-from espalier.harness.specs.catalogue import build_method
-from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.compressor import CacheView
+from tests.methods.test_compressors import built
 
 #: Mean entries of a layer, and candidates: also those on either side of 2 mean, and of it without the window.
 PYRAMIDS = [
     *((120, 4000), (120, 200), (40, 60), (5, 144), (1, 144)),
     *((120, 231), (120, 232), (120, 235), (120, 239), (120, 240), (120, 241)),
 ]
-
-
-def built(name: str, **params: object) -> CacheCompressor:
-    method = build_method(name, params)
-    assert isinstance(method, CacheCompressor)
-    return method
 
 
 def released_pyramid(mean: int, n: int, depth: int, window: int, beta: int = 20) -> list[int]:

@@ -10,6 +10,12 @@ import pytest
 from espalier.harness.specs.catalogue import METHODS
 from espalier.methods.base import MethodError
 
+#: A window holds a token; where two sides overlap it may follow from their speeds.
+WINDOWS, MEASURED_WINDOWS = (
+    tuple(({"gamma": n}, f"gamma={n} is out of range; valid: 1 or more{also}$") for n in (0, -3))
+    for also in ("", ", auto or best")
+)
+
 #: Of each method, values out of range with a pattern of what is said behind `method.params.`.
 REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "aim": (({"first": 21}, "first=21"),),
@@ -77,6 +83,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
     "idpruner": (({"mmr_lambda": 1.5}, r"mmr_lambda=1\.5"),),
     "ivtp": (({"group": 0}, "group="), ({"layers": 2}, "layers="), ({"depth": 12}, "depth=")),
     "lookm": (({"recent": 0}, "recent=0 .*1 or more"),),
+    "onsd": WINDOWS,
     "nuwa": (
         ({"layer": 0}, "layer="),
         ({"second": 0.0}, "second="),
@@ -100,7 +107,9 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"L": 0}, "L=0 .*1 or more"),
         ({"L": 0, "guidance": "none"}, "L=0 .*1 or more"),
         ({"L": 1, "guidance": "attention_variation"}, "L=1 .*2 or more"),
+        *MEASURED_WINDOWS,
     ),
+    "pearl": MEASURED_WINDOWS,
     "prumerge": (({"k": -1}, "k=-1"),),
     "prunevid": (
         ({"tau": 1.5}, r"tau=1\.5 .*a cosine"),
@@ -156,7 +165,9 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"shape": "tree", "gamma": 4}, "gamma=4 .*valid: 5, the levels of the tree"),
         ({"shape": "bush"}, "shape='bush' .*valid: chain, tree"),
         ({"mass": 1.5}, r"mass=1\.5 .*from 0 to 1"),
+        *WINDOWS,
     ),
+    "std": WINDOWS,
     "sttm": (
         ({"tau_space": 1.5}, r"tau_space=1\.5 .*a cosine, -1 to 1"),
         ({"tau_time": -2.0}, r"tau_time=-2\.0 .*a cosine, -1 to 1, or null"),
@@ -168,6 +179,7 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"criterion": "cosine"}, "criterion='cosine' .*attention"),
         ({"L": 0}, "L=0 "),
     ),
+    "vanilla_sd": WINDOWS,
     "vidcom2": (
         ({"channels": 0.0}, r"channels=0\.0 .*\(0, 1\]"),
         ({"temperature": 0.0}, ".*above 0"),
@@ -189,18 +201,6 @@ REFUSED: dict[str, tuple[tuple[dict[str, Any], str], ...]] = {
         ({"window": 0}, "window=0 .*1 or more"),
     ),
 }
-REFUSED |= {
-    name: (
-        *REFUSED.get(name, ()),
-        *(({"gamma": n}, f"gamma={n} is out of range; valid: 1 or more{also}$") for n in (0, -3)),
-    )
-    for also, names in {
-        "": ("vanilla_sd", "onsd", "specvlm_sd", "std"),
-        ", auto or best": ("pearl", "parallelvlm"),
-    }.items()
-    for name in names
-}
-
 #: Methods with layers that a decoder of so many does not have.
 TOO_SHALLOW: tuple[tuple[str, dict[str, Any], int, str], ...] = (
     *((name, {"K": 6}, 6, "K=6 .*to 5 .the model has 6 ") for name in ("fastv", "d2pruner")),

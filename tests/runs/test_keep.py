@@ -53,8 +53,7 @@ def test_the_row_has_what_was_set_what_was_reached_and_what_was_clipped(bench: B
     assert row["extra"]["achieved"]["kept"] == (40 + 64) / 3
     # Stored, and served under the same key.
     assert bench("method=fastv", "keep=64").last == row | {"status": "cached"}
-    spec = (bench.store / "runs" / row["run_key"] / "spec.json").read_text()
-    assert '"keep": 64' in spec
+    assert '"keep": 64' in (bench.store / "runs" / row["run_key"] / "spec.json").read_text()
 
 
 def test_more_than_there_are_keeps_all_and_clips_every_picture(bench: Bench) -> None:

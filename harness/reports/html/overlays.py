@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Any
 
@@ -13,7 +13,7 @@ from PIL import Image
 from espalier.harness.api.apply import apply
 from espalier.harness.api.loaded_models import Model, load
 from espalier.harness.errors import UserError
-from espalier.harness.reports.html.page import CodeOf, PageResults, kind_of
+from espalier.harness.reports.html.page import PageResults, kind_of
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import Row, name
@@ -25,6 +25,11 @@ MODEL = "seedling"
 #: Kinds of methods that prune tokens, and the largest number of ratios per method.
 PRUNING = ("control", "before the LLM", "inside the LLM")
 RATIOS = 6
+
+
+#: Returns the place of the user's class that a row names for a method, None for a name of conf/; raises UserError for
+#: code that is not the row's.
+CodeOf = Callable[[Row, str], str | None]
 
 
 def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:

@@ -42,10 +42,6 @@ BLOCKS = (
     *("extra.discriminates", "extra.first_token", "extra.code", "extra.plugins"),
 )
 
-#: Returns the place of the user's class that a row names for a method, None for a name of conf/; raises UserError for
-#: code that is not the row's.
-CodeOf = Callable[[Row, str], str | None]
-
 
 @dataclass
 class PageResults:
@@ -344,15 +340,17 @@ SCRIPTS = (
 
 
 def collect(
-    stores: Sequence[Path], positions: str, code_of: CodeOf | None = None
+    stores: Sequence[Path],
+    positions: str,
+    draw: Callable[[PageResults], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the content of the page.
 
     Args:
         stores: run stores and folders of tables.
         positions: the position policy of the results.
-        code_of: finds the code of rows' methods, to run them with the embedded model and show what they keep
-            (`overlays`); None: nothing is run.
+        draw: runs methods of results with the embedded model and returns what they keep (overlays.py); None: nothing
+            is run.
 
     Raises:
         UserError: there are no results, or a table is damaged.
@@ -363,12 +361,7 @@ def collect(
     results = gather(stores, positions, read)
     unscored(results)
     page_panels, means = panels(results)
-    drawings: dict[str, Any] = {"pictures": [], "curves": {}}
-    if code_of is not None:
-        # Imported here: the embedded model needs torch and transformers, which take seconds to import.
-        from espalier.harness.reports.html.overlays import overlays
-
-        drawings = overlays(results, code_of)
+    drawings = {"pictures": [], "curves": {}} if draw is None else draw(results)
     page_lines = lines(results.rows)
     content: dict[str, Any] = {
         "stores": [short_path(store.absolute()) for store in stores],

@@ -92,8 +92,7 @@ def piecewise_ids(
         list(tokenizer(piece, add_special_tokens=not keeps_begin)["input_ids"])
         for piece in (*pieces, remaining)
     ]
-    first = tokenised[0][:1]
-    begins = not keeps_begin and first == [tokenizer.bos_token_id]
+    begins = not keeps_begin and tokenised[0][:1] == [tokenizer.bos_token_id]
     ids = list(tokenised[0])
     for piece in tokenised[1:]:
         ids += [SEEN, *piece[begins:]]

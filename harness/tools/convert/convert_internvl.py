@@ -26,7 +26,7 @@ from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import NUMBERED, ChatFrame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
 from espalier.harness.models.internvl import TOKENS, frames_like
-from espalier.harness.models.loader import pretrained
+from espalier.harness.models.loader import pretrained, require_settings
 from espalier.harness.tools.convert.checkpoint_writer import (
     Rename,
     Say,
@@ -91,11 +91,7 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
     Raises:
         UserError: it is not a release of InternVL, or one that the library's model cannot be.
     """
-    for key, valid in _FIXED.items():
-        if release.get(key) != valid:
-            raise UserError(
-                f"config.json: {key}={release.get(key)!r} cannot be converted; valid: {valid!r}"
-            )
+    require_settings({**dict.fromkeys(_FIXED), **release}, _FIXED, "converted")  # none is absent
     vision = _take(release, "vision_config", _VISION)
     size = vision["image_size"]
     if release.get("force_image_size", size) != size:
