@@ -185,8 +185,10 @@ def read_selection(stores: Sequence[Path], filters: Sequence[str]) -> list[Store
         for value in sorted(chosen - {*values.values()}):
             raise unknown_name(key, value, sorted({*values.values()}))
         # What the others are compared with stays.
-        compared = {"method": (FULL, *FLOORS), "variant": (FULL, *FLOORS)}
-        compared |= {"ratio": (FULL,), "keep": (FULL,)}
+        compared: dict[str, tuple[str, ...]] = {
+            **dict.fromkeys(("method", "variant"), (FULL, *FLOORS)),
+            **dict.fromkeys(("ratio", "keep"), (FULL,)),
+        }
         results = [
             result
             for result in results

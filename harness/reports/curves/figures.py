@@ -66,8 +66,9 @@ class Spot:
 
 def percent_spot(at: float, interval: Interval, text: str = "", bare: bool = False) -> Spot:
     """Return a spot of a share in percent, `bare` without its interval."""
-    ends = (None, None) if bare else (100 * interval.low, 100 * interval.high)
-    return Spot(at, 100 * interval.value, *ends, text)
+    if bare:
+        return Spot(at, 100 * interval.value, text=text)
+    return Spot(at, 100 * interval.value, 100 * interval.low, 100 * interval.high, text)
 
 
 @dataclass(frozen=True)
