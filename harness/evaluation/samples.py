@@ -186,7 +186,7 @@ class Sample(_OfSample):
             **({"scores_all": True} if self.scores_all else {}),
             "record": {
                 name: getattr(self.record, name)
-                for name in _journal_hints(SampleRecord)
+                for name in _journal_tests(SampleRecord)
                 if name not in RARE or getattr(self.record, name)
             },
         }
@@ -194,8 +194,8 @@ class Sample(_OfSample):
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
         """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
-        hints, measures = _journal_hints(cls), _journal_hints(SampleRecord)
-        check(entry, {**hints, "asked": Mapping[str, Any] | None})
+        answers, measures = _journal_tests(cls), _journal_tests(SampleRecord)
+        check(entry, {**answers, "asked": IS_CONTEXT})
         check(entry.get("record"), measures)
         record = SampleRecord(
             **{
@@ -204,7 +204,7 @@ class Sample(_OfSample):
                 if name in measures
             }
         )
-        values = {name: entry[name] for name in hints if name in entry}
+        values = {name: entry[name] for name in answers if name in entry}
         return cls(record=record, context=entry.get("asked"), **values)
 
 
@@ -331,14 +331,6 @@ class SampleScores:
     values: Mapping[str, Any]
 
 
-#: Keys of an entry of scores; the last three may be missing.
-SCORING = {
-    **{"task": str, "doc_id": int, "scores": Mapping[str, float]},
-    **{"units": Mapping[str, int] | None, "own": Mapping[str, float] | None},
-    "values": tuple[Mapping[str, Any], ...] | None,
-}
-
-
 def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
     """Return the scores of each sample; the last entry of a key counts, damaged entries are skipped."""
     return dict(_sound(entries, "scores", _scoring))
@@ -352,23 +344,25 @@ def _scoring(entry: Mapping[str, Any]) -> tuple[Key, SampleScores]:
     return (entry["task"], entry["doc_id"]), scores
 
 
-def check(entry: Any, hints: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a table has a value of its annotation under each name; further keys do not matter."""
+def check(entry: Any, tests: Mapping[str, Callable[[Any], bool]]) -> None:
+    """Raise ValueError unless a table has a value that passes the test of each name; further keys do not matter."""
     if not isinstance(entry, Mapping):
         raise ValueError("not a table")
-    for name, hint in hints.items():
-        if not _test_of(hint)(entry.get(name)):
+    for name, is_valid in tests.items():
+        if not is_valid(entry.get(name)):
             raise ValueError(f"{name} is {entry.get(name)!r}")
 
 
 @cache
-def _journal_hints(kind: type) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields in the journal; one with a default may be missing or null."""
+def _journal_tests(kind: type) -> dict[str, Callable[[Any], bool]]:
+    """Return a test of each field of a dataclass in the journal; one with a default may be missing or null."""
     hints = get_type_hints(kind)
     return {
-        field.name: hints[field.name]
-        if field.default is field.default_factory  # both are missing
-        else hints[field.name] | None
+        field.name: _test_of(
+            hints[field.name]
+            if field.default is field.default_factory  # both are missing
+            else hints[field.name] | None
+        )
         for field in fields(kind)
         if field.name not in ABSENT
     }
@@ -384,11 +378,27 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
         present = _test_of(arguments[0])
         return lambda value: value is None or present(value)
     if issubclass(kind, tuple):
-        fits = _test_of(arguments[0] if arguments else int)
-        return lambda value: isinstance(value, list | tuple) and all(map(fits, value))
+        item = get_origin(arguments[0]) or arguments[0] if arguments else int
+        # Records have hundreds of numbers, so that their types are compared without a call for each.
+        types_of_items = frozenset({item})
+        return lambda value: (
+            isinstance(value, list | tuple) and types_of_items.issuperset(map(type, value))
+        )
     if issubclass(kind, Mapping):
         fits = _test_of(arguments[1])
         return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
     types = (int, float) if kind is float else kind
     # True is an int for Python.
     return lambda value: isinstance(value, types) and isinstance(value, bool) == (kind is bool)
+
+
+#: Test of what was asked, and of the keys of an entry of scores; the last three may be missing.
+IS_CONTEXT = _test_of(Mapping[str, Any] | None)
+SCORING = {
+    "task": _test_of(str),
+    "doc_id": _test_of(int),
+    "scores": _test_of(Mapping[str, float]),
+    "units": _test_of(Mapping[str, int] | None),
+    "own": _test_of(Mapping[str, float] | None),
+    "values": _test_of(tuple[dict[str, Any], ...] | None),
+}
