@@ -19,7 +19,7 @@ from scipy.stats import binom
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
-from espalier.harness.evaluation.samples import Sample, read_scores
+from espalier.harness.evaluation.samples import Sample, read_scorings
 from espalier.harness.kinds.sample_counts import token_means
 from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, cut, settings
 from espalier.harness.store import Journal
@@ -57,7 +57,8 @@ def test_metrics_samples_and_telemetry(tmp_path: Path, journal: Journal) -> None
     assert result.n_samples == 5
     assert answers(result) == {i: str(i + 7) for i in range(5)}
     assert result.scores["sums", 3] == {"right": 0.0}
-    assert read_scores(journal.entries()) == result.scores
+    scorings = read_scorings(journal.entries())
+    assert {key: scoring.scores for key, scoring in scorings.items()} == result.scores
     # Each record belongs to its own sample: the calculator counts the sum as text tokens.
     assert [s.record.text for s in result.samples] == [i + 7 for i in range(5)]
     assert [s.record.sample for s in result.samples] == [f"sums/{i}" for i in range(5)]
@@ -377,5 +378,5 @@ def test_a_run_resumed_after_a_kill_contributes_the_same_to_f1(tmp_path: Path) -
         "units": 24,
         "note": None,
     }
-    found = [one["f1"] for one in read_scores(broken.entries()).values()]
+    found = [one.scores["f1"] for one in read_scorings(broken.entries()).values()]
     assert np.mean(found) == pytest.approx(straight.metrics["f1"]["value"])

@@ -25,7 +25,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.llada_v import RENAMES, planes
+from espalier.harness.models.llada_v import RENAMES
+from espalier.harness.models.llava_releases import planes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec

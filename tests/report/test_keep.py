@@ -12,7 +12,7 @@ from espalier import results
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
 from espalier.harness.reports.curves.curve_table import markdown
-from espalier.harness.reports.html.page_content import gather, lines, panels
+from espalier.harness.reports.html.page import gather, lines, panels
 from tests.report.test_curves import add_run
 
 #: Share of the visual tokens that a number removes of each benchmark's pictures.

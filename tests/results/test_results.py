@@ -18,7 +18,7 @@ from espalier.harness.reports import results
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.frame import POINTS, ROWS, SAMPLES
 from espalier.harness.store import SCHEMA, Store
-from espalier.harness.store.parquet_tables import read_tables, write_tables
+from espalier.harness.store.exports import read_tables, write_tables
 from lab.pages import rows_page
 from tests.report.test_curves import add_run
 

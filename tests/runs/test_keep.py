@@ -15,7 +15,7 @@ from espalier.harness.runs import console
 from espalier.harness.runs.progress_bar import Board, BoardCell, cell_text
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
-from espalier.harness.store.store_index import entries, table_cells
+from espalier.harness.store.run_entries import entries, table_cells
 from espalier.harness.store.stored_answers import AnsweredRun
 from espalier.harness.store.sweep_files import find
 from tests.runs import helpers
