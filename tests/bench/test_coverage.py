@@ -14,6 +14,7 @@ def of(name: str) -> Population:
     return next(one for one in POPULATIONS if one.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n", "loss"),
     [

@@ -47,8 +47,7 @@ def test_a_small_run_leaves_a_page_and_figures(
     monkeypatch.setattr(decode, "LENGTHS", (40,))
     monkeypatch.setattr(decode, "TOKENS", 3)
     monkeypatch.setattr(decode, "ROUNDS", (2, 2))
-    command = ["--only", "seedling", "--write", str(tmp_path)]
-    assert decode.main(command) == 0
+    assert decode.main(["--only", "seedling", "--write", str(tmp_path)]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result == json.loads((tmp_path / "bench_decode.json").read_text())
     assert [(row["length"], row["rows"]) for row in result["rows"]] == [(40, 1), (40, 4)]
@@ -68,11 +67,3 @@ def test_models_that_were_not_measured_keep_their_rows() -> None:
     elsewhere = {**now, "conditions": {**here, "device_name": "e"}}
     with pytest.raises(UserError, match="device_name d, these of e"):
         decode.together(former, elsewhere)
-
-
-def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert decode.main(["--only", "nosuch"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert "seedling" in error

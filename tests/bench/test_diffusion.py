@@ -87,8 +87,3 @@ def test_it_runs_to_its_end_and_leaves_what_it_prints(
     assert sum(line.startswith("| ") for line in lines) == (2 + 4) + 3 * (2 + 3)
     assert sum(line.startswith(("- met", "- missed")) for line in lines) == 4 + 3 * 2
     assert lines[2].startswith("Written by `make bench-diffusion` on ")
-
-
-def test_an_unknown_share_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert diffusion.main(["--only", "51"]) == 2
-    assert "valid: 10, 17, 25, 33, 50" in capsys.readouterr().err.splitlines()[-1]

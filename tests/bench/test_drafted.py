@@ -70,9 +70,3 @@ def test_the_whole_prompt_is_drafted_on_best(
     assert set(shares) == {"everything", *chosen()}
     assert shares["everything"] == max(shares.values()) > 90
     assert min(shares.values()) < 70
-
-
-@pytest.mark.parametrize("wrong", [("--ratio", "1"), ("--scenes", "1"), ("--gamma", "0")])
-def test_what_cannot_be_asked_is_one_line(wrong: tuple[str, str], capsys) -> None:
-    assert drafted.main(list(wrong)) == 2
-    assert capsys.readouterr().err.startswith("error: ")

@@ -265,8 +265,7 @@ def test_a_step_reads_the_decoder_and_the_head_and_of_a_table_only_what_is_the_h
 
 def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "totals_ms", lambda self: {"copies": 500.0})
-    rate = measured.copy_rate(torch.device("cpu"), 1000)
-    assert rate == 2 * 1000 * measured.COPIES / 0.5
+    assert measured.copy_rate(torch.device("cpu"), 1000) == 2 * 1000 * measured.COPIES / 0.5
 
 
 def test_a_step_is_held_against_its_bytes() -> None:
@@ -281,8 +280,7 @@ def test_a_step_is_held_against_its_bytes() -> None:
 def test_a_filled_side_steps_behind_its_prompt() -> None:
     setup = Setup("seedling_draft")
     side = filled(setup.adapter, 40)
-    rows = side.rows([5], EMPTY_DRAFT)
-    assert len(rows) == 1
+    assert len(side.rows([5], EMPTY_DRAFT)) == 1
     assert side.prompt_lengths == (40,) * setup.adapter.facts.text.layers
     assert side.stack.following.item() == 40
     text = setup.adapter.facts.text

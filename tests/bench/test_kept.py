@@ -26,8 +26,3 @@ def test_controls_keep_the_same_share_of_everything(capsys: pytest.CaptureFixtur
     shares = [float(share) for share in random.split()[-4:-1]]
     assert all(abs(share - 0.25) < 0.05 for share in shares)
     assert "0 <= ratio < 0.75" in dycoke
-
-
-def test_a_wrong_method_is_one_line(capsys: pytest.CaptureFixture) -> None:
-    assert kept.main(["method=divprun"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")

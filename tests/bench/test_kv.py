@@ -97,8 +97,3 @@ def test_a_page_has_a_table_for_each_length() -> None:
     text = page(rows, {"conditions": here})
     assert text.count("## 1,000 tokens, 900 of them visual") == 1
     assert text.count("| snapkv | 0.9 | 1005 | 5.0 (0.50%) | 3 (1 MiB) | 2.00 |") == 2
-
-
-def test_a_wrong_override_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert kv.main(["model=nothing"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")

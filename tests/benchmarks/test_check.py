@@ -154,11 +154,6 @@ def test_data_that_are_not_there_fail_in_one_line(
     assert "lmms-eval/Video-MME" in line
 
 
-def test_a_name_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "videome"]) == 2
-    assert capsys.readouterr().err.startswith("error: benchmark='videome' is unknown")
-
-
 def test_a_checkpoint_that_is_not_here_is_told(
     repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -302,33 +302,6 @@ def test_the_command_line_is_read():
     assert (fitting.layers, fitting.n_images, fitting.spec.budget.ratio) == ((), 64, 0.6)
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["method=fastv"], "method='fastv' reads no prior and no scheme"),
-        (["layer=5"], "layer=5 is out of range; valid: 0 to 4"),
-        (["layer=x"], "layer='x' must be an integer"),
-        (["layer=1", "images=0"], "images=0 must be an integer of at least 1"),
-        (["layer=1", "images=many"], "images='many' must be an integer"),
-        (["layer=1", "batch_size=-1"], "batch_size='-1' must be an integer"),
-        (["layer=1", "model=llava15_7b"], "images_dir is missing: model='llava15_7b'"),
-        (["method=fitprune", "batch_size=4"], "batch_size: a scheme is fitted image by image"),
-        (["layer=1", "image_dir=x"], "image_dir is not a config key"),
-        (["method=d3pruner"], "method='d3pruner' is unknown"),
-        (["-m", "layer=1"], "-m is not an option"),
-        (["layer=1", "images_dir=/no/such/folder"], "images_dir='/no/such/folder' is not a folder"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(
-    argv: list[str], line: str, capsys: pytest.CaptureFixture[str]
-):
-    assert main(argv) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert line in printed.err
-    assert printed.err.count("\n") == 1
-
-
 def test_the_shipped_priors_belong_to_the_shipped_weights():
 
     model = commands.spec_of().model
@@ -362,18 +335,3 @@ def test_calibrating_the_seedling_writes_to_the_store_what_a_run_then_finds_firs
     again = prior_for(model, D2Pruner(), tmp_path)
     assert again is not None
     assert torch.equal(again[0], theirs)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [("images=2 images=3", "given twice"), ("store=/dev/null/x images=2", "store: folder")],
-)
-def test_what_cannot_work_is_refused_before_the_model_loads(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, words: str
-):
-    monkeypatch.setattr(
-        "espalier.harness.models.build_adapter.load_adapter", lambda spec: pytest.fail("loaded")
-    )
-    assert main(["method=d2pruner", *line.split()]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert words in told

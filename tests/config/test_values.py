@@ -68,18 +68,6 @@ def test_rows_are_loaded_from_a_folder_that_is_there() -> None:
         results.samples(__file__)
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--positions", "nosuch"), ("--limit", "-1"), ("--limit", "0")]
-)
-def test_options_of_tables_are_checked(
-    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    from espalier.harness.reports.tables import rebuild as tables
-
-    assert tables.main(["d2pruner", "1", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_report_is_of_some_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from espalier.harness.cli import curves as report
 

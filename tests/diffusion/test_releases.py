@@ -263,6 +263,7 @@ def test_a_text_is_filled_with_every_way_to_run_steps(adapter, how) -> None:
         assert all(token in (word, models.MASK) for token, word in zip(draft, words, strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threshold", [0.02, 0.2, 1.0])
 def test_a_threshold_unmasks_what_is_sure(adapter, monkeypatch, threshold) -> None:
     """Rows take different numbers of steps, and go on to their next block by themselves."""

@@ -28,6 +28,7 @@ def answers(label, chats, ratio=0.6, separators="candidates", backend="drop", **
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "label", ["fastv_denoising", "d3tom", "divprune", "redvtp", "fastv_first_step"]
 )

@@ -395,6 +395,7 @@ def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
         return load_tiny(family.spec, saved, "float64", attention)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["paper", "official"])
 @pytest.mark.parametrize("name", LONG)
 def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method: DyCoke):
@@ -457,6 +458,7 @@ def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str
         assert min(counts) < len(origin) or reading == "official"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name", ["llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl"]
 )

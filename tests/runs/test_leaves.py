@@ -105,18 +105,3 @@ def test_the_second_of_two_that_force_a_run_leaves_a_whole_journal(tmp_path: Pat
     assert journal_answers(run.journal.entries()) == answers
     assert run.forced.files() == []
     assert json.loads((run.path / "row.json").read_text()) == row
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("lease.expiry=20", "lease.expiry=20 must be at least 3 times lease.beat=10; valid: 30"),
-        ("lease.beat=0", "lease.beat=0 must be"),
-        ("lease.beat=soon", "lease.beat='soon' must be"),
-    ],
-)
-def test_terms_that_cannot_work_name_the_key(bench: Bench, option: str, words: str) -> None:
-    refused = bench("method=random", option)
-    assert (refused.code, refused.out) == (2, "")
-    (line,) = refused.err.splitlines()
-    assert words in line

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from espalier.harness.models import build_adapter
 from espalier.harness.paths import ROOT
 from tests.runs.helpers import make_bench
 
@@ -17,22 +20,32 @@ def split(command: str | list[str]) -> list[str]:
     return command.split() if isinstance(command, str) else command
 
 
+#: What the file has: groups of command lines of one program.
+GROUPS: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
 #: By what they concern: command lines, each with words of its line.
 REFUSALS: dict[str, list[tuple[list[str], list[str]]]] = {
     group["about"]: [
         ([*group.get("before", "").split(), *split(command)], words)
         for command, *words in group["commands"]
     ]
-    for group in yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    for group in GROUPS
 }
 
 
+def instances(of_run: bool) -> list[Any]:
+    """The lines of run.py, or those of other programs."""
+    return [
+        pytest.param(group.get("program", "run"), *line, id=" ".join(line[0]))
+        for group in GROUPS
+        for line in REFUSALS[group["about"]]
+        if ("program" not in group) == of_run
+    ]
+
+
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [pytest.param(*line, id=" ".join(line[0])) for lines in REFUSALS.values() for line in lines],
-)
+@pytest.mark.parametrize(("_program", "command", "words"), instances(of_run=True))
 def test_a_command_is_refused_with_one_line(
+    _program: str,
     command: list[str],
     words: list[str],
     tmp_path: Path,
@@ -48,3 +61,19 @@ def test_a_command_is_refused_with_one_line(
     assert [word for word in words if word not in line] == []
     assert "sk-0123456789" not in done.err
     assert (bench.fake.loads, bench.fake.specs) == (0, [])
+
+
+@pytest.mark.parametrize(("program", "command", "words"), instances(of_run=False))
+def test_other_programs_refuse_with_one_line(
+    program: str,
+    command: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build_adapter, "load_adapter", lambda spec: pytest.fail("loaded"))
+    assert import_module(program).main(command) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: ")
+    assert [word for word in words if word not in err] == []

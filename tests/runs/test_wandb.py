@@ -151,20 +151,6 @@ def test_a_sweep_has_a_table_of_its_rows(bench: Bench, capsys: pytest.CaptureFix
     assert list(bench.store.glob("wandb/offline-run-*/run-sweep_*.wandb")) == [file]
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [("projekt=x", "did you mean project?"), ("dir=/tmp", "log.options='dir'")],
-)
-def test_an_option_that_wandb_lacks_or_that_is_ours_is_refused_before_the_run(
-    bench: Bench, option: str, words: str
-) -> None:
-    done = bench("method=none", "log=wandb", f"+log.options.{option}")
-    assert done.code == 2
-    (line,) = done.err.splitlines()
-    assert words in line
-    assert bench.fake.specs == []
-
-
 def test_trouble_with_wandb_is_a_line_and_the_sweep_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

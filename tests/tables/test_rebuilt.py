@@ -350,23 +350,6 @@ def test_a_number_of_samples_may_be_asked_for(store: Path, tmp_path: Path) -> No
     assert table.filled[0].value == pytest.approx(10)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["d2pruner", "9"], "table of d2pruner='9' is unknown; valid: 1, 2, 3, 4"),
-        (["d2prune"], "paper='d2prune' is unknown (did you mean d2pruner?)"),
-        (["d2pruner", "--model", "sapling"], "--model='sapling' is unknown"),
-    ],
-)
-def test_bad_input_is_one_line(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    line = capsys.readouterr().err
-    assert told in line
-    assert line.count("\n") == 1
-
-
 def test_a_number_of_tokens_fills_the_cell_of_the_ratio_that_it_is(tmp_path: Path) -> None:
     commit(tmp_path, "full_rec", 0.804)
     commit(tmp_path, "seventy_two", 0.602, method="fastv", ratio=1 - 72 / 144, keep=72)
