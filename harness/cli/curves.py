@@ -33,22 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
     parser.add_argument("--where", action="append", default=[], help=WHERE)
     options = parser.parse_args(argv)
-    try:
-        check_files("--out", options.out, SUFFIXES)
-        benchmarks = [name for name in (options.benchmarks or "").split(",") if name]
-        if options.benchmarks is not None and not benchmarks:
-            raise UserError(
-                f"--benchmarks={options.benchmarks!r} is empty; valid: names, separated by commas"
-            )
-        store = existing_store(options.store)
-        choice("--rule", options.rule, RULES)
-        panels = read_panels(
-            store, benchmarks, options.model, options.rule, where=options.where, swept=True
+    check_files("--out", options.out, SUFFIXES)
+    benchmarks = [name for name in (options.benchmarks or "").split(",") if name]
+    if options.benchmarks is not None and not benchmarks:
+        raise UserError(
+            f"--benchmarks={options.benchmarks!r} is empty; valid: names, separated by commas"
         )
-        paths = write_panels(panels, options.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    store = existing_store(options.store)
+    choice("--rule", options.rule, RULES)
+    panels = read_panels(
+        store, benchmarks, options.model, options.rule, where=options.where, swept=True
+    )
+    paths = write_panels(panels, options.out)
     for panel in panels:
         for note in panel.notes:
             print_lines(f"{panel.benchmark}: {note}", file=sys.stderr)

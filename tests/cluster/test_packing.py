@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import Command, read_command
 from espalier.harness.errors import UserError
-from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.job_file import group_cells
 from espalier.harness.runs.cluster.resources import (
     Resources,
+    cluster_of,
     gpus_for,
     on_its_machine,
     parameters,
@@ -29,7 +29,6 @@ ONE = Resources(gpus=1, cpus=4, memory=2**30)
 @cache
 def composed(*argv: str) -> Command:
     command = read_command(argv)
-    assert command is not None
     return command
 
 
