@@ -152,6 +152,9 @@ SWEEP = "sweep_"
 #: Maximum number of steps that show the progress of a run.
 STEPS = 100
 
+#: Errors of an address that does not respond.
+SILENT: tuple[type[Exception], ...] = (*FOREIGN, NoAnswer)
+
 #: Timeouts in seconds for a response of the server and for opening a run.
 ANSWER, OPEN = 5.0, 20.0
 
@@ -442,6 +445,6 @@ def reachable(address: str) -> bool:
         answer.get(ANSWER).close()
     except HTTPError:
         return True  # a refusal is a response
-    except (*FOREIGN, NoAnswer):
+    except SILENT:
         return False
     return True
