@@ -51,9 +51,12 @@ class D3ToM(DenoisingReducer):
 
     Attributes:
         K: decoder layer inside which tokens merge; its attention still sees all of them.
-        merging: whether a group's states are added up (eq. 10) or averaged. state: which states merge.
-        similarity: which states are compared. targets: entries of a cached prompt that others merge into.
-        newlines: whether a picture's newline tokens are visual tokens. rounding: of the number of tokens that stay.
+        merging: whether a group's states are added up (eq. 10) or averaged.
+        state: which states merge.
+        similarity: which states are compared.
+        targets: entries of a cached prompt that others merge into.
+        newlines: whether a picture's newline tokens are visual tokens.
+        rounding: of the number of tokens that stay.
     """
 
     merges_entries: ClassVar[bool] = True

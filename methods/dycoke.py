@@ -46,8 +46,10 @@ class DyCoke(TokenReducer):
 
     Attributes:
         temporal: whether tokens are dropped before the decoder; the decoding part alone works on images too.
-        l: first decoder layer that attends to part of the visual entries. P: share of the entries left out; 0: none.
-        threshold: cosine from which two steps' attention counts as the same. reading: paper or released code.
+        l: first decoder layer that attends to part of the visual entries.
+        P: share of the entries left out; 0: none.
+        threshold: cosine from which two steps' attention counts as the same.
+        reading: paper or released code.
     """
 
     temporal: bool = True

@@ -46,8 +46,11 @@ class HoloV(TokenReducer):
     """Distributes the budget over parts of the picture by diversity and attention, then keeps the best of each.
 
     Attributes:
-        crops: parts, C. alpha: weight of diversity against attention. cut: how the tokens are cut into parts.
-        ranking: what the tokens of a part are ranked by. missing: who gets the tokens that rounding down leaves over.
+        crops: number of parts, C.
+        alpha: weight of diversity against attention.
+        cut: how the tokens are cut into parts.
+        ranking: what the tokens of a part are ranked by.
+        missing: who gets the tokens that rounding down leaves over.
     """
 
     crops: int = 16

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.base import Mixture, Need, Plan, Site, TokenReducer, View
@@ -53,8 +54,10 @@ class Nuwa(TokenReducer):
 
     Attributes:
         layer: decoder layer before which stage 2 acts; None: half of the depth.
-        second: share of what stage 1 kept that stage 2 keeps, at most. side: patches along the edge of a region.
-        salience: what patches are ranked by in stage 1; guide: what tokens are ranked by in stage 2.
+        second: share of what stage 1 kept that stage 2 keeps, at most.
+        side: patches along the edge of a region.
+        salience: what patches are ranked by in stage 1.
+        guide: what tokens are ranked by in stage 2.
         pillars: what decides which kept patches take nothing in: those above the `quantile` of it.
         reach: square of the distance, in patches, at which nothing is taken in any more.
     """
@@ -101,11 +104,7 @@ class Nuwa(TokenReducer):
         Cost: stage 1 O(N log N + keep N D), and O(keep N D) for the engine's product; stage 2 O(N D + N log N).
         """
         if view.site.where == "layer":
-            if self.guide == "attention":
-                scores = view.signals["last_attention"].float()
-            else:  # a cosine has the same order with the sum as with the mean, whatever the padding
-                words = normalize(view.signals["text_states"].float().sum(dim=1), dim=-1)
-                scores = (normalize(view.tokens.float(), dim=-1) @ words.unsqueeze(2)).squeeze(2)
+            scores = self.relevance(view)
             return Plan(top(scores, keep), scores=scores)
         attention, norms = view.signals["cls_attention"].float(), torch.ones(())
         if "wide_tower_keys" in view.signals:
@@ -119,3 +118,11 @@ class Nuwa(TokenReducer):
         pillar = above_quantile(height.gather(1, index), self.quantile)
         around = (view.signals["tower_states"], view.grid, index, pillar, self.reach**0.5)
         return Plan(index, Mixture(taken_in(*around)), scores=salience)
+
+    def relevance(self, view: View) -> Tensor:
+        """Return (B, N) the scores of stage 2."""
+        if self.guide == "attention":
+            return view.signals["last_attention"].float()
+        # A cosine has the same order with the sum as with the mean, whatever the padding.
+        words = normalize(view.signals["text_states"].float().sum(dim=1), dim=-1)
+        return (normalize(view.tokens.float(), dim=-1) @ words.unsqueeze(2)).squeeze(2)

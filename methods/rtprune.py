@@ -41,11 +41,14 @@ class RTPrune(TokenReducer):
     """Keeps the tokens with the highest norm and adds a small part of the others to them.
 
     Attributes:
-        merging: how dropped tokens flow into kept ones. alpha: how much of what flows is added.
-        z: score of the dustbins. iters: Sinkhorn steps.
+        merging: how dropped tokens flow into kept ones.
+        alpha: how much of what flows is added.
+        z: score of the dustbins.
+        iters: Sinkhorn steps.
         ratio: the same share of every sample, or `dynamic`, a share of each sample's own.
         typical: mean of the samples' own shares 1 - r; 214 of 256 as published for DeepSeek-OCR Base on OmniDocBench.
-        tau: gradient above which a pixel is part of an edge. similarity_power: of the cosine in (7), 1 or 2.
+        tau: gradient above which a pixel is part of an edge.
+        similarity_power: power of the cosine in (7), 1 or 2.
         border: what a patch's gradient sees around it: zeros (`patch`), or the picture (`image`).
     """
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -92,8 +92,32 @@ def make_spec(include_path: Path, **changes: Any) -> RunSpec:
     )
 
 
+class StandIn:
+    """Adapter and session in one, which encodes and answers in this process."""
+
+    paired: None = None
+
+    @property
+    def generator(self) -> Self:
+        return self
+
+    @property
+    def codec(self) -> Self:
+        return self
+
+    def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def preparer(self) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
+        """Encode in another thread as in this one."""
+        return self.encode
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        return inputs
+
+
 @dataclass
-class Calculator:
+class Calculator(StandIn):
     """Adapter and session in one: adds the numbers of the question.
 
     A question with `bad` raises; `batches` lists the sample ids of each call, `settings` its
@@ -104,17 +128,6 @@ class Calculator:
     batches: list[list[str]] = field(default_factory=list)
     settings: list[dict[str, Any]] = field(default_factory=list)
     fail: type[BaseException] = RuntimeError
-    paired: None = None
-
-    @property
-    def generator(self) -> Calculator:
-        """Itself."""
-        return self
-
-    @property
-    def codec(self) -> Calculator:
-        """Itself."""
-        return self
 
     def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
         """Keep the text of each chat; require the image beside it."""
@@ -122,14 +135,6 @@ class Calculator:
             kinds = [part["type"] for part in chat[0]["content"]]
             assert kinds == ["image", "text"], kinds
         return {"text": [chat[0]["content"][1]["text"] for chat in messages]}
-
-    def preparer(self) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
-        """Encode in another thread as in this one."""
-        return self.encode
-
-    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Leave inputs where they are."""
-        return inputs
 
     def prompt_summary(self, chat: Any) -> dict[str, str | None]:
         """Say what a row says of prompts."""

@@ -1,6 +1,7 @@
 """One thread for each worker, since several of them share the cores; and which tests are left to CI or to releases."""
 
 import os
+import sys
 from collections import Counter
 from zlib import crc32
 
@@ -16,23 +17,31 @@ VARIANTS = (
     "qwen3_5_moe_mixed",
 )
 
+#: Families that every test of families has in the everyday run: a raster and a class token, crops and newlines, packed
+#: planes, merged patches with positions on three axes, pixel shuffle, and tokens that see one another.
+USUAL = ("llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl", "gemma3")
+#: Of its other families a test has one in so many in the everyday run, drawn by its name.
+FAMILY_SHARE = 4
 
-#: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many.
-CI_SHARE = 5
+#: Of the instances of variants, families and sampled tests that are not everyday's, CI takes one in so many.
+CI_SHARE = 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of a variant, and of a sampled test all but every n-th instance, as slow or exhaustive."""
+    """Mark what the everyday run leaves of variants, of families, and of sampled tests as slow or exhaustive."""
     seen: Counter[str] = Counter()
+    rare = set(getattr(sys.modules.get("tests.families"), "FAMILIES", ())) - set(USUAL)
     for item in items:
-        values = getattr(getattr(item, "callspec", None), "params", {}).values()
+        values = set(map(str, getattr(getattr(item, "callspec", None), "params", {}).values()))
         sampled = item.get_closest_marker("sampled")
-        if any(value in VARIANTS for value in map(str, values)):
+        if not values.isdisjoint(VARIANTS):
             is_everyday = False
         elif sampled is not None:
             test = item.nodeid.partition("[")[0]
             is_everyday = seen[test] % sampled.args[0] == 0
             seen[test] += 1
+        elif not values.isdisjoint(rare):
+            is_everyday = crc32(f"family {item.nodeid}".encode()) % FAMILY_SHARE == 0
         else:
             continue
         if not is_everyday:

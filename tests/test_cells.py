@@ -14,8 +14,8 @@ from espalier.harness.cli.curves import main
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_points import CurvePanel
+from espalier.harness.reports.curves.decoder_report import decoders, guidances, read_decoders
 from espalier.harness.reports.curves.decoder_report import main as main_of_decoders
-from espalier.harness.reports.curves.decoder_results import decoders, guidances, read_decoders
 from espalier.harness.runs.run_key import run_key
 from espalier.harness.specs.comparable import COSTS, check_comparable, name, policy
 from espalier.harness.specs.run_spec import EngineSpec

@@ -18,7 +18,7 @@ from espalier.harness.evaluation.samples import (
     Sample,
     SampleErrors,
     finished_samples,
-    read_scores,
+    read_scorings,
 )
 from espalier.harness.store.files.journal import Journal
 
@@ -35,7 +35,7 @@ DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"output_tokens": True}, "output_tokens is True"),
     ({"record": "none"}, "not a table"),
     ({"record": None}, "not a table"),
-    ({"record": {}}, "visual is None"),
+    ({"record": {}}, "sample is None"),
     ({"record": {**GOOD["record"], "kept": 2}}, "kept is 2"),
     ({"record": {**GOOD["record"], "entering": ["4"]}}, "entering is ['4']"),
     ({"record": {**GOOD["record"], "times_ms": {"prefill": "1"}}}, "times_ms"),
@@ -62,8 +62,8 @@ def test_fields_of_later_versions_do_not_matter() -> None:
 
 def test_damaged_scores_and_batch_sizes_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"task": "t", "doc_id": 1, "scores": {"acc": 1.0}}
-    found = read_scores([scores, {**scores, "scores": "all"}, {**scores, "scores": {"acc": "1"}}])
-    assert found == {("t", 1): {"acc": 1.0}}
+    found = read_scorings([scores, {**scores, "scores": "all"}, {**scores, "scores": {"acc": "1"}}])
+    assert {key: scoring.scores for key, scoring in found.items()} == {("t", 1): {"acc": 1.0}}
     assert len(capsys.readouterr().err.splitlines()) == 2
     assert journalled_batch_size([{"batch_size": "x"}, {"batch_size": 0}, {"batch_size": 4}]) == 4
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import CI_SHARE, VARIANTS, pytest_collection_modifyitems
+from tests.conftest import (
+    CI_SHARE,
+    FAMILY_SHARE,
+    USUAL,
+    VARIANTS,
+    pytest_collection_modifyitems,
+)
+from tests.families import FAMILIES
 
 
 def item(test: str, value: str, *marks: pytest.MarkDecorator) -> Any:
@@ -47,4 +55,18 @@ def test_ci_takes_its_share_of_the_rest_whatever_the_order_of_the_instances() ->
     left = [number for number, item in enumerate(items) if "exhaustive" in item.marks]
     assert sorted(ci + left) == [number for number in range(1200) if number % 4]
     for rest in (1, 2, 3):
-        assert sum(number % 4 == rest for number in ci) == pytest.approx(300 / CI_SHARE, abs=30)
+        assert sum(number % 4 == rest for number in ci) == pytest.approx(300 / CI_SHARE, abs=15)
+
+
+def test_each_test_has_the_usual_families_and_some_of_the_others() -> None:
+    tests = [f"a.py::test_{number}" for number in range(60)]
+    items = [item(test, name) for test in tests for name in FAMILIES]
+    pytest_collection_modifyitems(items)
+    everyday = Counter(
+        i.callspec.params["name"] for i in items if not {"slow", "exhaustive"} & i.marks.keys()
+    )
+    rare = set(FAMILIES) - set(USUAL) - set(VARIANTS)
+    assert {name: everyday[name] for name in USUAL} == dict.fromkeys(USUAL, len(tests))
+    assert not everyday.keys() & set(VARIANTS)
+    for name in rare:
+        assert everyday[name] == pytest.approx(len(tests) / FAMILY_SHARE, abs=12)

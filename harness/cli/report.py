@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from espalier.harness.errors import UserError, print_lines
+from espalier.harness.errors import print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES, read_selection, write_selection
 from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.reports.html.page_assembly import LIMIT, assemble, collect
-from espalier.harness.reports.html.page_content import CodeOf
+from espalier.harness.reports.html.page import LIMIT, PageResults, assemble, collect
 from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
 from espalier.harness.reports.protocols.equal_cost import equal_cost
 from espalier.harness.reports.protocols.kept_sets import kept_sets
@@ -80,46 +80,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     filters = [word for word in options.selection if "=" in word]
     named = [located(word) for word in options.selection if "=" not in word]
     stores = [*(options.store or []), *named] or [usual_store()]
-    try:
-        check_file("--out", options.out)
-        base = options.out.with_suffix("")
-        check_files("--out", base, SUFFIXES)
-        choice("--positions", options.positions, POSITIONS)
-        for name in options.protocol:
-            choice("--protocol", name, list(PROTOCOLS))
-            check_files("--out", base.with_name(f"{base.name}-{name}"), SUFFIXES)
-        for store in stores:
-            existing_store(store)
-        selection = read_selection(stores, filters)
-        tables = protocol_tables(options.protocol, selection)
-        content = collect(stores, options.positions, _code_of(options.no_overlays))
-        content["tables"] += [
-            {
-                "name": table.name,
-                "paper": "protocols",
-                "title": table.title,
-                "html": table.fragment(),
-            }
-            for table in tables
-        ]
-        page = assemble(content)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_file("--out", options.out)
+    base = options.out.with_suffix("")
+    check_files("--out", base, SUFFIXES)
+    choice("--positions", options.positions, POSITIONS)
+    for name in options.protocol:
+        choice("--protocol", name, list(PROTOCOLS))
+        check_files("--out", base.with_name(f"{base.name}-{name}"), SUFFIXES)
+    for store in stores:
+        existing_store(store)
+    selection = read_selection(stores, filters)
+    tables = protocol_tables(options.protocol, selection)
+    content = collect(stores, options.positions, None if options.no_overlays else _overlays)
+    content["tables"] += [
+        {
+            "name": table.name,
+            "paper": "protocols",
+            "title": table.title,
+            "html": table.fragment(),
+        }
+        for table in tables
+    ]
+    page = assemble(content)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(page, encoding="utf-8")
     files, notes = write_selection(selection, base)
     files += [path for table in tables for path in table.write(base)]
-    if filters:
-        # Without filters the page has the same notes.
-        for label, cases in notes.items():
-            for case in cases:
-                print_lines(f"{label}: {case}", file=sys.stderr)
-    for kind in ("left_out", "notes"):
-        for reason, cases in content[kind].items():
-            label = f"left out: {reason}" if kind == "left_out" else reason
-            for case in cases:
-                print_lines(f"{label}: {case}", file=sys.stderr)
+    left_out = {f"left out: {reason}": cases for reason, cases in content["left_out"].items()}
+    # Without filters the page has the notes on the files.
+    for notes_by_label in (notes if filters else {}, left_out, content["notes"]):
+        for label, cases in notes_by_label.items():
+            print_lines(*(f"{label}: {case}" for case in cases), file=sys.stderr)
     if len(page) > LIMIT:
         size = f"{len(page) / 1e6:.1f} MB"
         print_lines(f"{options.out} has {size}; browsers open it, mail may not", file=sys.stderr)
@@ -127,14 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _code_of(no_overlays: bool) -> CodeOf | None:
-    """Return how the code of rows is found; None if nothing is drawn."""
-    if no_overlays:
-        return None
-    # It imports torch.
+def _overlays(results: PageResults) -> dict[str, Any]:
+    """Return what methods keep of example pictures."""
+    # They import torch and transformers, which take seconds.
+    from espalier.harness.reports.html.overlays import overlays
     from espalier.harness.runs.stored_pictures import stored_code
 
-    return stored_code
+    return overlays(results, stored_code)
 
 
 def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> list[ProtocolTable]:

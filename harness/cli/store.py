@@ -5,7 +5,8 @@ kept tokens into a folder, for which it loads the model and answers these sample
 moves them to the trash. `verify`: check that every row can be read and matches the answers in its journal; damaged
 journal lines are moved to a file next to it. `gc`: files that are no longer needed; --yes moves them to
 `<store>/.trash`, which `gc --purge` empties. `export`: all rows and their samples' scores as two small tables
-(harness/store/parquet_tables.py), which can be read like a store.
+(harness/store/exports.py), which can be read like a store. `sql`: a query of the tables `results`, a line for each run
+and metric, and `samples`, a line for each run, sample and metric (docs/rows.md).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import DEFAULT_STORE
@@ -32,8 +34,8 @@ from espalier.harness.store.answer_view import (
     write_table,
     wrong_answers,
 )
-from espalier.harness.store.files.folder_checks import below
-from espalier.harness.store.store_index import (
+from espalier.harness.store.files.folder_checks import below, existing_store
+from espalier.harness.store.run_entries import (
     HEADING,
     NAMES,
     STATES,
@@ -80,62 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "gc --store other --yes",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    export = commands.add_parser("export", help="rows and scores as tables")
-    export.add_argument("folder", type=Path, help="output folder, such as results/demo")
-    show = commands.add_parser("show", help="answers of a finished run")
-    show.add_argument("key", help="run key, or its beginning")
-    show.add_argument("--wrong", action="store_true", help="only answers without full marks")
-    show.add_argument(
-        "--against", metavar="KEY", help="a run to compare with, such as the unpruned model's"
-    )
-    show.add_argument("--metric", help="metric of the scores (default: the row's headline)")
-    show.add_argument(
-        "--limit", type=int, default=LIMIT, help=f"number of lines, 0 for all (default: {LIMIT})"
-    )
-    show.add_argument(
-        "--pictures",
-        type=Path,
-        metavar="DIR",
-        help="write these samples' pictures with the kept tokens there; with --against those that broke",
-    )
-    show.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an override that the row does not hold, such as model.path=..., for --pictures; repeatable",
-    )
-    rm = commands.add_parser("rm", help="list or remove runs by key")
-    rm.add_argument("keys", nargs="+", metavar="key", help="run key, or its beginning")
-    ls = commands.add_parser("ls", help="all runs, oldest first")
-    for name in NAMES:
-        ls.add_argument(f"--{name}", help=f"only rows of this {name}")
-    ls.add_argument("--status", help=f"only runs in this state: {', '.join(STATES)}")
-    ls.add_argument("--days", type=float, help="only runs that changed in this number of days")
-    verify = commands.add_parser("verify", help="check rows and journals")
-    verify.add_argument("--dry", action="store_true", help="do not move damaged lines")
-    gc = commands.add_parser("gc", help="list or remove what is not needed")
-    for subparser in (rm, gc):
-        subparser.add_argument(
-            "--yes", action="store_true", help="move it to the trash (default: only list it)"
-        )
-    gc.add_argument(
-        "--days",
-        type=float,
-        default=DAYS,
-        help=f"age in days of abandoned runs (default: {DAYS:g})",
-    )
-    gc.add_argument(
-        "--keep-code",
-        metavar="COMMIT",
-        action="append",
-        help="also remove rows of all other commits; at least four characters of it; repeatable",
-    )
-    gc.add_argument("--purge", action="store_true", help="delete the contents of the trash")
-    for subparser in (show, export, ls, verify, rm, gc):
-        subparser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
+    for name, (_, meaning, arguments) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=meaning)
+        for argument, settings in {**arguments, **STORE}.items():
+            subparser.add_argument(argument, **settings)
     options = parser.parse_args(argv)
-    return COMMANDS[options.command](options)
+    return COMMANDS[options.command].run(options)
 
 
 def _entries(options: argparse.Namespace) -> list[RunEntry]:
@@ -154,11 +106,25 @@ def _entries(options: argparse.Namespace) -> list[RunEntry]:
 
 
 def _export(options: argparse.Namespace) -> int:
-    # The table writer is slow to import, and only this command needs it.
-    from espalier.harness.store.parquet_tables import write_tables
+    # DuckDB takes time to import, and few commands need this.
+    from espalier.harness.store.exports import write_tables
 
     rows, size, read = write_tables(options.store, options.folder)
     print_lines(f"{options.folder}: {rows} rows, {size:,} bytes; {read} runs read")
+    return 0
+
+
+def _sql(options: argparse.Namespace) -> int:
+    from espalier.harness.store.exports import answer, write_answer
+
+    store = existing_store(options.store)
+    if options.out is not None:
+        lines = write_answer(store, options.query, options.out)
+        print_lines(f"{options.out}: {lines} lines")
+        return 0
+    heading, *values = answer(store, options.query)
+    cells = [["" if value is None else str(value) for value in line] for line in values]
+    write_table((heading, cells), sys.stdout)
     return 0
 
 
@@ -313,13 +279,107 @@ def _draw(
     return write_pictures(run, first, options.store, options.pictures, options.set)
 
 
-COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "export": _export,
-    "gc": _gc,
-    "ls": _ls,
-    "rm": _rm,
-    "show": _show,
-    "verify": _verify,
+class Command(NamedTuple):
+    """A subcommand: what it does, its help text, and its arguments as argparse takes them."""
+
+    run: Callable[[argparse.Namespace], int]
+    meaning: str
+    arguments: Mapping[str, Mapping[str, Any]]
+
+
+#: An argument of all commands, and one of those that move files.
+STORE = {"--store": {"type": Path, "default": DEFAULT_STORE, "help": "the run store"}}
+YES = {
+    "--yes": {"action": "store_true", "help": "move it to the trash (default: only list it)"},
+}
+
+COMMANDS: Mapping[str, Command] = {
+    "export": Command(
+        _export,
+        "rows and scores as tables",
+        {"folder": {"type": Path, "help": "output folder, such as results/demo"}},
+    ),
+    "sql": Command(
+        _sql,
+        "answer a query of results and scores",
+        {
+            "query": {"help": "select ... from results, or from samples"},
+            "--out": {
+                "type": Path,
+                "metavar": "FILE",
+                "help": "write the answer there: .csv, .json or .parquet",
+            },
+        },
+    ),
+    "show": Command(
+        _show,
+        "answers of a finished run",
+        {
+            "key": {"help": "run key, or its beginning"},
+            "--wrong": {"action": "store_true", "help": "only answers without full marks"},
+            "--against": {
+                "metavar": "KEY",
+                "help": "a run to compare with, such as the unpruned model's",
+            },
+            "--metric": {"help": "metric of the scores (default: the row's headline)"},
+            "--limit": {
+                "type": int,
+                "default": LIMIT,
+                "help": f"number of lines, 0 for all (default: {LIMIT})",
+            },
+            "--pictures": {
+                "type": Path,
+                "metavar": "DIR",
+                "help": "write these samples' pictures with the kept tokens there; with --against those that broke",
+            },
+            "--set": {
+                "action": "append",
+                "default": [],
+                "metavar": "KEY=VALUE",
+                "help": "an override that the row does not hold, such as model.path=..., for --pictures; repeatable",
+            },
+        },
+    ),
+    "rm": Command(
+        _rm,
+        "list or remove runs by key",
+        {
+            "keys": {"nargs": "+", "metavar": "key", "help": "run key, or its beginning"},
+            **YES,
+        },
+    ),
+    "ls": Command(
+        _ls,
+        "all runs, oldest first",
+        {
+            **{f"--{name}": {"help": f"only rows of this {name}"} for name in NAMES},
+            "--status": {"help": f"only runs in this state: {', '.join(STATES)}"},
+            "--days": {"type": float, "help": "only runs that changed in this number of days"},
+        },
+    ),
+    "verify": Command(
+        _verify,
+        "check rows and journals",
+        {"--dry": {"action": "store_true", "help": "do not move damaged lines"}},
+    ),
+    "gc": Command(
+        _gc,
+        "list or remove what is not needed",
+        {
+            **YES,
+            "--days": {
+                "type": float,
+                "default": DAYS,
+                "help": f"age in days of abandoned runs (default: {DAYS:g})",
+            },
+            "--keep-code": {
+                "metavar": "COMMIT",
+                "action": "append",
+                "help": "also remove rows of all other commits; at least four characters of it; repeatable",
+            },
+            "--purge": {"action": "store_true", "help": "delete the contents of the trash"},
+        },
+    ),
 }
 
 

@@ -30,7 +30,7 @@ from espalier.harness.runs.sweep_progress import (
     progress_of,
 )
 from espalier.harness.specs.commands import command, command_parser
-from espalier.harness.store.store_index import DONE, FAILED, RUNNING
+from espalier.harness.store.run_entries import DONE, FAILED, RUNNING
 from espalier.harness.store.sweep_files import find
 
 #: Seconds between two updates.

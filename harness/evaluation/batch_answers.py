@@ -6,25 +6,25 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from threading import Lock
 from time import perf_counter
 from traceback import clear_frames
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lmms_eval.api.instance import Instance
 from torch import Tensor
 
 from espalier.harness.cost.memory import DeviceMemory, peak_memory
-from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.prefetch import ReadingTimes
-from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
+from espalier.harness.evaluation.prompt_text import Messages, chat_of
 from espalier.harness.evaluation.samples import (
     Failure,
     Key,
@@ -35,6 +35,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
+from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.generation import Settings, cut
 from espalier.harness.specs.think_tags import ENDS, spoken
 from espalier.methods.base import MethodError
@@ -43,10 +44,6 @@ log = logging.getLogger(__name__)
 
 #: How an adapter names a chat of its batch; error lines of a sample name the sample instead.
 CHAT = re.compile(r"\bchat \d+ of the batch(?P<aside>: )?")
-
-
-#: Messages of one sample.
-Chat = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -64,46 +61,36 @@ class Prepared:
     seconds: float
 
 
+@dataclass
 class Answerer:
     """Answers batches of requests and finds the samples that cannot be answered.
 
-    Args:
+    Attributes:
         opened: the generator of answers, and the codec of its chats.
         seed: the run's seed, from which batches are seeded when the model samples.
         document: returns the document of (task, split, doc id).
         source: returns the name of (task, split, doc id) in its data set and the target of its document, for the
             journal; None: the journal keeps answers only.
-        wording: texts that replace the tasks' questions; None: none.
-        shown: whether every sample must show a picture or a video.
+        wording: returns a chat of (chat, document, task, doc id) with the text that replaces the task's question.
+        needs_media: whether every sample must show a picture or a video.
         borders: where media may come from; None: from anywhere.
         kept: whether records have the kept tokens.
+        reading: times of reading and preprocessing so far.
+        refusal: the first error that is caused by the input and would repeat.
     """
 
-    def __init__(
-        self,
-        opened: OpenMethod,
-        seed: int,
-        document: Callable[[str, str, int], Any],
-        source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None,
-        wording: PromptTexts | None = None,
-        needs_media: bool = False,
-        borders: AllowedSources | None = None,
-        kept: bool = False,
-    ) -> None:
-        self.generator = opened.generator
-        self._codec = opened.codec
-        self._seed = seed
-        self._document = document
-        self._source = source
-        self._wording = wording or PromptTexts(None, {})
-        self._shown = needs_media
-        self._borders = borders
-        self._kept = kept
-        # Only one thread at a time may use a benchmark's functions and data.
-        self._one = Lock()
-        self.reading = ReadingTimes()
-        #: The first error that is caused by the input and would repeat.
-        self.refusal: UserError | None = None
+    opened: OpenMethod
+    seed: int
+    document: Callable[[str, str, int], Any]
+    source: Callable[[str, str, int, Any], tuple[str, Any]] | None = None
+    wording: Callable[..., Messages] = lambda messages, *_sample: messages
+    needs_media: bool = False
+    borders: AllowedSources | None = None
+    kept: bool = False
+    reading: ReadingTimes = field(default_factory=ReadingTimes)
+    refusal: UserError | None = None
+    # Only one thread at a time may use a benchmark's functions and data.
+    _one: Lock = field(default_factory=Lock)
 
     def answer(
         self,
@@ -122,11 +109,11 @@ class Answerer:
             started = perf_counter()
             batch = next_batch()
             if batch is not None:
-                batch = replace(batch, inputs=self._codec.to_device(batch.inputs))
+                batch = replace(batch, inputs=self.opened.codec.to_device(batch.inputs))
             batch = batch or self.read(block)
             waited = perf_counter() - started
             with self.seeded(block, group):
-                generated = self.generator.generate(
+                generated = self.opened.generator.generate(
                     batch.inputs, sample_names(block), **group.generate
                 )
             samples = self.samples(block, group, batch, generated)
@@ -141,7 +128,9 @@ class Answerer:
             # One sample can break the batch by its file, its size or its memory; some tasks call sys.exit.
             log.debug("batch of %d failed", len(block), exc_info=True)
             if len(block) == 1:
-                failure = _failure(key_of(block[0]), error)
+                failure = Failure.from_exception(key_of(block[0]), error)
+                line = CHAT.sub(lambda mark: "" if mark["aside"] else "the chat", failure.error)
+                failure = replace(failure, error=line)
                 if isinstance(error, UserError | MethodError) and self.refusal is None:
                     self.refusal = UserError(str(failure))
                     if isinstance(error, MethodError) and error.__cause__ is not None:
@@ -163,7 +152,7 @@ class Answerer:
             yield
             return
         with torch.random.fork_rng():
-            torch.manual_seed(self._seed * 1_000_003 + key_of(block[0])[1])
+            torch.manual_seed(self.seed * 1_000_003 + key_of(block[0])[1])
             yield
 
     def samples(
@@ -181,7 +170,9 @@ class Answerer:
                 answer=cut(text, group.until),
                 input_tokens=record.visual + record.text,
                 output_tokens=record.new_tokens,
-                record=_with_kept_tokens(record) if self._kept else record,
+                record=replace(record, kept_tokens=tuple(record.origin.tolist()))
+                if self.kept and record.origin is not None
+                else record,
                 raw=text,
                 context=context,
                 reasoning=self._reasoning_tokens(ids[: record.new_tokens], text),
@@ -189,7 +180,7 @@ class Answerer:
             )
             for key, text, ids, record, context in zip(
                 map(key_of, block),
-                self._codec.decode(generated.ids),
+                self.opened.codec.decode(generated.ids),
                 generated.ids,
                 generated.records,
                 batch.contexts,
@@ -205,24 +196,19 @@ class Answerer:
         ends = len(ENDS.findall(text))
 
         def holds_the_end(length: int) -> bool:
-            return len(ENDS.findall(self._codec.decode(ids[None, :length])[0])) >= ends
+            return len(ENDS.findall(self.opened.codec.decode(ids[None, :length])[0])) >= ends
 
         if not answer:
             return len(ids)
         return 1 + bisect_left(range(1, len(ids)), True, key=holds_the_end)
 
-    def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
-        """Load the documents of a batch and return the model's inputs; any exception passes through."""
-        inputs: Mapping[str, Any] = self.read(block).inputs
-        return inputs
-
     def read(self, block: Sequence[Instance]) -> Prepared:
         """Load and encode the documents of a batch; any exception passes through."""
-        return self._prepared(block, encode=self._codec.encode)
+        return self._prepared(block, encode=self.opened.codec.encode)
 
     def preparer(self) -> Callable[[Sequence[Instance], Callable[[], None]], Prepared]:
         """Return `read` for another thread; it calls its second argument between samples."""
-        return partial(self._prepared, encode=self._codec.preparer())
+        return partial(self._prepared, encode=self.opened.codec.preparer())
 
     def _prepared(
         self,
@@ -241,13 +227,11 @@ class Answerer:
                 chats.append(self._messages(request, document))
                 contexts.append(self._context(request, document, chats[-1]))
             pause()
-            inputs = encode(chats)
-            return Prepared(inputs, contexts, perf_counter() - started)
+            return Prepared(encode(chats), contexts, perf_counter() - started)
 
     def prompt_row(self, request: Instance) -> dict[str, str | None]:
         """Return the row's entry about prompts, taken from one request."""
-        with complete_only():
-            return self._codec.prompt_summary(self._messages(request, self._read(request)))
+        return self.opened.codec.prompt_summary(self.chat(request))
 
     def chat(self, request: Instance) -> Chat:
         """Return the chat of a sample, as the model gets it."""
@@ -256,7 +240,7 @@ class Answerer:
 
     def _read(self, request: Instance) -> Any:
         _, _, _, doc_id, task, split = request.args
-        return self._document(task, split, doc_id)
+        return self.document(task, split, doc_id)
 
     def _messages(self, request: Instance, document: Any) -> Chat:
         task, doc_id = key_of(request)
@@ -269,10 +253,11 @@ class Answerer:
             raise ValueError(
                 f"columns without a value: {', '.join(empty_columns)} ({type(error).__name__}: {error})"
             ) from error
-        chat = chat_of(self._wording.of(messages, document, task, doc_id))
-        if self._borders is not None:
-            chat = self._borders.chat(chat)
-        if self._shown and not has_media(chat):
+        chat = chat_of(self.wording(messages, document, task, doc_id))
+        if self.borders is not None:
+            chat = self.borders.chat(chat)
+        turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]
+        if self.needs_media and all(part["type"] == "text" for turn in turns for part in turn):
             raise ValueError(
                 "the sample has no picture and no video; valid: benchmark.media=optional, which answers it as a text"
             )
@@ -280,21 +265,15 @@ class Answerer:
 
     def _context(self, request: Instance, document: Any, chat: Chat) -> dict[str, Any] | None:
         """Return question, target and media of a sample for the journal."""
-        if self._source is None:
+        if self.source is None:
             return None
         task, doc_id = key_of(request)
-        source, target = self._source(task, request.args[5], doc_id, document)
+        source, target = self.source(task, request.args[5], doc_id, document)
         return {
             "question": journal_question(chat),
             "target": json_value(target),
             "media": journal_media(chat, source),
         }
-
-
-def has_media(chat: Chat) -> bool:
-    """Return whether a chat has a picture or a video."""
-    turns = [turn["content"] for turn in chat if not isinstance(turn["content"], str)]
-    return any(part["type"] != "text" for turn in turns for part in turn)
 
 
 def key_of(request: Instance) -> Key:
@@ -307,18 +286,6 @@ def sample_names(block: Sequence[Instance]) -> list[str]:
     return [f"{task}/{doc_id}" for task, doc_id in map(key_of, block)]
 
 
-def _with_kept_tokens(record: SampleRecord) -> SampleRecord:
-    """Return a record with the indices of its kept tokens, which the journal can hold."""
-    if record.origin is None:
-        return record
-    return replace(record, kept_tokens=tuple(record.origin.tolist()))
-
-
-def _failure(key: Key, error: BaseException) -> Failure:
-    failure = Failure.from_exception(key, error)
-    return Failure(*key, CHAT.sub(lambda mark: "" if mark["aside"] else "the chat", failure.error))
-
-
 #: Sizes 1, 2, 4, ... up to this are tried; beyond it a step is bound by arithmetic, not by memory traffic.
 LARGEST = 64
 
@@ -326,104 +293,82 @@ LARGEST = 64
 SHARE = 0.9
 
 
-class Trial(Protocol):
-    """Runs a batch of a given size and returns its peak memory."""
-
-    def base(self) -> int:
-        """Return the bytes in use before any batch."""
-
-    def room(self) -> int:
-        """Return the bytes that the process may use in total."""
-
-    def peak(self, size: int) -> int | None:
-        """Run a batch of `size` samples and return the peak in bytes; None if it fails."""
-
-
-def largest_batch(trial: Trial, cap: int) -> int:
+def largest_batch(
+    peak_of: Callable[[int], int | None], base: int, room: Callable[[], int], cap: int
+) -> int:
     """Return the largest of 1, 2, 4, ... <= `cap` that fits; 1 if nothing does.
+
+    `peak_of` runs a batch of a size and returns the peak in bytes, None if it fails; `base` are the bytes in use
+    before, and `room` returns those that the process may use in total.
 
     A size is tried only if the line through the two previous peaks stays below `SHARE` of the room, so that no trial
     has to be killed. Cost: one batch of each size tried.
     """
-    size, fitting, peaks = 1, 0, [trial.base()]
+    size, fitting, peaks = 1, 0, [base]
     while size <= max(cap, 1):
-        peak = trial.peak(size)
+        peak = peak_of(size)
         if peak is None:
             break
         peaks.append(peak)
         slope = max(peaks[-1] - peaks[-2], 0) / (size - fitting)
         fitting, size = size, 2 * size
-        if peak + slope * fitting > SHARE * trial.room():
+        if peak + slope * fitting > SHARE * room():
             break
     return max(fitting, 1)
 
 
-class RealTrial:
-    """Answers the requests with the longest prompts and discards the answers.
+def find_batch_size(
+    answerer: Answerer,
+    groups: Iterable[tuple[Settings, list[Instance]]],
+    device: str,
+    share: int = 1,
+) -> int:
+    """Return the largest batch that fits, by answering the requests with the longest prompts; answers are dropped.
 
     Args:
         answerer: encodes and generates.
-        requests: of one group, in any order; requests that cannot be encoded are skipped.
-        group: their generation settings.
+        groups: requests by their settings; those with the longest answers are tried. A request that cannot be encoded
+            does not count: the run reports it.
         device: the device that limits memory.
         share: number of processes on this machine, which divide its free memory.
     """
+    # Denoised answers without a limit all have the model's length.
+    group, requests = max(groups, key=lambda item: int(item[0].generate.get("max_new_tokens", 0)))
+    memory = DeviceMemory(device, share)
+    # The text needs no image to be loaded; the sort is stable, so ties keep the run's order.
+    longest = sorted(requests, key=lambda request: -len(str(request.args[0])))
+    candidates, batch = _sound(answerer, longest), list[Instance]()
 
-    def __init__(
-        self,
-        answerer: Answerer,
-        requests: Iterable[Instance],
-        group: Settings,
-        device: str,
-        share: int = 1,
-    ) -> None:
-        self._answerer = answerer
-        self._group = group
-        self._room = DeviceMemory(device, share)
-        # The text needs no image to be loaded; the sort is stable, so ties keep the run's order.
-        longest = sorted(requests, key=lambda request: -len(str(request.args[0])))
-        self._candidates = self._sound(longest)
-        self._batch: list[Instance] = []
-
-    def base(self) -> int:
-        """Return the bytes in use now."""
-        return self._room.used()
-
-    def room(self) -> int:
-        """Return the bytes in use plus the free bytes."""
-        return self._room.reachable()
-
-    def peak(self, size: int) -> int | None:
-        """Run the `size` longest requests; None if memory runs out or there are fewer."""
-        self._batch += islice(self._candidates, size - len(self._batch))
-        if len(self._batch) < size:
+    def peak(size: int) -> int | None:
+        batch.extend(islice(candidates, size - len(batch)))
+        if len(batch) < size:
             return None
         try:
-            with peak_memory(self._room.device) as peak:
-                inputs, names = self._answerer.encode(self._batch), sample_names(self._batch)
-                with self._answerer.seeded(self._batch, self._group):
-                    self._answerer.generator.generate(inputs, names, **self._group.generate)
+            with peak_memory(memory.device) as most:
+                inputs = answerer.read(batch).inputs
+                with answerer.seeded(batch, group):
+                    answerer.opened.generator.generate(
+                        inputs, sample_names(batch), **group.generate
+                    )
         except (Exception, SystemExit) as error:
             # The run meets the error again, where it is blamed on a sample.
             reason = "out of memory" if ran_out(error) else type(error).__name__
             log.info("batch of %d not possible: %s", size, reason)
             return None
-        return peak.bytes
+        return most.bytes
 
-    def close(self) -> None:
-        """Free the memory of the trials and reset the peak: the run reports its own."""
-        self._batch.clear()
-        self._room.tidy()
-        with peak_memory(self._room.device):
-            pass
+    size = largest_batch(peak, memory.used(), memory.reachable, min(LARGEST, len(requests)))
+    batch.clear()
+    memory.tidy()
+    with peak_memory(memory.device):
+        pass  # it resets the peak: the run reports its own
+    return size
 
-    def _sound(self, requests: Iterable[Instance]) -> Iterator[Instance]:
-        for request in requests:
-            try:
-                self._answerer.encode([request])
-            except (Exception, SystemExit):
-                # A bad sample does not count for memory; the run reports it.
-                continue
+
+def _sound(answerer: Answerer, requests: Iterable[Instance]) -> Iterator[Instance]:
+    for request in requests:
+        with suppress(Exception, SystemExit):  # the run reports it
+            answerer.read([request])
             yield request
 
 
@@ -432,18 +377,6 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def longest_answers(
-    groups: Iterable[tuple[Settings, list[Instance]]],
-) -> tuple[Settings, list[Instance]]:
-    """Return the group of requests that may generate the most tokens."""
-
-    def tokens(group: tuple[Settings, list[Instance]]) -> int:
-        # Denoised answers without a limit all have the model's length.
-        return int(group[0].generate.get("max_new_tokens", 0))
-
-    return max(groups, key=tokens)
 
 
 def journalled_batch_size(entries: Iterable[Mapping[str, Any]]) -> int | None:

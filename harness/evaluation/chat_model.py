@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
 from lmms_eval.api.task import Task
+from lmms_eval.evaluator import simple_evaluate
 
-from espalier.harness.errors import UserError
 from espalier.harness.evaluation.batch_answers import (
-    LARGEST,
     Answerer,
-    RealTrial,
+    find_batch_size,
     journalled_batch_size,
     key_of,
-    largest_batch,
-    longest_answers,
 )
 from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
-from espalier.harness.evaluation.prompt_text import PromptTexts
+from espalier.harness.evaluation.prompt_text import worded
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -34,6 +35,7 @@ from espalier.harness.evaluation.samples import (
 )
 from espalier.harness.evaluation.stated_answers import RunningScore
 from espalier.harness.kinds.kind import OpenMethod
+from espalier.harness.models.chat_media import Chat
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings_of
 from espalier.harness.specs.run_spec import RunSpec
@@ -50,27 +52,6 @@ RequestGroup = tuple[Settings, list[Instance]]
 
 class AllAnswered(Exception):
     """All samples are answered, and rank 0, which scores them, has the answers: this process is done."""
-
-
-@dataclass(frozen=True)
-class BatchResults:
-    """Results of one process, or of all of them together.
-
-    Attributes:
-        entries: new answers, as the journal has them.
-        failures: samples that raised.
-        refusal: the first failure that no retry can mend.
-        gave_up: whether batches were skipped because nothing succeeded.
-        seconds: wall time, the longest of all processes.
-        reading: times of reading and preprocessing, the sum over all processes.
-    """
-
-    entries: list[dict[str, Any]]
-    failures: list[Failure]
-    refusal: UserError | None
-    gave_up: bool
-    seconds: float
-    reading: ReadingTimes
 
 
 class ChatModel(lmms):
@@ -108,17 +89,16 @@ class ChatModel(lmms):
         self._journal = journal
         self._spec = spec
         self._tasks = {task.config.task: task for task in tasks}
-        self._progress = progress
+        self._progress = progress or (lambda finished, total: None)
         self._ranks = ranks or Ranks()
         self._complete = complete
         self._running = running
-        self._splits: dict[Key, str] = {}
         self._answerer = Answerer(
             opened,
             spec.seed,
             lambda task, split, doc: self.task_dict[task][split][doc],
             self._source,
-            PromptTexts(spec.benchmark.text, self._tasks),
+            partial(worded, spec.benchmark.text, self._tasks),
             spec.benchmark.needs_media,
             borders,
             spec.engine.kept,
@@ -126,19 +106,15 @@ class ChatModel(lmms):
         #: Whether all processes answer each sample together, instead of dealing samples out.
         self._in_step = spec.model.parallel == "tensor"
         self._gave_up = False
-        self._groups_of_run: list[RequestGroup] = []
         self.samples: dict[Key, Sample] = {}
         self.failures: list[Failure] = []
         size = spec.engine.batch_size
         #: 0 until the largest batch that fits is found.
         self.batch_size = 0 if size == "auto" else size
-        self.resumed = 0
         self.seconds = 0.0
         self.ahead = batches_ahead(spec, self._ranks.local_world)
         #: The sum over all processes.
         self.reading = ReadingTimes()
-        #: The row's entry about prompts, taken from the first answered sample.
-        self.prompt: dict[str, str | None] = {}
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """Answer all requests, in their order.
@@ -158,14 +134,23 @@ class ChatModel(lmms):
         self._score(self.samples.values())
         groups = self._groups_of_run = self._groups(list(wanted.values()))
         if not self.batch_size:
-            self.batch_size = journalled_batch_size(entries) or self._find_batch_size(groups)
-        pending = self._pending(groups)
+            self.batch_size = journalled_batch_size(entries) or self._found_batch_size(groups)
+        # A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
+        # its answers, is the same as in an uninterrupted run.
+        pending = self._pending(
+            groups, lambda block: any(key_of(request) not in self.samples for request in block)
+        )
         self._answer_batches(pending if self._in_step else self._ranks.share(pending))
-        self._accept(self._exchange(), len(wanted))
+        self._exchange(len(wanted))
         if self._ranks.rank:
             raise AllAnswered
-        self._withdraw_failed()
+        for task in self._tasks.values():
+            # lmms-eval scores only answered samples.
+            task._instances = [
+                request for request in task._instances if key_of(request) in self.samples
+            ]
         first = next(request for key, request in wanted.items() if key in self.samples)
+        #: The row's entry about prompts.
         self.prompt = self._answerer.prompt_row(first)
         if self._complete is not None:
             self._complete(self.samples)
@@ -178,7 +163,8 @@ class ChatModel(lmms):
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Return the model's inputs for a batch; any exception passes through."""
-        return self._answerer.encode(block)
+        inputs: Mapping[str, Any] = self._answerer.read(block).inputs
+        return inputs
 
     def _groups(self, requests: Sequence[Instance]) -> list[RequestGroup]:
         """Group requests by generation settings, each group in the original order."""
@@ -193,35 +179,21 @@ class ChatModel(lmms):
                 groups.append((wanted, [request]))
         return groups
 
-    def _pending(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
-        """Return the batches that have an unanswered sample.
-
-        A batch that an earlier process finished in part runs again as a whole: its composition, and so every bit of
-        its answers, is the same as in an uninterrupted run.
-        """
+    def _pending(
+        self, groups: Sequence[RequestGroup], lacks: Callable[[Sequence[Instance]], bool]
+    ) -> list[RequestGroup]:
+        """Return the batches of all requests that lack an answer."""
         return [
             (group, block)
-            for group, block in self._blocks(groups)
-            if any(key_of(request) not in self.samples for request in block)
-        ]
-
-    def _blocks(self, groups: Sequence[RequestGroup]) -> list[RequestGroup]:
-        """Return the batches of all requests."""
-        return [
-            (group, members[start : start + self.batch_size])
             for group, members in groups
             for start in range(0, len(members), self.batch_size)
+            if lacks(block := members[start : start + self.batch_size])
         ]
 
-    def _find_batch_size(self, groups: Sequence[RequestGroup]) -> int:
-        """Find the largest size that fits in all processes, and journal it for the batches of a resumed run."""
-        group, members = longest_answers(groups)
-        trial = RealTrial(
-            self._answerer, members, group, self._spec.model.device, self._ranks.local_world
-        )
-        size = largest_batch(trial, min(LARGEST, len(members)))
-        trial.close()
-        size = min(self._ranks.gather(size))
+    def _found_batch_size(self, groups: Sequence[RequestGroup]) -> int:
+        """Return the largest size that fits in all processes, and journal it for the batches of a resumed run."""
+        device, processes = self._spec.model.device, self._ranks.local_world
+        size = min(self._ranks.gather(find_batch_size(self._answerer, groups, device, processes)))
         if self._ranks.rank == 0:
             self._journal.append({"batch_size": size})
         return size
@@ -229,7 +201,7 @@ class ChatModel(lmms):
     def _answer_batches(self, blocks: Sequence[RequestGroup]) -> None:
         """Answer the batches of this process and journal each with one append."""
         keys = self.samples.keys() | {key_of(request) for _, block in blocks for request in block}
-        self._report(len(keys))
+        self._progress(len(self.samples) + len(self.failures), len(keys))
         for _ in range(self._spec.engine.warmup):
             for group, block in blocks[:1]:
                 self._answerer.answer(block, group)
@@ -241,7 +213,7 @@ class ChatModel(lmms):
                 started = time.perf_counter()
                 self._keep(*self._answerer.answer(block, group, next_batch))
                 self.seconds += time.perf_counter() - started
-                self._report(len(keys))
+                self._progress(len(self.samples) + len(self.failures), len(keys))
                 self._gave_up = not self.samples and len(self.failures) >= HOPELESS
                 if self._gave_up:
                     return
@@ -266,48 +238,29 @@ class ChatModel(lmms):
                 lambda sample: self.task_dict[sample.task][self._splits[sample.key]][sample.doc_id],
             )
 
-    def _exchange(self) -> BatchResults:
-        """Exchange results with all processes and return them combined."""
+    def _exchange(self, total: int) -> None:
+        """Take over the results of all processes; raise if the run has failed."""
         # Samples from the journal come first, and all processes have them. The JSON form has no tensors, which would
         # need their device in the other process.
         fresh = [sample.entry() for sample in list(self.samples.values())[self.resumed :]]
-        answerer, seconds = self._answerer, self.seconds
-        refusal, reading = answerer.refusal, answerer.reading
-        results = BatchResults(fresh, self.failures, refusal, self._gave_up, seconds, reading)
-        parts = self._ranks.gather(results)[: 1 if self._in_step else None]
-        return BatchResults(
-            entries=[entry for part in parts for entry in part.entries],
-            failures=sorted((f for part in parts for f in part.failures), key=lambda f: f.key),
-            refusal=next((part.refusal for part in parts if part.refusal is not None), None),
-            gave_up=any(part.gave_up for part in parts),
-            seconds=max(part.seconds for part in parts),
-            reading=sum((part.reading for part in parts), ReadingTimes()),
-        )
-
-    def _accept(self, results: BatchResults, total: int) -> None:
-        """Take over the results of all processes; raise if the run has failed."""
-        self.samples |= finished_samples(results.entries)
-        self.failures, self.seconds, self.reading = (
-            results.failures,
-            results.seconds,
-            results.reading,
-        )
-        if not self.samples and results.refusal is not None:
-            raise results.refusal
-        allowed = self._spec.engine.max_errors
-        if results.gave_up or not self.samples or len(self.failures) > allowed:
+        refusal, reading = self._answerer.refusal, self._answerer.reading
+        parts = self._ranks.gather(
+            (fresh, self.failures, refusal, self._gave_up, self.seconds, reading)
+        )[: 1 if self._in_step else None]
+        entries, failures, refusals, gave_up, seconds, readings = zip(*parts, strict=True)
+        self.samples |= finished_samples(chain.from_iterable(entries))
+        self.failures = sorted(chain.from_iterable(failures), key=lambda failure: failure.key)
+        # The processes work at the same time.
+        self.seconds, self.reading = max(seconds), sum(readings, ReadingTimes())
+        first_refusal = next(filter(None, refusals), None)
+        if not self.samples and first_refusal is not None:
+            raise first_refusal
+        too_many = len(self.failures) > self._spec.engine.max_errors
+        if any(gave_up) or not self.samples or too_many:
             raise SampleErrors(self.failures, total)
 
-    def _withdraw_failed(self) -> None:
-        """Remove failed samples from their tasks, so that lmms-eval scores only answered ones."""
-        failed = {failure.key for failure in self.failures}
-        for task in self._tasks.values():
-            task._instances = [
-                request for request in task._instances if key_of(request) not in failed
-            ]
-
     def _result(self, key: Key) -> GenerationResult:
-        if any(failure.key == key for failure in self.failures):
+        if key not in self.samples:
             # Never scored, but lmms-eval pairs answers and requests by position.
             return GenerationResult(text="")
         sample = self.samples[key]
@@ -319,10 +272,6 @@ class ChatModel(lmms):
         data = "/".join(filter(None, (config.dataset_path, config.dataset_name, split)))
         return f"{data}/{doc_id}", self._tasks[task].doc_to_target(document)
 
-    def _report(self, total: int) -> None:
-        if self._progress is not None:
-            self._progress(len(self.samples) + len(self.failures), total)
-
     def clean(self) -> None:
         """Keep the model; the base method deletes every module of the instance."""
 
@@ -333,3 +282,64 @@ class ChatModel(lmms):
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> Any:
         """Raise NotImplementedError: a sample has one round."""
         raise NotImplementedError("multi-round tasks are not supported, only generate_until")
+
+
+@dataclass(frozen=True)
+class RepeatedAnswer:
+    """A sample that was answered once more, and its chat."""
+
+    sample: Sample
+    chat: Chat
+
+
+class _NoJournal:
+    """Implements AnswerJournal for answers that are not stored."""
+
+    def append(self, *entries: Any) -> None:
+        """Store nothing."""
+
+    def entries(self) -> Sequence[Any]:
+        """Return nothing."""
+        return ()
+
+
+class _Repeater(ChatModel):
+    """Answers only the wanted samples, one at a time, and ends before anything is scored."""
+
+    def __init__(self, *arguments: Any, wanted: Collection[Key]) -> None:
+        super().__init__(*arguments)
+        self._wanted = wanted
+        self.repeated: list[RepeatedAnswer] = []
+
+    def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
+        """Answer the wanted samples.
+
+        Raises:
+            SampleErrors: a sample failed.
+            AllAnswered: always, at the end.
+        """
+        wanted = [request for request in requests if key_of(request) in self._wanted]
+        for group, members in self._groups(wanted):
+            for request in members:
+                samples, failures = self._answerer.answer([request], group)
+                if failures:
+                    raise SampleErrors(failures, len(wanted))
+                self.repeated.append(RepeatedAnswer(samples[0], self._answerer.chat(request)))
+        raise AllAnswered
+
+
+def answer_again(
+    spec: RunSpec, opened: OpenMethod, loaded: LoadedBenchmark, keys: Collection[Key]
+) -> list[RepeatedAnswer]:
+    """Answer the samples `keys` of an open benchmark by an open method, in the order of the benchmark.
+
+    Each is its own batch, so rounding may differ from a run with larger batches.
+
+    Raises:
+        SampleErrors: a sample failed.
+    """
+    arguments = (opened, _NoJournal(), spec, loaded.tasks, None, None, None, loaded.borders)
+    model = _Repeater(*arguments, wanted=frozenset(keys))
+    with scoring(loaded), suppress(AllAnswered):
+        simple_evaluate(model=model, **loaded.arguments(spec))
+    return sorted(model.repeated, key=lambda repeated: repeated.sample.key)

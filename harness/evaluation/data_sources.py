@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from lmms_eval.api.task import Task, TaskConfig
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.prompt_text import texts_in
 from espalier.harness.evaluation.samples import SampleErrors
 from espalier.harness.evaluation.upstream import (
     column_decoded,
@@ -64,21 +66,9 @@ def cause_of(error: BaseException) -> str:
 
 def lacks_locks(error: BaseException | None) -> bool:
     """Return whether a chain of errors has an OSError of a file system without locks, such as NFS without lockd."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def damaged_file(folder: Path) -> str:
-    """Return the start of an error line about a folder's first unreadable parquet file; "" if there is none."""
-    for file in sorted(folder.rglob("*.parquet")):
-        try:
-            pq.read_metadata(file)
-        except (pa.ArrowInvalid, OSError):
-            return f"file {file.relative_to(folder).as_posix()!r} is damaged: "
-    return ""
+    if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOTSUP):
+        return True
+    return error is not None and lacks_locks(error.__cause__ or error.__context__)
 
 
 def check_references(tasks: Sequence[Task], limit: int | None) -> None:
@@ -93,9 +83,8 @@ def check_references(tasks: Sequence[Task], limit: int | None) -> None:
         if set(task.aggregation()) == {SUBMISSION}:
             continue
         for name in sorted(names & set(docs.column_names)):
-            for row, value in enumerate(docs.with_format(None).select_columns([name])):
-                if limit is not None and row >= limit:
-                    break
+            rows = islice(docs.with_format(None).select_columns([name]), limit)
+            for row, value in enumerate(rows):
                 if value[name] is None:
                     raise UserError(
                         f"benchmark.task={task.config.task!r}: {origin(task.config)}, row {row}: "
@@ -112,8 +101,12 @@ def guard_targets(task: Task) -> None:
         try:
             return read(task, doc, *args, **options)
         except Exception as error:  # a task's function may raise anything
+            docs = task.eval_docs_no_media
+            columns = set(docs.column_names)
+            sought = {name: value for name, value in doc.items() if name in columns}
+            rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
             raise UserError(
-                f"benchmark.task={task.config.task!r}: {origin(task.config)}{_row(task, doc)}: "
+                f"benchmark.task={task.config.task!r}: {origin(task.config)}{next(rows, '')}: "
                 f"its target cannot be read: {cause_of(error)}"
             ) from error
 
@@ -132,14 +125,6 @@ def named_data(tasks: Sequence[Task]) -> Iterator[None]:
             f"{name}/<row> is of {origins[name]}" for name in names if name in origins
         )
         raise SampleErrors(error.failures, error.total, where) from error
-
-
-def _row(task: Task, doc: Mapping[str, Any]) -> str:
-    docs = task.eval_docs_no_media
-    columns = set(docs.column_names)
-    sought = {name: value for name, value in doc.items() if name in columns}
-    rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
-    return next(rows, "")
 
 
 #: File that lists folders that are unpacked completely.
@@ -193,9 +178,15 @@ class LocalData:
     def damaged_file(self, name: str) -> str:
         """Return the start of an error line about an unreadable file in a data set's copy; "" if there is none."""
         try:
-            return damaged_file(self.copies.find(name))
+            folder = self.copies.find(name)
         except UserError:
             return ""
+        for file in sorted(folder.rglob("*.parquet")):
+            try:
+                pq.read_metadata(file)
+            except (pa.ArrowInvalid, OSError):
+                return f"file {file.relative_to(folder).as_posix()!r} is damaged: "
+        return ""
 
     def _builder(self, original: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
         """Build a data set from its copy; formats (`json`, `parquet`) and folders are built as usual."""
@@ -262,21 +253,18 @@ def _unpacked_whole(home: Path) -> Iterator[None]:
     listing = home / UNPACKED
     complete = set(listing.read_text(encoding="utf-8").splitlines()) if listing.exists() else set()
     for path in _unpacked(home):
-        if path.name not in complete:
-            _remove(path)
+        if path.name in complete:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     yield
     listing.write_text("".join(f"{path.name}\n" for path in _unpacked(home)), encoding="utf-8")
 
 
 def _unpacked(home: Path) -> list[Path]:
     return sorted(path for path in home.iterdir() if not path.name.startswith("."))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
 
 
 def _link(source: str, target: str) -> None:
@@ -300,14 +288,6 @@ def record_file(benchmark: BenchmarkSpec) -> Path | None:
         return None
     check_folder("HF_DATASETS_CACHE, HF_HOME or HOME", Path(datasets.config.HF_DATASETS_CACHE))
     return table.save(cache_folder() / "espalier" / "own" / table.listing_digest()[:16])
-
-
-def with_records(config: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return a task's settings with the records' file as its data; unchanged without one."""
-    if file is None:
-        return dict(config)
-    data_files = {"data_files": {config["test_split"]: str(file)}}
-    return {**config, "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), **data_files}}
 
 
 def add_categories(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
@@ -402,19 +382,19 @@ class AllowedSources:
         """
         with ExitStack() as stack:
             for column in COLUMNS:
-                read = self._pixels if pixels and column is datasets.Image else self._decode
+                read = partial(self._decode, pixels and column is datasets.Image)
                 stack.enter_context(column_decoded(column, read))
             stack.enter_context(image_opened(self._open))
             stack.enter_context(file_system_made(self._file_system))
             yield
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, Any]:
-        source = None if part["type"] == "text" else part.get(part["type"])
-        if isinstance(source, str | os.PathLike):
-            return {**part, part["type"]: self.place(os.fspath(source))}
-        if isinstance(source, Mapping):
-            return {**part, part["type"]: self._value(source)}
-        return dict(part)
+        kind = part["type"]
+        if kind == "text" or kind not in part:
+            return dict(part)
+        source = part[kind]
+        path = os.fspath(source) if isinstance(source, os.PathLike) else source
+        return {**part, kind: self._value(path)}
 
     def _value(self, value: Any) -> Any:
         """Return a column's value for a file, its path checked if it will be read."""
@@ -446,19 +426,19 @@ class AllowedSources:
         return "a file in the hub's cache, or benchmark.path=<the folder that holds it>"
 
     def _decode(
-        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
+        self,
+        pixels: bool,
+        decode: Callable[..., Any],
+        column: Any,
+        value: Any,
+        *args: Any,
+        **options: Any,
     ) -> Any:
-        """Decode a value of a column with files, its path checked."""
+        """Decode a value of a column with files, its path checked; with `pixels` an image as `open_image` has it."""
         if isinstance(value, str):
             value = {"path": value, "bytes": None}
-        return decode(column, self._value(value), *args, **options)
-
-    def _pixels(
-        self, decode: Callable[..., Any], column: Any, value: Any, *args: Any, **options: Any
-    ) -> Any:
-        """Decode a value of an image column as `open_image` has it."""
-        image = self._decode(decode, column, value, *args, **options)
-        if not isinstance(image, PIL.Image.Image):
+        image = decode(column, self._value(value), *args, **options)
+        if not pixels or not isinstance(image, PIL.Image.Image):
             return image
         if image.mode in WIDE:
             name = value.get("path") if isinstance(value, Mapping) else value
@@ -523,19 +503,12 @@ def admit_own(borders: AllowedSources, config: TaskConfig) -> None:
     not hold for a data set that was downloaded by name.
     """
     stated = config.dataset_kwargs or {}
-    named = [*_strings(stated.get("data_files")), *_strings(stated.get("data_dir"))]
+    named = [*texts_in(stated.get("data_files")), *texts_in(stated.get("data_dir"))]
     packaged = config.dataset_path in datasets.packaged_modules._PACKAGED_DATASETS_MODULES
     paths = named if packaged else [config.dataset_path or ""]
     local = all(SCHEME.match(name) is None for name in paths)
     if borders.digested is None and local and paths and (packaged or os.path.isdir(paths[0])):
         borders.folders.append(Path(os.sep))
-
-
-def _strings(stated: Any) -> list[str]:
-    if isinstance(stated, str):
-        return [stated]
-    values = stated.values() if isinstance(stated, Mapping) else stated or ()
-    return [name for value in values for name in _strings(value)]
 
 
 def _below(real: Path, folder: Path) -> bool:

@@ -5,13 +5,18 @@ lmms-eval makes the requests and scores the answers, the engine answers, the jou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.metered import cost_means, metered, time_medians
+from espalier.harness.evaluation.metered import (
+    MeteredGenerator,
+    cost_means,
+    open_meters,
+    time_medians,
+)
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
@@ -130,9 +135,12 @@ def evaluate(
     elif spec.model.parallel == "tensor":
         reason = "model.parallel=tensor: processes wait for one another"
     with served or kind.open(spec, adapter, method, prior) as opened:
-        opened = replace(opened, generator=metered(spec, opened.generator))
-        if reason is not None:
-            opened = replace(opened, paired=None)
+        meters, generator = open_meters(spec), opened.generator
+        opened = replace(
+            opened,
+            generator=MeteredGenerator(generator, meters) if meters else generator,
+            paired=opened.paired if reason is None else None,
+        )
         evaluation = evaluate_session(
             spec, opened, journal, progress, ranks, answered, loaded, adapter, running
         )
@@ -167,11 +175,13 @@ def open_benchmark(
         fill_box_settings,
         place_pictures,
     )
-    from espalier.harness.evaluation.sample_contributions import check_cluster, limit_clusters
+    from espalier.harness.evaluation.sample_contributions import set_clusters
     from espalier.harness.evaluation.stated_answers import add_statements
 
     bench, ranks = spec.benchmark, ranks or Ranks()
-    check_limit(bench.limit)
+    # lmms-eval would turn a fraction into the first task's count and use it for every following task.
+    if bench.limit is not None and (type(bench.limit) is not int or bench.limit < 1):
+        raise UserError(f"limit={bench.limit!r} must be an integer of at least 1, or null for all")
     with without_launcher(), quiet():
         loaded = ranks.in_turn(
             lambda: load_tasks(
@@ -189,8 +199,7 @@ def open_benchmark(
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
         check_metrics(loaded.tasks, needed_metrics(bench, loaded.tasks))
-        check_cluster(loaded.tasks, bench.cluster)
-        limit_clusters(loaded.tasks, bench)
+        set_clusters(loaded.tasks, bench)
         change_prompts(loaded.tasks, bench.prompt)
         if bench.text is None:
             place_pictures(loaded.tasks)
@@ -203,8 +212,7 @@ def open_benchmark(
         fill_box_settings(loaded.tasks, spec.model, bench)
         judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
-    borders = replace(loaded.borders, transparency=spec.model.transparency)
-    return replace(loaded, borders=borders)
+    return replace(loaded, borders=replace(loaded.borders, transparency=spec.model.transparency))
 
 
 def evaluate_session(
@@ -252,6 +260,7 @@ def evaluate_session(
         needed_metrics,
     )
     from espalier.harness.evaluation.sample_contributions import score
+    from espalier.harness.evaluation.stated_answers import count_unread
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     loaded = loaded or open_benchmark(spec, ranks)
@@ -269,13 +278,15 @@ def evaluate_session(
             guard_aggregation(task, bench.name, needed_metrics(bench, tasks), len(tasks) > 1)
             guard_targets(task)
         complete = judge.ask if latency_run is None else latency_run.take
-        borders = loaded.borders
-        model = ChatModel(opened, journal, spec, tasks, progress, ranks, complete, borders, running)
+        model = ChatModel(
+            opened, journal, spec, tasks, progress, ranks, complete, loaded.borders, running
+        )
         results = simple_evaluate(model=model, **loaded.arguments(spec))
         failures = (*model.failures, *unscored)
         if len(failures) > spec.engine.max_errors:
             raise SampleErrors(failures, len(model.samples) + len(model.failures))
-        samples = _scored(model.samples.values(), unscored)
+        dropped = {failure.key for failure in unscored}
+        samples = tuple(model.samples[key] for key in sorted(model.samples.keys() - dropped))
         check_values(results, tasks, bench)
         scored = score(results, tasks, bench, loaded.ours)
         entries = score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
@@ -288,6 +299,7 @@ def evaluate_session(
             latency = latency_run.measure(model, opened, adapter)
         elif opened.paired is not None:
             paired = measure_run(spec, opened.paired, model, ranks.world)
+        unparsed = count_unread(samples) if scored.unparsed is None else scored.unparsed
         evaluation = Evaluation(
             metrics=scored.metrics,
             n_samples=len(samples),
@@ -304,37 +316,10 @@ def evaluate_session(
             speedup=paired.speedup,
             speedup_note=paired.note,
             aggregation=scored.how,
-            unparsed=_unparsed(scored.unparsed, samples) if latency_run is None else None,
+            unparsed=None if latency_run is not None else unparsed,
             judge=judge.summary(),
             latency=latency,
         )
     result = ranks.gather(evaluation)[0]
     assert result is not None  # rank 0 has scored
     return result
-
-
-def check_limit(limit: object) -> None:
-    """Raise UserError unless `limit` is None or a positive integer.
-
-    lmms-eval would turn a fraction into the first task's count and use it for every following task.
-    """
-    if limit is None:
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UserError(f"limit={limit!r} must be an integer of at least 1, or null for all")
-
-
-def _unparsed(counted: int | None, samples: Sequence[Sample]) -> int:
-    """Return the benchmark's count of unreadable answers, else that of answers that state nothing."""
-    # It imports lmms-eval, which takes seconds.
-    from espalier.harness.evaluation.stated_answers import count_unread
-
-    return count_unread(samples) if counted is None else counted
-
-
-def _scored(samples: Iterable[Sample], unscored: Sequence[Failure]) -> tuple[Sample, ...]:
-    """Return the scored samples in benchmark order."""
-    dropped = {failure.key for failure in unscored}
-    return tuple(
-        sorted((s for s in samples if s.key not in dropped), key=lambda sample: sample.key)
-    )

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, prompt_of, read_prompt
+from espalier.harness.evaluation.judging.judge_prompt import (
+    JudgePrompt,
+    JudgeQuestion,
+    JudgeResults,
+    prompt_of,
+    read_prompt,
+)
 from espalier.harness.evaluation.samples import Key, Sample
 from espalier.harness.specs.run_spec import RunSpec
-
-if TYPE_CHECKING:
-    # Imports httpx, a quarter of a second that runs without a judge need not wait for.
-    from espalier.harness.evaluation.judging.judge import JudgeQuestion, JudgeResults
 
 #: Functions that a task's file must name besides the prompt.
 FUNCTIONS = ("parts", "holds")
@@ -48,13 +50,13 @@ class JudgedRun:
         spec: the run.
         rubrics: by task name.
         docs: the documents of each task, without media.
-        results: the judge's results; None before `ask`.
+        results: the judge's results; empty before `ask`.
     """
 
     spec: RunSpec
     rubrics: Mapping[str, Rubric]
     docs: Mapping[str, Any]
-    results: JudgeResults | None = field(default=None)
+    results: JudgeResults = field(default_factory=JudgeResults)
 
     def ask(self, samples: Mapping[Key, Sample]) -> None:
         """Get verdicts on all answers of judged tasks.
@@ -67,11 +69,10 @@ class JudgedRun:
         ]
         if not questions:
             return
-        # Only judged runs ask.
+        # Imports httpx, a quarter of a second that runs without a judge need not wait for.
         from espalier.harness.evaluation.judging.judge import collect_verdicts
 
-        name = self.spec.judge.model
-        tell_once(f"judge: {name!r} is asked about {len(questions)} answers")
+        tell_once(f"judge: {self.spec.judge.model!r} is asked about {len(questions)} answers")
         self.results = collect_verdicts(self.spec.judge, self.spec.store, questions)
 
     def verdict(self, key: Key) -> list[str]:
@@ -80,7 +81,7 @@ class JudgedRun:
         Raises:
             Unjudged: the judge gave no verdict.
         """
-        if key[0] not in self.rubrics or self.results is None:
+        if key[0] not in self.rubrics:
             return []
         if key not in self.results.verdicts:
             raise Unjudged(self.results.unjudged[key])
@@ -88,18 +89,18 @@ class JudgedRun:
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the journal entries of the verdicts."""
-        verdicts = {} if self.results is None else self.results.verdicts
         return [
             {"task": task, "doc_id": doc_id, "verdict": text}
-            for (task, doc_id), text in sorted(verdicts.items())
+            for (task, doc_id), text in sorted(self.results.verdicts.items())
         ]
 
     def summary(self) -> dict[str, Any] | None:
         """Return the row's entry about the judge, None without a judge."""
-        if self.results is None:
-            return None
-        results, prompt = self.results, next(iter(self.rubrics.values())).prompt
+        results = self.results
         total = len(results.verdicts) + len(results.unjudged)
+        if not total:
+            return None
+        prompt = next(iter(self.rubrics.values())).prompt
         return {
             "model": self.spec.judge.model,
             "served": sorted(results.served),
@@ -112,9 +113,6 @@ class JudgedRun:
         }
 
     def _question(self, sample: Sample) -> JudgeQuestion:
-        # Only judged runs ask.
-        from espalier.harness.evaluation.judging.judge import JudgeQuestion
-
         rubric = self.rubrics[sample.task]
         # lmms-eval strips answers before it scores them.
         parts = rubric.parts(self.docs[sample.task][sample.doc_id], sample.scored.strip())
@@ -142,8 +140,7 @@ def judged_tasks_of(spec: RunSpec, tasks: Sequence[Task]) -> JudgedRun:
 
 def _table(task: Task) -> Mapping[str, Any]:
     metadata = task.config.metadata
-    table = metadata.get("judge") if isinstance(metadata, Mapping) else None
-    return table or {}
+    return (metadata.get("judge") if isinstance(metadata, Mapping) else None) or {}
 
 
 def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
@@ -153,6 +150,5 @@ def _rubric(spec: RunSpec, name: str, table: Mapping[str, Any]) -> Rubric:
             raise UserError(f"{key}.{function} must be a function of the task's own files")
     task_prompt = prompt_of(key, {part: table[part] for part in table if part not in FUNCTIONS})
     prompt = task_prompt if spec.judge.prompt is None else read_prompt(spec.judge.prompt)
-    verdict_value = table["holds"]
     # A score of 0 counts.
-    return Rubric(prompt, table["parts"], lambda text: verdict_value(text) is not None)
+    return Rubric(prompt, table["parts"], lambda text: table["holds"](text) is not None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
@@ -71,16 +71,6 @@ class PairedTimes:
     note: str
 
 
-@dataclass(frozen=True)
-class PairedAnswer:
-    """Times of one side for one batch: milliseconds per sample, and per decoded token (None without a step)."""
-
-    prefill: float
-    first_token: float
-    per_token: float | None
-    records: tuple[SampleRecord, ...]
-
-
 def plan_pairs(
     paired: int | Auto, samples: int, batch_size: int, plain_over_own: float, processes: int = 1
 ) -> PairPlan | None:
@@ -123,8 +113,7 @@ def measure_run(
             f"engine.paired=auto: a tenth of a run of {len(requests)} samples pays for no {PAIRS} pairs; "
             f"engine.paired={MOST} measures all the same",
         )
-    facts, seed = spec.model.facts, spec.seed
-    return measure(pair, requests, group, model.encode, planned, facts, seed)
+    return measure(pair, requests, group, model.encode, planned, spec.model.facts, spec.seed)
 
 
 def measure(
@@ -149,8 +138,8 @@ def measure(
     """
     starts = [number * len(requests) // planned.pairs for number in range(planned.pairs)]
     blocks = [requests[start : start + planned.rows] for start in starts]
-    method_answers: list[PairedAnswer] = []
-    plain_answers: list[PairedAnswer] = []
+    method_answers: list[GeneratedBatch] = []
+    plain_answers: list[GeneratedBatch] = []
     try:
         for number, block in enumerate([blocks[0], *blocks]):
             inputs = encode(block)
@@ -170,60 +159,59 @@ def measure(
 
 def _turn(
     session: Generator, inputs: Any, names: Sequence[str], group: Settings, seed: int
-) -> PairedAnswer:
+) -> GeneratedBatch:
     lengths = ("min_new_tokens", "min_length", "thinking_budget")
     settings = {name: value for name, value in group.generate.items() if name not in lengths}
     settings["max_new_tokens"] = min(int(settings["max_new_tokens"]), NEW_TOKENS)
     with torch.random.fork_rng(enabled=bool(settings.get("do_sample"))):
         if settings.get("do_sample"):
             torch.manual_seed(seed)
-        generated: GeneratedBatch = session.generate(inputs, names, **settings)
-    times = generated.records[0].times_ms
-    return PairedAnswer(
-        prefill=times["prefill"],
-        first_token=times["vision"] + times["prefill"],
-        per_token=times["decode_per_token"] if generated.ids.shape[1] > 1 else None,
-        records=generated.records,
-    )
+        return session.generate(inputs, names, **settings)
+
+
+def _phases(batch: GeneratedBatch) -> dict[str, float | None]:
+    """Return milliseconds per sample of a batch, and per decoded token (None without a step)."""
+    times = batch.records[0].times_ms
+    return {
+        "prefill": times["prefill"],
+        "first_token": times["vision"] + times["prefill"],
+        "decode_per_token": times["decode_per_token"] if batch.ids.shape[1] > 1 else None,
+    }
 
 
 def _compared(
-    method: Sequence[PairedAnswer],
-    plain: Sequence[PairedAnswer],
+    method: Sequence[GeneratedBatch],
+    plain: Sequence[GeneratedBatch],
     planned: PairPlan,
     facts: ModelFacts,
 ) -> PairedTimes:
-    counted = flops_of(facts, [record for turn in method for record in turn.records])
-    prefill = Gain.of_pairs(
-        [turn.prefill for turn in plain], [turn.prefill for turn in method], prefill_bound(counted)
-    )
-    first_token = Gain.of_pairs(
-        [turn.first_token for turn in plain],
-        [turn.first_token for turn in method],
-        first_token_bound(counted),
-    )
-    steps = [
-        (plain_answer.per_token, method_answer.per_token)
-        for plain_answer, method_answer in zip(plain, method, strict=True)
-        if plain_answer.per_token is not None and method_answer.per_token is not None
-    ]
-    decode = (
-        Gain.of_pairs([plain_step for plain_step, _ in steps], [own_step for _, own_step in steps])
-        if steps
-        else None
-    )
+    counted = flops_of(facts, [record for batch in method for record in batch.records])
+    bounds = {"prefill": prefill_bound(counted), "first_token": first_token_bound(counted)}
+    pairs = [(_phases(first), _phases(second)) for first, second in zip(plain, method, strict=True)]
+    gains_of: dict[str, Gain] = {}
+    for phase in ("prefill", "first_token", "decode_per_token"):
+        times = [
+            (before, after)
+            for before, after in ((first[phase], second[phase]) for first, second in pairs)
+            if before is not None and after is not None
+        ]
+        if times:
+            gains_of[phase] = Gain.of_pairs(*zip(*times, strict=True), bounds.get(phase))
+    prefill, decode = gains_of["prefill"], gains_of.get("decode_per_token")
     block = {
         "samples": planned.pairs * planned.rows,
         "pairs": planned.pairs,
         "batch_size": planned.rows,
         "prefill": prefill.entry(),
-        "first_token": first_token.entry(),
+        "first_token": gains_of["first_token"].entry(),
         "decode_per_token": None if decode is None else decode.entry(),
         "bound": prefill.bound,
-        "above_bound": prefill.above_bound or first_token.above_bound,
+        "above_bound": prefill.above_bound or gains_of["first_token"].above_bound,
     }
-    note = "times of the unreduced model over the method's, pair by pair on equal batches, in turns"
-    return PairedTimes(block, note)
+    return PairedTimes(
+        block,
+        "times of the unreduced model over the method's, pair by pair on equal batches, in turns",
+    )
 
 
 #: Rounds that count, each with an answer of every side; one warm-up round precedes them.
@@ -309,10 +297,10 @@ def alternate(
                 select=rows * times.get("select", 0.0),
                 step=rows * times["decode_per_token"],
                 kv_bytes=sum(record.kv_bytes for record in generated.records),
-                peak_bytes=0,
+                peak_bytes=peak.bytes,
                 records=generated.records,
             )
-            rounds_of[name].append(replace(turn, peak_bytes=peak.bytes))
+            rounds_of[name].append(turn)
     return {name: turns[warmup:] for name, turns in rounds_of.items()}
 
 
@@ -351,9 +339,13 @@ class LatencyRun:
         prompt = compose_prompt(
             lambda candidate: tokens_of(encode, candidate, self.seed), self.benchmark.prompt_tokens
         )
-        settings = {"before": prompt.before, "pictures": prompt.pictures, "behind": prompt.after}
         for task in tasks:
-            task.lmms_eval_specific_kwargs = {**settings, "seed": self.seed}
+            task.lmms_eval_specific_kwargs = {
+                "before": prompt.before,
+                "pictures": prompt.pictures,
+                "behind": prompt.after,
+                "seed": self.seed,
+            }
 
     def take(self, samples: Mapping[Key, Sample]) -> None:
         """Keep the answers, which are scored by their times."""
@@ -374,7 +366,7 @@ class LatencyRun:
         group, requests = model.answered()
         block = requests[: model.batch_size]
         inputs, names = model.encode(block), [str(number) for number in range(len(block))]
-        tokens = min(TOKENS, _new_tokens(group))
+        tokens = min(TOKENS, int(group.generate["max_new_tokens"]))
         reads = StepReads.of(adapter)
         sides: dict[str, Generator] = {"own": opened.generator if pair is None else pair.reduced}
         note = None if pair is not None else "nothing is removed: the run is the unreduced model's"
@@ -441,7 +433,3 @@ def tokens_of(
         for part in parts(composition, 0, seed)
     ]
     return int(encode([[{"role": "user", "content": content}]])["attention_mask"].sum())
-
-
-def _new_tokens(group: Settings) -> int:
-    return int(group.generate["max_new_tokens"])

@@ -10,6 +10,7 @@ from contextlib import (
     nullcontext,
     redirect_stdout,
 )
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,7 +33,6 @@ from espalier.harness.evaluation.data_sources import (
     lacks_locks,
     named_data,
     origin,
-    with_records,
 )
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.evaluation.upstream import (
@@ -147,12 +147,23 @@ def load_tasks(
             )
     borders = allowed_sources(data, include_path, offline)
     configs: list[TaskConfig] = []
-    shelf.turn_to(
-        (name, include_path, template, data and data.home, records, *sorted((pinned or {}).items()))
+    opened = (
+        *(name, include_path, template, data and data.home, records),
+        *sorted((pinned or {}).items()),
     )
+    if opened != shelf.benchmark:
+        shelf.benchmark = opened
+        shelf.data.clear()
 
     def noted(**config: Any) -> TaskConfig:
-        configs.append(_AsWritten(**with_records(_at_revision(config, pinned or {}), records)))
+        options = dict(config.get("dataset_kwargs") or {})
+        if revision := (pinned or {}).get(str(config.get("dataset_path"))):
+            options["revision"] = revision
+        if records is not None:
+            options["data_files"] = {config["test_split"]: str(records)}
+        if options:
+            config["dataset_kwargs"] = options
+        configs.append(_AsWritten(**config))
         admit_own(borders, configs[-1])
         return configs[-1]
 
@@ -169,8 +180,7 @@ def load_tasks(
             tree = get_task_dict([name], manager, "chat")
     except UserError as error:
         if isinstance(error, OutsideSource) and configs:
-            place = origin(configs[-1])
-            raise UserError(f"benchmark.task={name!r}: {error} ({place})") from error
+            raise UserError(f"benchmark.task={name!r}: {error} ({origin(configs[-1])})") from error
         raise
     except Exception as error:  # a task's functions may raise anything
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
@@ -202,17 +212,6 @@ def load_tasks(
     return LoadedBenchmark(manager, tasks, name in names, data, borders)
 
 
-def _at_revision(config: Mapping[str, Any], pinned: Mapping[str, str]) -> dict[str, Any]:
-    """Return a task's settings with the pinned revision of its data set."""
-    revision = pinned.get(str(config.get("dataset_path")))
-    if revision is None:
-        return dict(config)
-    return {
-        **config,
-        "dataset_kwargs": {**(config.get("dataset_kwargs") or {}), "revision": revision},
-    }
-
-
 class _AsWritten(TaskConfig):
     """A task's configuration with stop strings only if its author wrote them.
 
@@ -226,9 +225,8 @@ class _AsWritten(TaskConfig):
     def __post_init__(self) -> None:
         """Remove the default stop string unless the author wrote one."""
         written = self.generation_kwargs
-        if written is not None:
-            # Tasks of a group may share the table.
-            self.generation_kwargs = dict(written)
+        # Tasks of a group may share the table.
+        self.generation_kwargs = None if written is None else dict(written)
         super().__post_init__()
         if self.generation_kwargs is not None and "until" not in (written or {}):
             del self.generation_kwargs["until"]
@@ -299,14 +297,13 @@ def manager_of(
 
     Cost: the first time a parse of each task file, seconds if lmms-eval's own are included.
     """
+    place = (*paths, defaults)
 
     class Indexed(TaskManager):
         def initialize_tasks(self, *args: Any, **options: Any) -> dict[str, Any]:
-            def read() -> dict[str, Any]:
-                index: dict[str, Any] = super(Indexed, self).initialize_tasks(*args, **options)
-                return index
-
-            return shelf.index((*paths, defaults), read)
+            if place not in shelf.indices:
+                shelf.indices[place] = super().initialize_tasks(*args, **options)
+            return deepcopy(shelf.indices[place])
 
     return Indexed(include_path=list(paths), include_defaults=defaults, model_name=family)
 
@@ -319,16 +316,22 @@ def shelved_data(shelf: TaskCache) -> Patch:
     """
 
     def load(
-        download: Callable[..., None], task: ConfigurableTask, kwargs: dict[str, Any] | None
+        download: Callable[..., None], task: ConfigurableTask, kwargs: dict[str, Any] | None = None
     ) -> None:
         # A task of several subtasks loads them in turn, each under its own name.
         key = (task.config.task, task.DATASET_PATH, task.DATASET_NAME, repr(kwargs))
-        loaded = shelf.taken(key)
+        # Copies cost little, because data sets share their tables.
+        loaded = deepcopy(shelf.data.get(key))
         if loaded is None:
             download(task, kwargs)
             attributes = {name: getattr(task, name) for name in LOADED}
-            if all(map(_in_tables, (attributes["dataset"], attributes["dataset_no_image"]))):
-                shelf.put(key, {**attributes, "kwargs": kwargs})
+            data = (attributes["dataset"], attributes["dataset_no_image"])
+            if all(
+                isinstance(splits, dict)
+                and all(isinstance(split, datasets.Dataset) for split in splits.values())
+                for splits in data
+            ):
+                shelf.data[key] = deepcopy({**attributes, "kwargs": kwargs})
             return
         for name in LOADED:
             setattr(task, name, loaded[name])
@@ -338,10 +341,3 @@ def shelved_data(shelf: TaskCache) -> Patch:
             kwargs.update(loaded["kwargs"])
 
     return task_download(load)
-
-
-def _in_tables(data: Any) -> bool:
-    """Return whether all splits are whole tables."""
-    return isinstance(data, dict) and all(
-        isinstance(split, datasets.Dataset) for split in data.values()
-    )

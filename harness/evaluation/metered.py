@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import median
 from time import perf_counter
@@ -28,42 +28,36 @@ EXTRA_WORK = {
 }
 
 
+@dataclass(frozen=True)
 class MeteredGenerator:
     """Generates with `inner` and records what each batch adds to the meters, in equal shares for its samples.
 
     A reading that is up to `lag` seconds old, evenly distributed, has a variance of (rate * lag)² / 12; a batch has
     two. Its variance is shared like its cost, so that costs and variances of samples both add up.
 
-    Args:
+    Attributes:
         inner: generates the answers.
         meters: by the name of their setting.
     """
 
-    def __init__(self, inner: Generator, meters: Mapping[str, CostMeter]) -> None:
-        self._inner = inner
-        self._meters = meters
+    inner: Generator
+    meters: Mapping[str, CostMeter]
 
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
     ) -> GeneratedBatch:
         """Return the answers of `inner`."""
-        before = {name: meter.read() for name, meter in self._meters.items()}
+        before = {name: meter.read() for name, meter in self.meters.items()}
         started = perf_counter()
-        generated = self._inner.generate(inputs, samples, **generation)
-        spent = {name: meter.read() - before[name] for name, meter in self._meters.items()}
+        generated = self.inner.generate(inputs, samples, **generation)
+        spent = {name: meter.read() - before[name] for name, meter in self.meters.items()}
         seconds, rows = perf_counter() - started, len(generated.records)
         costs = {name: amount / rows for name, amount in spent.items()}
         for name, amount in spent.items():
-            error = amount / seconds * self._meters[name].lag
+            error = amount / seconds * self.meters[name].lag
             costs[f"{name}_variance"] = error**2 / 6 / rows
         records = tuple(replace(record, costs=costs) for record in generated.records)
         return replace(generated, records=records)
-
-
-def metered(spec: RunSpec, generator: Generator) -> Generator:
-    """Return the generator with the meters that the run turns on; without any the generator itself."""
-    meters = open_meters(spec)
-    return MeteredGenerator(generator, meters) if meters else generator
 
 
 def open_meters(spec: RunSpec) -> dict[str, CostMeter]:

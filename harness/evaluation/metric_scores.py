@@ -76,11 +76,11 @@ def _bootstrap(aggregate: Callable[[list[Any]], float], raw: Sequence[Any]) -> f
 
 def _values(results: Mapping[str, Any], metric: str) -> list[tuple[str, float]]:
     """Return (suffix, value) for each filter; the default filter, `none` or else the first, has no suffix."""
-    by_filter = {}
-    for key, value in results.items():
-        name, _, chosen = key.partition(",")
-        if name == metric and chosen and _is_number(value):
-            by_filter[chosen] = float(value)
+    by_filter = {
+        key.removeprefix(f"{metric},"): float(value)
+        for key, value in results.items()
+        if key.startswith(f"{metric},") and key != f"{metric}," and _is_number(value)
+    }
     usual = "none" if "none" in by_filter else next(iter(by_filter), None)
     return [("" if chosen == usual else f",{chosen}", value) for chosen, value in by_filter.items()]
 
@@ -90,22 +90,18 @@ def _each(samples: Sequence[Mapping[str, Any]], metric: str) -> dict[int, float]
     values: dict[int, float] = {}
     for sample in samples:
         value = sample.get(metric)
-        if isinstance(value, Mapping):
-            value = value.get("score")
-        if value is not None and _is_number(value):
+        value = value.get("score") if isinstance(value, Mapping) else value
+        if _is_number(value):
             # A document is logged once for each filter; the default filter comes first.
             values.setdefault(int(sample["doc_id"]), float(value))
     return values
 
 
 def _scale(numbers: Sequence[float], value: float) -> float | None:
-    if not numbers:
-        return None
-    mean = float(np.mean(numbers))
-    for scale in (1.0, 100.0):
-        if math.isclose(scale * mean, value, rel_tol=1e-6, abs_tol=1e-9):
-            return scale
-    return None
+    """Return the factor between the mean of numbers and a value, 1 or 100; None if it is another or there are none."""
+    mean = float(np.mean(numbers)) if numbers else math.nan
+    equal = partial(math.isclose, value, rel_tol=1e-6, abs_tol=1e-9)
+    return next((scale for scale in (1.0, 100.0) if equal(scale * mean)), None)
 
 
 def _is_number(value: object) -> bool:
@@ -117,12 +113,12 @@ def members_of(derived: Derived, names: Iterable[str]) -> list[str]:
     available = list(names)
     members = []
     for member in derived.of:
-        if member.startswith(EVERY):
-            members += [
-                name for name in available if name.partition("/")[2] == member[len(EVERY) :]
-            ]
-        elif member in available:
-            members.append(member)
+        metric = member.removeprefix(EVERY)
+        members += [
+            name
+            for name in available
+            if metric == (name if metric == member else name.partition("/")[2])
+        ]
     return members
 
 
@@ -208,7 +204,7 @@ def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], grouped
                 return function(values, *args, **options)
             except Exception as error:
                 # A task's function may raise anything. Resampling calls it without this guard.
-                raise Unscored(
+                raise Unscored.of(
                     benchmark, name, metric, f"{type(error).__name__}: {error}"
                 ) from error
 
@@ -221,17 +217,13 @@ def guard_aggregation(task: Task, benchmark: str, wanted: Sequence[str], grouped
 class Unscored(UserError):
     """A metric of a benchmark could not be computed."""
 
-    def __init__(self, benchmark: str, task: str, metric: str, reason: str) -> None:
-        """Name benchmark, task and metric, and the reason, in one line."""
-        self.parts = (benchmark, task, metric, reason)
+    @classmethod
+    def of(cls, benchmark: str, task: str, metric: str, reason: str) -> Unscored:
+        """Return the error that names benchmark, task and metric, and the reason, in one line."""
         line = " ".join(reason.split())
-        super().__init__(
+        return cls(
             f"benchmark={benchmark}: {metric} of task {task} cannot be computed: {line} (answers are saved)"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the arguments: processes of a run exchange their errors."""
-        return Unscored, self.parts
 
 
 def check_values(
@@ -243,8 +235,9 @@ def check_values(
         if name not in wanted or not any(metric in sample for sample in results["samples"][task]):
             continue
         for key, value in results["results"][task].items():
-            if key.partition(",")[0] == metric and not _is_finite(value):
-                raise Unscored(benchmark.name, task, metric, f"its aggregation gives {value!r}")
+            finite = isinstance(value, Real) and math.isfinite(float(value))
+            if key.partition(",")[0] == metric and not finite:
+                raise Unscored.of(benchmark.name, task, metric, f"its aggregation gives {value!r}")
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -254,7 +247,3 @@ def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(number, Real) and not math.isfinite(float(number)):
             raise ValueError(f"metric {metric} is {float(number)}")
     return metrics
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(float(value))

@@ -11,11 +11,11 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import Empty, Queue
-from types import TracebackType
-from typing import Generic, TypeVar
+from queue import Queue
+from typing import TypeVar
 
 from espalier.harness.errors import tell_once
 from espalier.harness.specs.run_spec import RunSpec
@@ -31,9 +31,6 @@ CORES, CORES_OF_TWO = 2, 3
 
 #: Seconds that the reader gets to finish its current item.
 LEAVE = 2.0
-
-#: Seconds of silence after which the reader is checked.
-LOOK = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,107 +59,71 @@ class ReaderStopped(BaseException):
     """Ends the reader at the next sample, when its batches are not needed any more."""
 
 
-@dataclass(frozen=True)
-class _ItemResult(Generic[Made]):
-    """The result of one item: a value or an exception."""
-
-    value: Made | None = None
-    error: BaseException | None = None
-
-
-class ReadAhead(Generic[Item, Made]):
-    """Prepares items in a thread, in order, a bounded number ahead of the consumer.
-
-    Args:
-        make: prepares an item; it gets a function to call between samples, which raises when the reader has to stop.
-        items: items to prepare.
-        ahead: largest number of items in preparation or ready, and not taken.
-    """
-
-    def __init__(
-        self, make: Callable[[Item, Callable[[], None]], Made], items: Sequence[Item], ahead: int
-    ) -> None:
-        self._make = make
-        self._items = items
-        self._room = threading.Semaphore(ahead)
-        self._made: Queue[_ItemResult[Made]] = Queue()
-        self._stopped = threading.Event()
-        self._reason = "it ended early"
-        # A daemon, so that the command can end even if the thread hangs.
-        self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
-
-    def __enter__(self) -> ReadAhead[Item, Made]:
-        """Start the thread."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # the system's limit of threads
-            self._reason = str(error)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop at the next sample and drop items that were not taken. Cost: at most LEAVE seconds."""
-        self._stopped.set()
-        self._room.release()
-        if self._thread.is_alive():
-            self._thread.join(LEAVE)
-
-    def take(self) -> Made | None:
-        """Wait for the next item and return it; None, with a line on stderr, if the thread has ended.
-
-        Raises:
-            BaseException: the exception that `make` raised.
-        """
-        while True:
-            try:
-                outcome = self._made.get(timeout=LOOK)
-                break
-            except Empty:
-                if self._thread.is_alive() or not self._made.empty():
-                    continue
-            tell_once(
-                f"engine.prefetch: the thread that reads ahead has ended ({self._reason}); "
-                "batches are read between answers"
-            )
-            return None
-        self._room.release()
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
-
-    def _work(self) -> None:
-        for item in self._items:
-            self._room.acquire()
-            try:
-                self._check()
-                # Only the queue refers to it, so that it is freed as soon as it is answered.
-                self._made.put(_ItemResult(self._make(item, self._check)))
-            except ReaderStopped:
-                return
-            except BaseException as error:  # raised again by `take`
-                self._made.put(_ItemResult(error=error))
-
-    def _check(self) -> None:
-        if self._stopped.is_set():
-            raise ReaderStopped
-
-
 @contextmanager
 def read_ahead(
     items: Sequence[Item],
     ahead: int,
     preparer: Callable[[], Callable[[Item, Callable[[], None]], Made]],
 ) -> Iterator[Callable[[], Made | None]]:
-    """Yield a function that returns the next prepared item; without `ahead`, one that returns None."""
+    """Yield a function that waits for the next item, prepared in a thread, and returns it or raises its error.
+
+    Without `ahead` the function returns None, as it does, with a line on stderr, if no thread can be started.
+
+    Args:
+        items: items to prepare, in order.
+        ahead: largest number of items in preparation or ready, and not taken.
+        preparer: returns what prepares an item; it gets a function to call between samples, which raises when the
+            reader has to stop.
+
+    Cost: at the end of the block at most LEAVE seconds.
+    """
     if not ahead or len(items) < 2:
         yield lambda: None
         return
-    with kept_memory(), ReadAhead(preparer(), items, ahead) as feeder:
-        yield feeder.take
+    make, room, stopped = preparer(), threading.Semaphore(ahead), threading.Event()
+    prepared: Queue[Future[Made]] = Queue()
+
+    def check() -> None:
+        if stopped.is_set():
+            raise ReaderStopped
+
+    def work() -> None:
+        for item in items:
+            room.acquire()
+            future = Future[Made]()
+            try:
+                check()
+                future.set_result(make(item, check))
+            except ReaderStopped:
+                return
+            except BaseException as error:  # raised again by `take`
+                future.set_exception(error)
+            prepared.put(future)
+            del future  # only the queue refers to it, so that it is freed as soon as it is answered
+
+    def take() -> Made:
+        future = prepared.get()
+        room.release()
+        return future.result()
+
+    # A daemon, so that the command can end even if the thread hangs.
+    thread = threading.Thread(target=work, name="feeder", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system's limit of threads
+        tell_once(
+            f"engine.prefetch: the thread that reads ahead has ended ({error}); "
+            "batches are read between answers"
+        )
+        yield lambda: None
+        return
+    with kept_memory():
+        try:
+            yield take
+        finally:
+            stopped.set()
+            room.release()
+            thread.join(LEAVE)
 
 
 def batches_ahead(spec: RunSpec, processes: int = 1) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -65,28 +64,25 @@ def check_text(tasks: Sequence[Task], text: str | None) -> None:
     for task in tasks:
         samples = task.eval_docs
         if len(samples):
-            rendered(text, samples[0], place(task, split_of(task), 0))
+            rendered(text, samples[0], place(task, 0))
 
 
-@dataclass(frozen=True)
-class PromptTexts:
-    """The text that replaces every question of tasks, which are given by name; None: their own questions."""
+def worded(
+    text: str | None,
+    tasks: Mapping[str, Task],
+    messages: Messages,
+    sample: Mapping[str, Any],
+    name: str,
+    row: int,
+) -> Messages:
+    """Return the chat of a sample of the task `name`, with the text that replaces every question; None: its own.
 
-    text: str | None
-    tasks: Mapping[str, Task]
-
-    def of(self, messages: Messages, sample: Mapping[str, Any], name: str, row: int) -> Messages:
-        """Return the chat of a sample of the task `name`, with the text if there is one.
-
-        Raises:
-            UserError: the sample does not fit the text; the line names data set, split and row.
-        """
-        if self.text is None:
-            return messages
-        task = self.tasks[name]
-        return with_question(
-            messages, rendered(self.text, sample, place(task, split_of(task), row))
-        )
+    Raises:
+        UserError: the sample does not fit the text; the line names data set, split and row.
+    """
+    if text is None:
+        return messages
+    return with_question(messages, rendered(text, sample, place(tasks[name], row)))
 
 
 def chat_of(messages: Messages) -> Chat:
@@ -113,15 +109,11 @@ def with_question(messages: Messages, text: str) -> Messages:
     return [*messages[:last], replaced, *messages[last + 1 :]]
 
 
-def place(task: Task, split: str, row: int) -> str:
+def place(task: Task, row: int) -> str:
     """Return a sample's data set, split and row, for error lines."""
-    return f"data set {task.config.dataset_path or task.config.task}, split {split}, row {row}"
-
-
-def split_of(task: Task) -> str:
-    """Return the split that a task evaluates."""
     config = task.config
-    return str(config.test_split or config.validation_split or config.training_split)
+    split = config.test_split or config.validation_split or config.training_split
+    return f"data set {config.dataset_path or config.task}, split {split}, row {row}"
 
 
 def _settings(task: Task) -> dict[str, Any]:
@@ -195,7 +187,7 @@ def _placed(to_messages: Callable[[Document], Messages], doc: Document) -> Messa
     messages = to_messages(doc)
     _check_words(messages, doc)
     pictures = _named_pictures(doc)
-    written = {number for text in _strings(messages) for number in MARK.findall(text)}
+    written = {number for text in texts_in(messages) for number in MARK.findall(text)}
     if pictures.keys() <= written:
         return messages
     plain = to_messages(_hidden(doc, pictures))
@@ -206,7 +198,7 @@ def _placed(to_messages: Callable[[Document], Messages], doc: Document) -> Messa
 
 def _named_pictures(doc: Document) -> dict[str, Image.Image]:
     """Return the pictures that the texts of a document name, by number."""
-    numbers = {number for text in _strings(doc) for number in MARK.findall(text)}
+    numbers = {number for text in texts_in(doc) for number in MARK.findall(text)}
     columns = {number: doc.get(f"image_{number}") for number in sorted(numbers)}
     return {
         number: picture for number, picture in columns.items() if isinstance(picture, Image.Image)
@@ -241,9 +233,9 @@ def _parts(
 
 
 def _check_words(messages: Messages, doc: Document) -> None:
-    chat_text = "\n".join(_strings(messages))
+    chat_text = "\n".join(texts_in(messages))
     count = sum(part["type"] != "text" for turn in messages for part in turn["content"])
-    texts = [text for text in _strings(doc) if UNNAMED in text]
+    texts = [text for text in texts_in(doc) if UNNAMED in text]
     pieces = [[piece.strip() for piece in text.split(UNNAMED)] for text in texts]
     questions = [words for words in pieces if any(piece and piece in chat_text for piece in words)]
     marks = sum(len(words) - 1 for words in questions)
@@ -255,10 +247,10 @@ def _check_words(messages: Messages, doc: Document) -> None:
         )
 
 
-def _strings(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Yield all texts in a document or in a part of it."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list):
+    elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(item)
+            yield from texts_in(item)

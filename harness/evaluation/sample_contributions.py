@@ -13,7 +13,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -60,8 +59,6 @@ def partition(
         doc: first.setdefault(_cluster(task, doc, docs[doc], benchmark.cluster), doc)
         for doc in sorted(docs)
     }
-    if not docs:
-        return Partition({}, {})
     units = sorted(set(clusters.values()))
     block_numbers = dict(zip(units, assign_blocks(units, len(docs), benchmark.blocks), strict=True))
     leader: dict[int, int] = {}
@@ -69,25 +66,24 @@ def partition(
     return Partition(clusters, blocks)
 
 
-def check_cluster(tasks: Sequence[Task], cluster: Cluster | None) -> None:
-    """Raise UserError if the column of clusters is not in the data of a task."""
-    for task in tasks if cluster is not None else ():
-        columns = getattr(task.eval_docs, "column_names", None)
-        if columns is not None:
-            _check_column(task.config.task, columns, cluster)
-
-
-def limit_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
+def set_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
     """Make tasks ask the first clusters that hold `benchmark.limit` samples, each as a whole, in the order of the data.
 
     Without a limit, or without clusters, tasks are unchanged.
 
     Raises:
-        UserError: a sample has a value for its modulo that is not an integer.
+        UserError: the column of clusters is not in the data of a task, or has a value for its modulo that is not an
+            integer.
     """
-    if benchmark.limit is not None and benchmark.cluster is not None:
-        for task in tasks:
-            chosen = _first_clusters(task, benchmark.limit, benchmark.cluster)
+    cluster, limit = benchmark.cluster, benchmark.limit
+    if cluster is None:
+        return
+    for task in tasks:
+        columns = getattr(task.eval_docs, "column_names", None)
+        if columns is not None:
+            _check_column(task.config.task, columns, cluster)
+        if limit is not None:
+            chosen = _first_clusters(task, limit, cluster)
             task.build_all_requests = partial(_ask, task, chosen)
 
 
@@ -114,8 +110,8 @@ def _ask(task: Task, chosen: frozenset[int], **options: Any) -> None:
     task._instances = [instance for instance in task.instances if instance.doc_id in chosen]
 
 
-def _check_column(task: str, columns: Iterable[str], cluster: Cluster | None) -> None:
-    if cluster is not None and cluster.column not in columns:
+def _check_column(task: str, columns: Iterable[str], cluster: Cluster) -> None:
+    if cluster.column not in columns:
         raise UserError(
             f"benchmark.cluster={cluster.column!r} is not a column of {task}; valid: {', '.join(map(str, columns))}"
         )
@@ -273,9 +269,10 @@ def influence(
         raise NoContributions(
             f"leaving out {count} times would take {taken:.0f} s; benchmark.blocks sets a smaller number"
         )
-    order = np.argsort(place, kind="stable")
-    members = np.split(order, np.cumsum(sizes)[:-1])
-    leave_out = [_value(aggregate, _without(raw, indices)) for indices in members]
+    leave_out = [
+        _value(aggregate, [raw[i] for i in np.flatnonzero(place != unit).tolist()])
+        for unit in range(count)
+    ]
     deviations = (count - 1) * (total - np.array(leave_out))
     deviations -= deviations.mean()
     _check_fit(aggregate, raw, place, deviations, seed)
@@ -308,11 +305,6 @@ def _check_fit(
             f"it does not vary as single samples predict (they explain {explained:.0%} of it, spread {spread:.3g} "
             f"against {expected:.3g})"
         )
-
-
-def _without(raw: Sequence[Any], without: NDArray[np.intp]) -> list[Any]:
-    left_out = set(without.tolist())
-    return [value for i, value in enumerate(raw) if i not in left_out]
 
 
 def _value(aggregate: Aggregate, raw: list[Any]) -> float:
@@ -351,11 +343,6 @@ class MetricShare:
     sample_scores: Mapping[Key, float] = field(default_factory=dict)
     stderr: float | None = None
     note: str | None = None
-
-    def summary(self) -> dict[str, Any]:
-        """Return the row's entry."""
-        units = len(set(self.units.values()))
-        return {"how": self.how, "samples": len(self.values), "units": units, "note": self.note}
 
 
 @dataclass(frozen=True)
@@ -455,8 +442,8 @@ def _is_mean(task: Task, metric: str, raw: Mapping[int, Any], scores: Mapping[Ke
     values = [value for value in numbers if value is not None]
     if len(values) < len(numbers):
         return True
-    with _called_again() as folder:
-        return is_mean(aggregation(task, metric, folder), list(raw.values()), values)
+    with aggregation(task, metric) as aggregate:
+        return is_mean(aggregate, list(raw.values()), values)
 
 
 def _leave_one_out(
@@ -473,8 +460,7 @@ def _leave_one_out(
     blocks, clusters = parts.blocks, parts.clusters
     keys = [(name, doc_id) for doc_id in raw]
     try:
-        with _called_again() as folder:
-            aggregate = aggregation(task, metric, folder)
+        with aggregation(task, metric) as aggregate:
             recomputed = float(aggregate(list(raw.values())))
             if value is None or not math.isclose(recomputed, value, rel_tol=1e-6, abs_tol=1e-9):
                 raise NoContributions(f"computed again it is {recomputed:.6g}, not {value}")
@@ -493,21 +479,16 @@ def _leave_one_out(
 
 
 @contextmanager
-def _called_again() -> Iterator[Path]:
-    """Drop printed text, and yield a folder for files, which is removed at the end of the block."""
-    text = io.StringIO()
-    with TemporaryDirectory() as folder, redirect_stdout(text), redirect_stderr(text):
-        yield Path(folder)
-
-
-def aggregation(task: Task, metric: str, folder: Path) -> Callable[[list[Any]], Any]:
-    """Return a task's aggregation as a function of values only; its files go to a folder."""
+def aggregation(task: Task, metric: str) -> Iterator[Aggregate]:
+    """Yield a task's aggregation as a function of values only; the block drops its files and its printed text."""
     function = task.aggregation()[metric]
     # Without the guard of the run's scoring.
     function = getattr(function, "__wrapped__", function)
-    if "args" in inspect.signature(function).parameters:
-        return partial(function, args=Namespace(output_path=str(folder)))
-    return function  # type: ignore[no-any-return]
+    text = io.StringIO()
+    with TemporaryDirectory() as folder, redirect_stdout(text), redirect_stderr(text):
+        if "args" in inspect.signature(function).parameters:
+            function = partial(function, args=Namespace(output_path=folder))
+        yield function
 
 
 def _combined(
@@ -559,36 +540,41 @@ def _scored(
     unparsed: int | None,
 ) -> ScoredRun:
     reported = benchmark.metrics or tuple(metrics)
+    # A filter follows the name of its metric.
+    places = {name: name.partition(",")[0] for name in metrics}
     names = sorted(
-        (name for name in metrics if _bare(name) in reported),
-        key=lambda name: reported.index(_bare(name)),
+        (name for name in metrics if places[name] in reported),
+        key=lambda name: reported.index(places[name]),
     )
     scores, own_scores, units = Scores(), Scores(), dict[Key, dict[str, int]]()
-    for name in (name for name in names if name in shares):
-        if shares[name].stderr is not None and metrics[name]["stderr"] is None:
-            metrics[name]["stderr"] = shares[name].stderr
-        if shares[name].how == MEAN and shares[name].stderr is not None:
-            # The error of a mean over samples assumes independence, which samples of one cluster lack.
-            metrics[name]["stderr"] = shares[name].stderr
-        for key, value in shares[name].values.items():
+    for name, share in ((name, shares[name]) for name in names if name in shares):
+        # The error of a mean over samples assumes independence, which samples of one cluster lack.
+        if share.stderr is not None and (share.how == MEAN or metrics[name]["stderr"] is None):
+            metrics[name]["stderr"] = share.stderr
+        for key, value in share.values.items():
             scores.setdefault(key, {})[name] = value
-            if key in shares[name].sample_scores:
-                own_scores.setdefault(key, {})[name] = shares[name].sample_scores[key]
-            if shares[name].units[key] != key:
-                units.setdefault(key, {})[name] = shares[name].units[key][1]
+            if share.units[key] != key:
+                units.setdefault(key, {})[name] = share.units[key][1]
+        for key, value in share.sample_scores.items():
+            own_scores.setdefault(key, {})[name] = value
     return ScoredRun(
         metrics={name: metrics[name] for name in names},
         scores=dict(sorted(scores.items())),
         units=units,
-        how={name: shares[name].summary() for name in names if name in shares},
+        how={
+            name: {
+                "how": shares[name].how,
+                "samples": len(shares[name].values),
+                "units": len(set(shares[name].units.values())),
+                "note": shares[name].note,
+            }
+            for name in names
+            if name in shares
+        },
         values=values,
         sample_scores=own_scores,
         unparsed=unparsed,
     )
-
-
-def _bare(name: str) -> str:
-    return name.partition(",")[0]
 
 
 def _stderr(contributions: Mapping[Key, float], units: Mapping[Key, Key]) -> float | None:

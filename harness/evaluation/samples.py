@@ -6,9 +6,11 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Protocol
+from types import NoneType
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from PIL import Image
 
@@ -49,8 +51,15 @@ def json_value(value: Any) -> Any:
 
 def journal_question(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the texts of a chat as the model's template gets them, with a mark for each picture and video."""
-    text = "\n".join(f"{_role_mark(message)}{_text_of(message['content'])}" for message in messages)
-    return str(json_value(text))
+    lines = []
+    for message in messages:
+        role = "" if message["role"] == "user" else f"[{message['role']}] "
+        texts = (
+            part["text"] if part["type"] == "text" else f"<{part['type']}>"
+            for part in _parts(message)
+        )
+        lines.append(role + "".join(texts))
+    return str(json_value("\n".join(lines)))
 
 
 def journal_media(messages: Sequence[Mapping[str, Any]], source: str) -> list[dict[str, Any]]:
@@ -62,29 +71,20 @@ def journal_media(messages: Sequence[Mapping[str, Any]], source: str) -> list[di
 
     Cost: one hash over the pixels of a picture or of frames in memory; of a video file only path and size are read.
     """
-    references = []
-    for place, (kind, value) in enumerate(_media(messages)):
-        references.append({"from": f"{source}#{place}", "kind": kind, **_described(value)})
-    return references
+    parts = [part for message in messages for part in _parts(message) if part["type"] != "text"]
+    return [
+        {
+            "from": f"{source}#{place}",
+            "kind": part["type"],
+            **_described(part.get(part["type"], part.get("url"))),
+        }
+        for place, part in enumerate(parts)
+    ]
 
 
-def _role_mark(message: Mapping[str, Any]) -> str:
-    return "" if message["role"] == "user" else f"[{message['role']}] "
-
-
-def _text_of(content: str | Sequence[Mapping[str, Any]]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(
-        part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in content
-    )
-
-
-def _media(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    for message in messages:
-        for part in message["content"] if not isinstance(message["content"], str) else ():
-            if part["type"] != "text":
-                yield part["type"], part.get(part["type"], part.get("url"))
+def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _described(value: Any) -> dict[str, Any]:
@@ -100,14 +100,15 @@ def _described(value: Any) -> dict[str, Any]:
     return {"is": type(value).__name__}
 
 
+Item = TypeVar("Item")
+
 #: Identity of a sample inside a run: (task, doc id).
 Key = tuple[str, int]
 
-#: Fields of a record that hold tensors, and fields that the journal keeps.
-TENSORS = ("origin", "origins")
-RECORDED = tuple(field.name for field in fields(SampleRecord) if field.name not in TENSORS)
+#: Fields that the journal does not keep, as they hold tensors, or keeps in another form.
+ABSENT = ("origin", "origins", "record", "context")
 
-#: Fields that only entries with a value of them have.
+#: Fields of a record that only entries with a value of them have.
 RARE = ("costs", "items", "kept_tokens", "sliding", "pairs", "full_pairs")
 
 #: Number of failures that an error line spells out.
@@ -125,12 +126,28 @@ class AnswerJournal(Protocol):
 
 
 @dataclass(frozen=True)
-class Sample:
-    """An answer with its cost.
+class _OfSample:
+    """What belongs to one sample.
 
     Attributes:
         task: name of the lmms-eval task.
         doc_id: index of the document in its split.
+    """
+
+    task: str
+    doc_id: int
+
+    @property
+    def key(self) -> Key:
+        """Identity inside the run."""
+        return (self.task, self.doc_id)
+
+
+@dataclass(frozen=True)
+class Sample(_OfSample):
+    """An answer with its cost.
+
+    Attributes:
         answer: text after the stop strings are applied.
         input_tokens: prompt tokens before any reduction, text and visual.
         output_tokens: new tokens, end token included.
@@ -141,8 +158,6 @@ class Sample:
         scores_all: whether the reasoning is scored as a part of the answer.
     """
 
-    task: str
-    doc_id: int
     answer: str
     input_tokens: int
     output_tokens: int
@@ -153,32 +168,25 @@ class Sample:
     scores_all: bool = False
 
     @property
-    def key(self) -> Key:
-        """Identity inside the run."""
-        return (self.task, self.doc_id)
-
-    @property
     def scored(self) -> str:
         """The part of the answer that is scored: without its reasoning, unless all of it is."""
         return self.answer if self.scores_all else spoken(self.answer)
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form that goes into the journal."""
-        context = {} if self.context is None else {"asked": dict(self.context)}
-        # Only entries with a value of them have these.
-        rare = {"reasoning": self.reasoning, "scores_all": self.scores_all}
         return {
             "task": self.task,
             "doc_id": self.doc_id,
-            **context,
+            **({} if self.context is None else {"asked": dict(self.context)}),
             "answer": self.answer,
             "raw": self.raw,
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
-            **{name: value for name, value in rare.items() if value},
+            **({"reasoning": self.reasoning} if self.reasoning else {}),
+            **({"scores_all": True} if self.scores_all else {}),
             "record": {
                 name: getattr(self.record, name)
-                for name in RECORDED
+                for name in _journal_hints(SampleRecord)
                 if name not in RARE or getattr(self.record, name)
             },
         }
@@ -186,39 +194,25 @@ class Sample:
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
         """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
-        check(entry, ANSWER, {"asked": is_table, "reasoning": _count, "scores_all": _flag})
-        check(entry.get("record"), RECORD, MAY)
-        measured: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in entry["record"].items()
-            if name in RECORDED
-        }
-        return cls(
-            task=entry["task"],
-            doc_id=entry["doc_id"],
-            answer=entry["answer"],
-            input_tokens=entry["input_tokens"],
-            output_tokens=entry["output_tokens"],
-            record=SampleRecord(**measured),
-            raw=entry.get("raw"),
-            context=entry.get("asked"),
-            reasoning=entry.get("reasoning", 0),
-            scores_all=entry.get("scores_all", False),
+        hints, measures = _journal_hints(cls), _journal_hints(SampleRecord)
+        check(entry, {**hints, "asked": Mapping[str, Any] | None})
+        check(entry.get("record"), measures)
+        record = SampleRecord(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in entry["record"].items()
+                if name in measures
+            }
         )
+        values = {name: entry[name] for name in hints if name in entry}
+        return cls(record=record, context=entry.get("asked"), **values)
 
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(_OfSample):
     """A sample that raised: it has no answer, is never scored, and is tried again on resume."""
 
-    task: str
-    doc_id: int
     error: str
-
-    @property
-    def key(self) -> Key:
-        """Identity inside the run."""
-        return (self.task, self.doc_id)
 
     def __str__(self) -> str:
         """Return `task/doc: error`."""
@@ -243,10 +237,8 @@ class SampleErrors(RuntimeError):
 
     def __init__(self, failures: Sequence[Failure], total: int, where: str = "") -> None:
         """Name the failures in one line; `total` counts all samples, `where` explains their names."""
-        self.failures = tuple(failures)
-        self.total = total
-        self.where = where
-        listed = "; ".join(str(failure) for failure in self.failures[:NAMED])
+        self.failures, self.total, self.where = tuple(failures), total, where
+        listed = "; ".join(map(str, failures[:NAMED]))
         remainder = f"; and {len(failures) - NAMED} more" if len(failures) > NAMED else ""
         super().__init__(
             f"{len(failures)} of {total} samples failed: {listed}{remainder} ({where + '; ' if where else ''}"
@@ -264,15 +256,23 @@ def finished_samples(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
     Damaged entries are named on stderr and left out, so that their samples are answered again.
     """
     samples: dict[Key, Sample] = {}
-    for entry in entries:
-        if "answer" in entry:
-            try:
-                sample = Sample.from_entry(entry)
-            except ValueError as error:
-                _tell(entry, error)
-                continue
-            samples.setdefault(sample.key, sample)
+    for sample in _sound(entries, "answer", Sample.from_entry):
+        samples.setdefault(sample.key, sample)
     return samples
+
+
+def _sound(
+    entries: Iterable[Mapping[str, Any]], name: str, read: Callable[[Mapping[str, Any]], Item]
+) -> Iterator[Item]:
+    """Yield what the entries with a key hold; damaged ones are named on stderr and left out."""
+    for entry in entries:
+        if name in entry:
+            try:
+                yield read(entry)
+            except (ValueError, LookupError, TypeError) as error:
+                sample = f"{entry.get('task')}/{entry.get('doc_id')}"
+                reason = str(error)[:200]
+                tell_once(f"journal: an entry of {sample} is damaged and left out: {reason}")
 
 
 def score_entries(
@@ -292,18 +292,13 @@ def score_entries(
     units, values, sample_scores = units or {}, values or {}, sample_scores or {}
     entries = []
     for key in dict.fromkeys([*scores, *values]):
-        entry: dict[str, Any] = {
-            "task": key[0],
-            "doc_id": key[1],
-            "scores": dict(scores.get(key, {})),
+        entry = {"task": key[0], "doc_id": key[1], "scores": dict(scores.get(key, {}))}
+        optional = {
+            "units": dict(units.get(key, {})),
+            "own": dict(sample_scores.get(key, {})),
+            "values": _shared(values.get(key, {})),
         }
-        if units.get(key):
-            entry["units"] = dict(units[key])
-        if sample_scores.get(key):
-            entry["own"] = dict(sample_scores[key])
-        if values.get(key):
-            entry["values"] = _shared(values[key])
-        entries.append(entry)
+        entries.append(entry | {name: table for name, table in optional.items() if table})
     return entries
 
 
@@ -336,126 +331,64 @@ class SampleScores:
     values: Mapping[str, Any]
 
 
+#: Keys of an entry of scores; the last three may be missing.
+SCORING = {
+    **{"task": str, "doc_id": int, "scores": Mapping[str, float]},
+    **{"units": Mapping[str, int] | None, "own": Mapping[str, float] | None},
+    "values": tuple[Mapping[str, Any], ...] | None,
+}
+
+
 def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
     """Return the scores of each sample; the last entry of a key counts, damaged entries are skipped."""
-    scorings = {}
-    for entry in entries:
-        if "scores" in entry:
-            try:
-                check(entry, SCORES, MAY_SCORES)
-            except ValueError as error:
-                _tell(entry, error)
-                continue
-            values = {
-                metric: group["value"]
-                for group in entry.get("values", ())
-                for metric in group["of"]
-            }
-            scorings[entry["task"], entry["doc_id"]] = SampleScores(
-                dict(entry["scores"]), dict(entry.get("units", {})), values
-            )
-    return scorings
+    return dict(_sound(entries, "scores", _scoring))
 
 
-def read_scores(entries: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, float]]:
-    """Return the contributions of each sample to each metric; see `read_scorings`."""
-    return {key: dict(scoring.scores) for key, scoring in read_scorings(entries).items()}
+def _scoring(entry: Mapping[str, Any]) -> tuple[Key, SampleScores]:
+    check(entry, SCORING)
+    groups = entry.get("values") or ()
+    values = {metric: group["value"] for group in groups for metric in group["of"]}
+    scores = SampleScores(dict(entry["scores"]), dict(entry.get("units") or {}), values)
+    return (entry["task"], entry["doc_id"]), scores
 
 
-def _tell(entry: Mapping[str, Any], error: ValueError) -> None:
-    sample = f"{entry.get('task')}/{entry.get('doc_id')}"
-    tell_once(f"journal: an entry of {sample} is damaged and left out: {str(error)[:200]}")
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(_count(item) for item in value)
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_number(item) for item in value.values())
-
-
-def is_table(value: Any) -> bool:
-    """Return whether a value is a table."""
-    return isinstance(value, Mapping)
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(map(_text, value))
-
-
-def _value_groups(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        is_table(item) and "value" in item and _texts(item.get("of")) for item in value
-    )
-
-
-def _documents(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_count(item) for item in value.values())
-
-
-#: Keys of every entry about a sample; more keys are allowed.
-SAMPLE: Mapping[str, Callable[[Any], bool]] = {"task": _text, "doc_id": _count}
-ANSWER = {**SAMPLE, "answer": _text, "input_tokens": _count, "output_tokens": _count}
-SCORES = {**SAMPLE, "scores": _numbers}
-MAY_SCORES: Mapping[str, Callable[[Any], bool]] = {
-    "units": _documents,
-    "values": _value_groups,
-    "own": _numbers,
-}
-#: Keys of the telemetry of an answer; a null value counts as absent.
-RECORD: Mapping[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("visual", "text", "kv_entries", "kv_bytes", "new_tokens"), _count),
-    **dict.fromkeys(("requested", "kept", "entering"), _counts),
-}
-MAY: Mapping[str, Callable[[Any], bool]] = {
-    "special": _count,
-    "attended": _number,
-    "spare": _count,
-    "items": _counts,
-    "kept_tokens": _counts,
-    "held": _counts,
-    "held_special": _counts,
-    "sliding": _counts,
-    "pairs": _counts,
-    "full_pairs": _counts,
-    "work": _counts,
-    "times_ms": _numbers,
-    "costs": _numbers,
-    "shared": _texts,
-    "loop": _text,
-    "accepted": is_table,
-    "decoding": is_table,
-    "denoising": is_table,
-    "canvases": is_table,
-}
-
-
-def check(
-    entry: Any,
-    must: Mapping[str, Callable[[Any], bool]],
-    may: Mapping[str, Callable[[Any], bool]] | None = None,
-) -> None:
-    """Raise ValueError unless an entry has all keys of `must`, and values of `must` and `may` have their type."""
+def check(entry: Any, hints: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a table has a value of its annotation under each name; further keys do not matter."""
     if not isinstance(entry, Mapping):
         raise ValueError("not a table")
-    present = {name: kind for name, kind in (may or {}).items() if entry.get(name) is not None}
-    for name, is_valid in {**must, **present}.items():
-        if not is_valid(entry.get(name)):
+    for name, hint in hints.items():
+        if not _test_of(hint)(entry.get(name)):
             raise ValueError(f"{name} is {entry.get(name)!r}")
+
+
+@cache
+def _journal_hints(kind: type) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields in the journal; one with a default may be missing or null."""
+    hints = get_type_hints(kind)
+    return {
+        field.name: hints[field.name]
+        if field.default is field.default_factory  # both are missing
+        else hints[field.name] | None
+        for field in fields(kind)
+        if field.name not in ABSENT
+    }
+
+
+@cache
+def _test_of(hint: Any) -> Callable[[Any], bool]:
+    """Return whether a JSON value is of an annotated type: lists are tuples, integers pass as floats."""
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if NoneType in arguments:
+        present = _test_of(arguments[0])
+        return lambda value: value is None or present(value)
+    if issubclass(kind, tuple):
+        fits = _test_of(arguments[0] if arguments else int)
+        return lambda value: isinstance(value, list | tuple) and all(map(fits, value))
+    if issubclass(kind, Mapping):
+        fits = _test_of(arguments[1])
+        return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
+    types = (int, float) if kind is float else kind
+    # True is an int for Python.
+    return lambda value: isinstance(value, types) and isinstance(value, bool) == (kind is bool)

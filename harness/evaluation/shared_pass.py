@@ -152,24 +152,20 @@ class SharedPassModel(ChatModel):
         Raises:
             AllAnswered: always.
         """
-        journals = [run.journal for run in self._sharers]
         finished_keys = self._ranks.first(
-            lambda: [set(finished_samples(run.entries())) for run in journals]
+            lambda: [set(finished_samples(run.journal.entries())) for run in self._sharers]
         )
         for sharer, keys in zip(self._sharers, finished_keys, strict=True):
             sharer.done |= keys
         groups = self._groups(list({key_of(run): run for run in requests}.values()))
-        pending = [
-            (group, block)
-            for group, block in self._blocks(groups)
-            if any(sharer.lacks(block) for sharer in self._sharers)
-        ]
+        pending = self._pending(
+            groups, lambda block: any(sharer.lacks(block) for sharer in self._sharers)
+        )
         batches = self._ranks.share(pending)
         total = sum(len(block) * run.lacks(block) for _, block in batches for run in self._sharers)
         for group, block in batches:
             self._carry_out(block, group)
-            if self._progress is not None:
-                self._progress(sum(run.fresh for run in self._sharers), total)
+            self._progress(sum(run.fresh for run in self._sharers), total)
         raise AllAnswered
 
     def _carry_out(self, block: Sequence[Instance], group: Settings) -> None:
@@ -177,9 +173,8 @@ class SharedPassModel(ChatModel):
         sharers = [run for run in self._sharers if run.lacks(block)]
         batch = _tried(partial(self._prompt, block, group, sharers))
         for sharer in sharers:
-            samples = None
-            if batch is not None:
-                samples = _tried(partial(self._answers, batch, block, group, sharer))
+            answers = partial(self._answers, batch, block, group, sharer)
+            samples = None if batch is None else _tried(answers)
             if samples is None:
                 sharer.failed += 1
             else:
@@ -190,8 +185,9 @@ class SharedPassModel(ChatModel):
     ) -> Prepared:
         """Read a batch and run it through the layers that at least two runs share."""
         batch = self._answerer.read(block)
-        methods = [run.reducer for run in sharers]
-        prompt = shared_prompt(self._adapter, batch.inputs, methods, timed=False)
+        prompt = shared_prompt(
+            self._adapter, batch.inputs, [run.reducer for run in sharers], timed=False
+        )
         depth = sorted((run.leaves for run in sharers), reverse=True)[1] if sharers[1:] else 0
         prompt = prompt_with_trunk(self._adapter, prompt, depth, self._room, **group.generate)
         return replace(batch, inputs=prompt)

@@ -13,6 +13,7 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from lmms_eval.api.metrics import mean
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
@@ -63,20 +64,13 @@ def add_statements(tasks: Sequence[Task], answers: Answers | None) -> None:
             )
         better = task.higher_is_better()
         renamed = _renamed if answers.form != "short" else lambda table: {}
-        task._aggregation_list = {**metrics, **renamed(metrics), UNPARSED: _mean}
+        task._aggregation_list = {**metrics, **renamed(metrics), UNPARSED: mean}
         task._higher_is_better = {**better, **renamed(better), UNPARSED: False}
 
 
 def strict_scoring(score: Score, answers: Answers | None) -> Score:
     """Return a task's scoring by strict reading, with its own reading and `unparsed` added."""
     return score if answers is None else partial(_scored, score, answers)
-
-
-def statement(answers: Answers, doc: Mapping[str, Any], answer: str) -> str:
-    """Return the letter, or yes or no, that an answer states; "" if it states none clearly."""
-    if answers.form == "yes_no":
-        return yes_or_no(answer)
-    return letter(answer, _options(answers.options, doc))
 
 
 def count_unread(samples: Iterable[Sample]) -> int:
@@ -113,7 +107,9 @@ def _scored(
         metrics = score(doc, results, **options)
         right = any(isinstance(value, Real) and float(value) > 0 for value in metrics.values())
         return {**metrics, UNPARSED: float(not right and not is_brief(str(answer)))}
-    stated = statement(answers, doc, answer if isinstance(answer, str) else "")
+    text = answer if isinstance(answer, str) else ""
+    is_closed = answers.form == "yes_no"
+    stated = yes_or_no(text) if is_closed else letter(text, _options(answers.options, doc))
     metrics = score(doc, [stated, *verdicts], **options)
     return {**metrics, **_renamed(score(doc, results, **options)), UNPARSED: float(not stated)}
 
@@ -129,10 +125,6 @@ def _options(columns: Sequence[str], doc: Mapping[str, Any]) -> dict[str, str]:
     if len(columns) == 1 and isinstance(texts[0], list | tuple):
         texts = list(texts[0])
     return lettered(texts)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 class RunningScore:

@@ -36,8 +36,9 @@ Count = Callable[[PromptComposition], int]
 
 def parts(composition: PromptComposition, number: int, seed: int) -> list[str | Image.Image]:
     """Return texts and pictures of a prompt in order; `number` and `seed` determine the pixels."""
-    chance = np.random.default_rng((seed, number))
-    pixels = chance.integers(0, 256, (composition.pictures, EDGE, EDGE, 3), dtype=np.uint8)
+    pixels = np.random.default_rng((seed, number)).integers(
+        0, 256, (composition.pictures, EDGE, EDGE, 3), dtype=np.uint8
+    )
     before = [words(composition.before)] if composition.before else []
     return [*before, *map(Image.fromarray, pixels), words(composition.after)]
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,18 @@ from tqdm import tqdm
 
 Patch = AbstractContextManager[Any]
 
+
+def _replaced(holder: Any, name: str, function: Callable[..., Any]) -> Patch:
+    """Call `function` in place of a library's, in a form that binds to instances."""
+    original = getattr(holder, name)
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        return function(original, *args, **options)
+
+    return mock.patch.object(holder, name, call)
+
+
 #: The letter of an option that cannot be read: no option has it.
 UNREAD = ""
 
@@ -41,18 +53,9 @@ def one_download_attempt() -> Patch:
     return mock.patch.object(ConfigurableTask.download.retry, "stop", stop_after_attempt(1))
 
 
-@contextmanager
-def task_download(
-    load: Callable[[Callable[..., None], ConfigurableTask, dict[str, Any] | None], None],
-) -> Iterator[None]:
+def task_download(load: Callable[..., None]) -> Patch:
     """lmms-eval 0.7.3, `ConfigurableTask.download`: it loads a task's data anew each time."""
-    download = ConfigurableTask.download
-
-    def call(task: ConfigurableTask, kwargs: dict[str, Any] | None = None) -> None:
-        load(download, task, kwargs)
-
-    with mock.patch.object(ConfigurableTask, "download", call):
-        yield
+    return _replaced(ConfigurableTask, "download", load)
 
 
 def task_configuration(make: Callable[..., TaskConfig]) -> Patch:
@@ -65,16 +68,13 @@ def damaged_images_refused() -> Patch:
     return mock.patch.object(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
 
 
-@contextmanager
-def rows_mapped_here() -> Iterator[None]:
+def rows_mapped_here() -> Patch:
     """Datasets 5.2.0, `Dataset.map`: tasks use child processes, which may hang when forked from torch's threads."""
-    original = datasets.Dataset.map
 
-    def serial(self: datasets.Dataset, *args: Any, **options: Any) -> datasets.Dataset:
-        return original(self, *args, **options | {"num_proc": None})
+    def serial(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return original(*args, **options | {"num_proc": None})
 
-    with mock.patch.object(datasets.Dataset, "map", serial):
-        yield
+    return _replaced(datasets.Dataset, "map", serial)
 
 
 # ---------------------------------------------------------------------- the hub
@@ -93,8 +93,7 @@ def hub_home(home: Path, cache: Path) -> Iterator[None]:
 
 def dataset_builder(build: Callable[..., Any]) -> Patch:
     """Datasets 5.2.0, `load_dataset_builder`: it looks a data set's name up on the hub only."""
-    function = partial(build, datasets.load.load_dataset_builder)
-    return mock.patch.object(datasets.load, "load_dataset_builder", function)
+    return _replaced(datasets.load, "load_dataset_builder", build)
 
 
 @contextmanager
@@ -108,28 +107,21 @@ def hub_download(
         serve: called instead for data sets.
         active: returns whether data sets are served; a task may keep the function after the block.
     """
-    original = getattr(huggingface_hub, name)
 
-    @wraps(original)
-    def call(repo_id: str, *args: Any, **options: Any) -> Any:
-        if not active() or options.get("repo_type") != "dataset":
-            return original(repo_id, *args, **options)
-        return serve(repo_id, *args, **options)
+    def call(original: Callable[..., Any], repo_id: str, *args: Any, **options: Any) -> Any:
+        is_served = active() and options.get("repo_type") == "dataset"
+        return (serve if is_served else original)(repo_id, *args, **options)
 
-    with ExitStack() as stack:
-        for module in _importers(name, original):
-            stack.enter_context(mock.patch.object(module, name, call))
-        yield
-
-
-def _importers(name: str, function: object) -> list[Any]:
-    """Return the hub's package, and the modules that imported a function from it."""
+    function = getattr(huggingface_hub, name)
     modules = [
         module
-        for module in list(sys.modules.values())
+        for module in sys.modules.values()
         if getattr(module, "__dict__", {}).get(name) is function
     ]
-    return [huggingface_hub, *(module for module in modules if module is not huggingface_hub)]
+    with ExitStack() as stack:
+        for module in dict.fromkeys([huggingface_hub, *modules]):
+            stack.enter_context(_replaced(module, name, call))
+        yield
 
 
 # ---------------------------------------------------------------------- media of the data
@@ -137,30 +129,17 @@ def _importers(name: str, function: object) -> list[Any]:
 
 def column_decoded(column: type, decode: Callable[..., Any]) -> Patch:
     """Datasets 5.2.0, `decode_example` of columns with files: it opens any path or address in the data."""
-    original = column.decode_example  # type: ignore[attr-defined]
-    return mock.patch.object(column, "decode_example", _method(decode, original))
-
-
-def _method(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, with the original as its first argument, in a form that binds to instances."""
-
-    @wraps(original)
-    def call(*args: Any, **options: Any) -> Any:
-        return function(original, *args, **options)
-
-    return call
+    return _replaced(column, "decode_example", decode)
 
 
 def image_opened(opened: Callable[..., Any]) -> Patch:
     """Pillow 13.0.0, `Image.open`: tasks open paths from their data."""
-    original = PIL.Image.open
-    return mock.patch.object(PIL.Image, "open", _method(opened, original))
+    return _replaced(PIL.Image, "open", opened)
 
 
 def file_system_made(make: Callable[..., Any]) -> Patch:
     """Fsspec 2026.9.0, `_Cached.__call__`: it makes a file system for any protocol in the data, also the web."""
-    original = fsspec.spec._Cached.__call__
-    return mock.patch.object(fsspec.spec._Cached, "__call__", _method(make, original))
+    return _replaced(fsspec.spec._Cached, "__call__", make)
 
 
 # ---------------------------------------------------------------------- lmms-eval: scoring

@@ -168,7 +168,7 @@ def _stored_source(source: Mapping[str, Any]) -> bytes | str:
     """Return the bytes in a dict, or else the path."""
     for key in ("bytes", "path"):
         if source.get(key) is not None:
-            return source[key]  # type: ignore[no-any-return]
+            return source[key]
     raise UserError(
         f"image with keys {sorted(source)} has neither bytes nor a path; valid: {VALID}"
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoProcessor
+from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from espalier.harness.cost.facts import Work
-from espalier.harness.engine.layer_inputs import ORDER
+from espalier.harness.engine.layer_inputs import ORDER, LayerTypes
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.errors import UserError, unknown_name
@@ -33,17 +33,12 @@ from espalier.harness.models.conversations import (
     thinking_options,
 )
 from espalier.harness.models.loader import load_part, special_tokens_only
-from espalier.harness.models.random_weights import SPECIAL, Built
+from espalier.harness.models.random_weights import SPECIAL
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import gather
 from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
-from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.specs.think_tags import opened_by
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.layer_inputs import LayerTypes
-    from espalier.harness.specs.run_spec import ModelSpec
-
 
 #: Exceptions of processors for pictures and frames of unsupported sizes.
 UNFIT = (ValueError, ZeroDivisionError)
@@ -186,6 +181,10 @@ def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
 
+#: Loads the tokenizer of tokenizer.json; the class named in a checkpoint's settings may rebuild it.
+FAST = partial(load_part, part_class=PreTrainedTokenizerFast)
+
+
 @dataclass(frozen=True)
 class FamilyData:
     """What differs between families without code of theirs.
@@ -200,10 +199,12 @@ class FamilyData:
         self_described: whether a checkpoint alone describes the model; other families need a file in conf/model.
         processor_class: loads the checkpoint's processor.
         part_classes: classes that load parts of it, by their names, in place of the library's.
+        tokenizer: loads the tokenizer of a release that has no processor.
+        fixed: values that the config.json of a release has, if stated, where the library's modules compute the same.
         settings: valid keys of `model.processor`; each has its place in the processor, "" if code of the family reads
             it, and its type.
-        config: builds the configuration for random weights.
-        processor: builds the processor for random weights.
+        config: builds the configuration for random weights (`Built`); None: there are none.
+        processor: builds the processor for random weights (`Built`).
         special: special tokens of the tokenizer for random weights.
         named_tokens: special tokens by the names that the processor reads from that tokenizer.
         decoder: path of the text stack in the model.
@@ -215,6 +216,9 @@ class FamilyData:
         attentions: valid `model.attention`; empty: all.
         masks: why others are not, after the name of the model in the error line.
         takes_video: whether chats may hold videos.
+        library_positions: of Qwen's towers, whether the library's position ids are the release's, also for videos.
+        class_tokens: of these towers, tokens for each picture or frame besides its patches.
+        row_newlines: of LLaVA's videos, whether a newline token follows each row of each frame, not the video alone.
         media: default template of media in a turn.
         joins: templates of media by `model.join`.
         placeholders: texts that the processor replaces with the tokens of a picture or a video.
@@ -235,9 +239,11 @@ class FamilyData:
     self_described: bool = True
     processor_class: Any = AutoProcessor
     part_classes: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Callable[[ModelSpec], Any] = FAST
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    config: Built | None = None
-    processor: Built | None = None
+    config: Any = None
+    processor: Any = None
     special: Sequence[str] = SPECIAL
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     decoder: str = "model.language_model"
@@ -249,6 +255,9 @@ class FamilyData:
     attentions: tuple[str, ...] = ()
     masks: str = ""
     takes_video: bool = False
+    library_positions: bool = False
+    class_tokens: int = 0
+    row_newlines: bool = False
     media: str = TAGGED
     joins: Mapping[str, str] = field(default_factory=dict)
     placeholders: tuple[str, ...] = (MARK,)
@@ -349,7 +358,6 @@ class Adapter(ModelParts):
     @classmethod
     def class_of(cls, config: Any) -> Any:
         """Return the transformers class that a configuration builds."""
-        del config
         return cls.data.model_class
 
     @property
@@ -393,7 +401,6 @@ class Adapter(ModelParts):
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return the transformers configuration built from `model.facts` and `model.architecture`."""
-        assert cls.data.config is not None
         config = cls.data.config(spec, tokenizer)
         cls.check_config(config, spec)
         return config
@@ -401,7 +408,6 @@ class Adapter(ModelParts):
     @classmethod
     def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return a processor around `tokenizer`, for a model without a checkpoint."""
-        assert cls.data.processor is not None
         tokenizer._set_model_specific_special_tokens(dict(cls.data.named_tokens))
         return cls.adopt_processor(cls.data.processor(spec, tokenizer), spec)
 
@@ -488,7 +494,7 @@ class Adapter(ModelParts):
         batch = self.process_batch(texts, chat_media)
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
         check_context(batch["attention_mask"], limit, self.spec.name)
-        return batch  # type: ignore[no-any-return]
+        return batch
 
     def process_batch(self, texts: list[str], media: Sequence[Media]) -> Any:
         """Run the family's processor on prompts; an error names the picture or video that it refuses, and its size."""
@@ -513,7 +519,6 @@ class Adapter(ModelParts):
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat for the processor; `media` are the chat's pictures and clips."""
-        del media
         return self.render(place_media(chat, self.data.placeholders, self.data.inline))
 
     def render(self, chat: Chat) -> str:
@@ -570,12 +575,10 @@ class Adapter(ModelParts):
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the area of a view on its picture; default: the whole picture, stretched to the view."""
-        del view
         return WHOLE
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the family's processor on prompts with the pictures and clips of each."""
-        del clips
         return self.run_processor(texts, images=pictures if any(pictures) else None)
 
     def process_in_order(

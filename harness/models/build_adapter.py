@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, first_words, foreign
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.checkpoint_files import check_checkpoint
+from espalier.harness.models.checkpoint_files import INDEX, check_checkpoint
 from espalier.harness.models.conversations import template_of_processor, warn_of_template
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.loader import (
@@ -37,20 +36,14 @@ from espalier.harness.models.loader import (
 )
 from espalier.harness.models.measured_facts import check_facts, reading_parts, unlisted_facts
 from espalier.harness.models.memory_check import check_memory, free_bytes
-from espalier.harness.models.quantisation import quantisation_of, stored_bytes
+from espalier.harness.models.quantisation import checkpoint_folder, quantisation_of, stored_bytes
 from espalier.harness.models.random_weights import build_random, byte_tokenizer
 from espalier.harness.paths import located
-from espalier.harness.specs.hub_cache import cached_file
-from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.store.files.digests import Digests
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
-
 
 KEY = "tie_word_embeddings"
 HEAD = "lm_head.weight"
-INDEX = "model.safetensors.index.json"
 
 
 def load_adapter(spec: ModelSpec) -> Adapter:
@@ -66,13 +59,22 @@ def load_adapter(spec: ModelSpec) -> Adapter:
 
 
 def load_adapter_without_weights(spec: ModelSpec) -> Adapter:
-    """Return the adapter of a model that another process runs: it prepares prompts and counts their tokens.
+    """Return the adapter of a model without its weights, to prepare prompts and count their tokens.
+
+    Cost: no memory for weights; the checkpoint's weight files may be absent.
 
     Raises:
         UserError: as in `load_adapter`.
     """
+    family: type[Adapter] = ADAPTERS.load(spec.adapter)
     with quiet_library():
-        return build_without_weights(ADAPTERS.load(spec.adapter), spec)
+        config, processor = read_parts(family, spec)
+        skeleton = build_skeleton(family.class_of(config), config, spec)
+        skeleton.generation_config = generation_config_of(spec, config)
+        with reading_parts(spec, config):
+            adapter = family(skeleton, processor, spec)
+            check_facts(adapter)
+    return adapter
 
 
 def build_adapter(family: type[Adapter], spec: ModelSpec) -> Adapter:
@@ -129,6 +131,10 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
     """
     family.check_settings(spec)
     if spec.weights == "random":
+        if family.data.config is None:
+            raise UserError(
+                f"model={spec.name}: model.weights=random needs a family; valid: a checkpoint's folder"
+            )
         processor = random_processor(family, spec)
         return family.configuration(spec, processor.tokenizer), processor
     if spec.path is not None:
@@ -155,21 +161,6 @@ def read_processor(family: type[Adapter], spec: ModelSpec) -> Any:
         processor = family.load_processor(spec)
         _ = processor.tokenizer  # what has none is refused here
     return processor
-
-
-def build_without_weights(family: type[Adapter], spec: ModelSpec) -> Adapter:
-    """Return an adapter that prepares prompts and counts their tokens, for a model that another process runs.
-
-    Raises:
-        UserError: as in `build_adapter`.
-    """
-    config, processor = read_parts(family, spec)
-    skeleton = build_skeleton(family.class_of(config), config, spec)
-    skeleton.generation_config = generation_config_of(spec, config)
-    with reading_parts(spec, config):
-        adapter = family(skeleton, processor, spec)
-        check_facts(adapter)
-    return adapter
 
 
 def generation_config_of(spec: ModelSpec, config: Any) -> GenerationConfig:
@@ -242,11 +233,17 @@ def settle_head(config: Any, spec: ModelSpec, renames: Mapping[str, str]) -> Non
     Raises:
         UserError: no head is stored, but the model's file or the checkpoint states an untied head.
     """
-    stated = [
-        value
-        for value in (_of_file(config, spec), _of_checkpoint(config, spec))
-        if value is not None
-    ]
+    stated = []
+    if spec.architecture:
+        parts = [spec.architecture.get(part, {}) for part in ("model", "text")]
+        values = [bool(part[KEY]) for part in parts if KEY in part]
+        stated.append(any(values) if values else bool(getattr(type(config), KEY, False)))
+    released = config_of(spec)
+    text = released.get("text_config")
+    if KEY in released:
+        stated.append(bool(getattr(config, KEY, False)))
+    elif isinstance(text, dict) and text.get(KEY) is not None:
+        stated.append(bool(text[KEY]))
     stored = _stores_head(spec, renames)
     tied = all(stated) if stated else bool(getattr(config, KEY, False)) and not stored
     if stored is False and not tied:
@@ -257,54 +254,24 @@ def settle_head(config: Any, spec: ModelSpec, renames: Mapping[str, str]) -> Non
     setattr(config, KEY, tied)
 
 
-def _of_file(config: Any, spec: ModelSpec) -> bool | None:
-    """Return the value in the model's file, or the class's default if the key is absent; None without architecture."""
-    if not spec.architecture:
-        return None
-    parts = [spec.architecture.get(part, {}) for part in ("model", "text")]
-    stated = [bool(part[KEY]) for part in parts if KEY in part]
-    return any(stated) if stated else bool(getattr(type(config), KEY, False))
-
-
-def _of_checkpoint(config: Any, spec: ModelSpec) -> bool | None:
-    """Return the value in config.json, of the model or else of its text stack; None if neither states it."""
-    stored = config_of(spec)
-    if KEY in stored:
-        return bool(getattr(config, KEY, False))
-    text = stored.get("text_config")
-    value = text.get(KEY) if isinstance(text, dict) else None
-    return None if value is None else bool(value)
-
-
 def _stores_head(spec: ModelSpec, renames: Mapping[str, str]) -> bool | None:
-    """Return whether the checkpoint stores a head; None if its files are not on this machine."""
-    names = _names(spec)
-    if names is None:
+    """Return whether the checkpoint stores a head; None if files are missing or malformed, which loading reports."""
+    folder = checkpoint_folder(spec)
+    if folder is None:
+        return None
+    names: list[str] = []
+    try:
+        if (folder / INDEX).is_file():
+            names += json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        else:
+            for file in folder.glob("*.safetensors"):
+                with safe_open(file, framework="pt") as tensors:
+                    names += tensors.keys()
+    except MALFORMED:
         return None
     for pattern, name in renames.items():
         names = [re.sub(pattern, name, key) for key in names]
-    return any(name.endswith(HEAD) for name in names)
-
-
-def _names(spec: ModelSpec) -> list[str] | None:
-    """Return the tensor names of a local checkpoint; None if files are missing or malformed, which loading reports."""
-    path = cached_file(spec, "config.json") if spec.path is None else spec.path / "config.json"
-    if path is None:
-        return None
-    index = path.parent / INDEX
-    try:
-        if index.is_file():
-            return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        return [
-            name for file in path.parent.glob("*.safetensors") for name in _header(file)
-        ] or None
-    except MALFORMED:
-        return None
-
-
-def _header(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as tensors:
-        return list(tensors.keys())
+    return any(name.endswith(HEAD) for name in names) if names else None
 
 
 _STACK = {"layers": 1, "hidden": 1, "intermediate": 1, "heads": 1, "kv_heads": 1, "head_dim": 1}
@@ -349,6 +316,5 @@ def read_checkpoint(spec: ModelSpec, key: str, conversation: bool = True) -> Mod
         spec = replace(spec, conversation=CHECKPOINT if template else None)
     with reading_parts(spec, config):
         skeleton = build_skeleton(adapter.class_of(config), config, spec)
-        probe = adapter(skeleton, processor, spec)
-        facts = unlisted_facts(probe)
+        facts = unlisted_facts(adapter(skeleton, processor, spec))
     return replace(spec, facts=facts)

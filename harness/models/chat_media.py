@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from PIL.Image import Image
 
 from espalier.harness.errors import UserError, brief
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import TRANSPARENCY, open_image
 from espalier.harness.settings import choice
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from espalier.harness.specs.run_spec import VideoSpec
+from espalier.harness.specs.run_spec import VideoSpec
 
 Chat = list[dict[str, Any]]
 

@@ -56,9 +56,11 @@ def check_checkpoint(path: Path, digests: Digests, sibling: str | None = None) -
 
 def _check(path: Path, digests: Digests, sibling: str | None) -> None:
     key = f"model.path={brief(str(path))!r}"
-    _check_original(path, sibling)
+    config = path / "config.json"
+    if config.is_file() and _problem(config) is None:
+        check_format(path.name, str(path), json.loads(read_bytes(config)), sibling)
     weights = sorted(path.glob("*.safetensors"))
-    if not (path / "config.json").exists() or not weights:
+    if not config.exists() or not weights:
         raise UserError(
             f"{key} holds no model{other_format(path)}; valid: a directory with config.json and *.safetensors"
         )
@@ -84,13 +86,6 @@ def _check(path: Path, digests: Digests, sibling: str | None) -> None:
                 f"{key}: weight file {file.name!r} is damaged: its SHA-256 differs from {recorded.name}; "
                 "valid: the original file"
             )
-
-
-def _check_original(path: Path, sibling: str | None) -> None:
-    """Raise UserError with the conversion command for a release that only its own code reads."""
-    file = path / "config.json"
-    if file.is_file() and _problem(file) is None:
-        check_format(path.name, str(path), json.loads(read_bytes(file)), sibling)
 
 
 def check_shards(folder: Path, key: str) -> None:
@@ -172,7 +167,6 @@ def _problem(file: Path) -> str | None:
 @cache  # a sweep checks every cell; size and time of change stand for the content
 def _no_table(file: Path, size: int, changed: int) -> str | None:
     """Return the fault of a JSON file that must hold a table, None if there is none."""
-    del size, changed
     try:
         content = json.loads(read_bytes(file))
     except FOREIGN as error:

@@ -15,16 +15,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.loader import MALFORMED, unreadable
-from espalier.harness.specs.run_spec import CHECKPOINT
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.specs.think_tags import Thinking
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
-
 
 #: Media first, separated by blanks and followed by a line break, as in LLaVA's code and lmms-eval's classes.
 TAGGED = (

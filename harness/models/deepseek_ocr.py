@@ -15,8 +15,8 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from itertools import count, takewhile
+from typing import Any
 
 import torch
 from PIL import Image, ImageOps
@@ -27,7 +27,6 @@ from transformers import (
     DeepseekOcr2Config,
     DeepseekOcr2ForConditionalGeneration,
     DeepseekOcr2Processor,
-    PreTrainedTokenizerFast,
     UnlimitedOcrConfig,
     UnlimitedOcrForConditionalGeneration,
     UnlimitedOcrImageProcessor,
@@ -55,9 +54,7 @@ from espalier.harness.models.random_weights import (
 )
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 from espalier.harness.settings import Count, Natural
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -267,16 +264,6 @@ _NUMBER = re.compile(r"\\quad \([^)]*\)")
 _GAP = re.compile(r"\n{3,4}")
 
 
-def answer_ids(ids: Sequence[int], end: int | None, pad: int) -> list[int]:
-    """Return new tokens before the first end or padding token."""
-    tokens = []
-    for token in ids:
-        if token in (end, pad):
-            break
-        tokens.append(token)
-    return tokens
-
-
 def as_transformers(text: str) -> str:
     """Return an answer as written to a file by the release's transformers code.
 
@@ -288,7 +275,7 @@ def as_transformers(text: str) -> str:
     def link(match: re.Match[str]) -> str:
         return f"![](images/{next(numbers)}.jpg)\n" if match[1] == "image" else ""
 
-    return _operators(_REFERENCE.sub(link, text))
+    return _REFERENCE.sub(link, text).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 
 
 def as_vllm(text: str) -> str:
@@ -300,10 +287,6 @@ def as_vllm(text: str) -> str:
     text = _REFERENCE.sub("", text)
     text = _DISPLAY.sub(lambda match: _NUMBER.sub("", match[0]), text)
     return _GAP.sub("\n\n", text).replace("<center>", "").replace("</center>", "")
-
-
-def _operators(text: str) -> str:
-    return text.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 
 
 #: Functions by the value of `model.processor.clean_up`.
@@ -393,13 +376,12 @@ class DeepseekOcrAdapter(Adapter):
         if name not in (None, cls.data.conversation):
             raise unknown_name("model.conversation", name, (cls.data.conversation,))
         join_of(join, cls.data.joins)
-        del thinking
         return PLAIN
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
         """Return a processor with the checkpoint's tokenizer; `model.processor` replaces the remote code's settings."""
-        return cls.new_processor(spec, _tokenizer(spec))
+        return cls.new_processor(spec, cls.data.tokenizer(spec))
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
@@ -415,12 +397,11 @@ class DeepseekOcrAdapter(Adapter):
             name: {**spec.architecture.get(name, {}), **table} for name, table in sizes.items()
         }
         stated_spec = replace(spec, architecture={**spec.architecture, **stated})
-        return cls.configuration(stated_spec, _tokenizer(spec))
+        return cls.configuration(stated_spec, cls.data.tokenizer(spec))
 
     def stem_layers(self) -> Sequence[Any]:
         """Return SAM's layers."""
-        layers: Sequence[Any] = self.model.model.vision_tower.sam_encoder.layers
-        return layers
+        return self.model.model.vision_tower.sam_encoder.layers
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:
@@ -437,39 +418,47 @@ class DeepseekOcrAdapter(Adapter):
         Without these tokens, labels and boxes could not be distinguished from text.
         """
         tokenizer = self.processor.tokenizer
-        texts = [
-            tokenizer.decode(answer_ids(row, tokenizer.eos_token_id, self.pad_id))
-            for row in ids.tolist()
-        ]
+        ends = (tokenizer.eos_token_id, self.pad_id)
+        answers = [takewhile(lambda token: token not in ends, row) for row in ids.tolist()]
+        texts = [tokenizer.decode([*answer]) for answer in answers]
         clean_up = self.spec.processor.get("clean_up")
         clean = str if clean_up is None else CLEAN_UPS[clean_up]
         return [clean(text.strip()).strip() for text in texts]
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: crops, then the global view. The projector gets all global views first."""
-        if "pixel_values" not in inputs:
-            return {self.model.config.image_token_id: []}
-        global_views = inputs["pixel_values"]
-        # A batch without crops has no such pixels; its counts are 0.
-        crop = inputs.get("pixel_values_local", global_views)
-        n_whole, n_crop = self._cells(global_views), self._cells(crop)
-        first = n_whole**2 * len(global_views)
         items: list[VisualItem] = []
-        shapes = zip(inputs["patches_grid"], inputs["num_local_patches"], strict=True)
-        for image, ((columns, rows), n_crops) in enumerate(shapes):
-            planes = [plane(0, 1, 1, n_whole, image * n_whole**2)]
-            work = self._work(global_views)
-            if n_crops:
-                planes.insert(0, plane(1, columns, rows, n_crop, first))
-                first += n_crops * n_crop**2
-            for _ in range(n_crops):
-                work = work.plus(self._work(crop))
-            # The separator takes the position of one more newline at the end.
-            planes.append(tuple(table[-1:] for table in planes[-1]))
-            grid, unit, tile = (torch.cat(tables) for tables in zip(*planes, strict=True))
+        pages = inputs.get("pixel_values", ())
+        # A batch without crops has no such pixels; its counts are 0.
+        crops = inputs.get("pixel_values_local", pages)
+        first = self._cells(pages) ** 2 * len(pages) if len(pages) else 0
+        for image in range(len(pages)):
+            count, work = int(inputs["num_local_patches"][image]), self._work(pages)
+            for _ in range(count):
+                work = work.plus(self._work(crops))
+            n_page, n_crop = self._cells(pages), self._cells(crops)
+            tables = [self._page(n_page, image * n_page**2)]
+            if count:
+                stitched = "patches_grid" in inputs
+                columns, rows = inputs["patches_grid"][image] if stitched else (count, 1)
+                tables.insert(0, self._plane(int(columns), int(rows), n_crop, first))
+                first += count * n_crop**2
+            grid, unit, tile = (torch.cat(parts) for parts in zip(*tables, strict=True))
+            # The separator takes the place of one more newline, or query, at the end.
+            grid, tile = torch.cat([grid, grid[-1:]]), torch.cat([tile, tile[-1:]])
+            unit = torch.cat([unit, torch.tensor([-1])])
             source = unit.clamp(min=0).view(-1, 1)
-            items.append(VisualItem(grid, source, prunable=unit >= 0, tile=tile, work=work))
+            tiled = None if self.data.unplaced else tile
+            items.append(VisualItem(grid, source, prunable=unit >= 0, tile=tiled, work=work))
         return {self.model.config.image_token_id: items}
+
+    def _page(self, side: int, first: int) -> tuple[Tensor, ...]:
+        """Return places, units and tiles of the tokens of a global view; its first unit is `first`."""
+        return plane(0, 1, 1, side, first)
+
+    def _plane(self, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
+        """Return places, units and tiles of the tokens of an image's crops; their first unit is `first`."""
+        return plane(1, columns, rows, side, first)
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the padded square of the global view if it is padded; crops are stretched to fill their plane."""
@@ -498,11 +487,6 @@ class DeepseekOcrAdapter(Adapter):
         """Return the work of one view."""
         window = self.model.config.vision_config.sam_config.window_size
         return view_work(self._cells(views), self._patches(views), window)
-
-
-def _tokenizer(spec: ModelSpec) -> Any:
-    """Return the tokenizer of tokenizer.json; the class named in the checkpoint's settings would rebuild it."""
-    return load_part(spec, PreTrainedTokenizerFast)
 
 
 #: Rows of the class's two tables of queries. A view must have as many cells, since each gets a placeholder.
@@ -574,26 +558,17 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
         """Return the queries' (units, ...) of (views, cells and queries, ...) values."""
         return values[:, values.shape[1] // 2 :].flatten(0, 1)
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
-        """Return one item per image: a row of queries for each view. The projector gets all global views first."""
-        items: list[VisualItem] = []
-        if "pixel_values" in inputs:
-            global_views = inputs["pixel_values"]
-            # A batch without crops has no such pixels; its counts are 0.
-            crops = inputs.get("pixel_values_local", global_views)
-            n_page, n_crop = self._cells(global_views) ** 2, self._cells(crops) ** 2
-            first = n_page * len(global_views)
-            for image, count in enumerate(map(int, inputs["num_local_patches"])):
-                views = [rectangle(1, 1, n_crop, view) for view in range(1, count + 1)]
-                page = rectangle(1, 1, n_page)
-                unit = [torch.arange(first, first + count * n_crop)]
-                unit.append(torch.arange(image * n_page, (image + 1) * n_page))
-                first += count * n_crop
-                work = self._work(global_views)
-                for _ in range(count):
-                    work = work.plus(self._work(crops))
-                items.append(_item(torch.cat([*views, page]), torch.cat(unit), work))
-        return {self.model.config.image_token_id: items}
+    def _page(self, side: int, first: int) -> tuple[Tensor, ...]:
+        """Return a row of queries."""
+        units = torch.arange(first, first + side**2)
+        return rectangle(1, 1, side**2), units, torch.zeros_like(units)
+
+    def _plane(self, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
+        """Return a row of queries for each crop."""
+        views = range(1, columns * rows + 1)
+        grid = torch.cat([rectangle(1, 1, side**2, view) for view in views])
+        units = torch.arange(first, first + len(grid))
+        return grid, units, torch.zeros_like(units)
 
     def _work(self, views: Tensor) -> Work:
         """Return the work of one view."""
@@ -601,11 +576,3 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
         # Cells see cells; queries see cells, and queries up to themselves.
         pairs = 2 * cells**2 + cells * (cells + 1) // 2
         return super()._work(views)._replace(tokens=2 * cells, pairs=pairs)
-
-
-def _item(grid: Tensor, unit: Tensor, work: Work) -> VisualItem:
-    """Return the item of an image's queries; the separator takes the place of one more at the end."""
-    places, source = torch.cat([grid, grid[-1:]]), torch.cat([unit, unit[-1:]])
-    prunable = torch.ones(len(places), dtype=torch.bool)
-    prunable[-1] = False
-    return VisualItem(places, source.view(-1, 1), prunable=prunable, work=work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -38,10 +38,8 @@ from espalier.harness.models.random_weights import (
     token_id,
     vision_config,
 )
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.generation import CanvasSettings
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.generation import CanvasSettings
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Placeholder of a picture; the processor adds its tokens and its marks.
 IMAGE = "<|image|>"

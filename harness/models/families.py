@@ -28,7 +28,7 @@ FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "llava_onevision1_5:LlavaOnevision15Adapter",
         ("llavaonevision1_5",),
     ),
-    "llava_video": ("llava_video:LlavaVideoAdapter", ("llava_video",)),
+    "llava_video": ("llava_video:LlavaVideoAdapter", ("llava_video", "llava_qwen")),
     "qwen2_vl": ("qwen_vl:Qwen2VLAdapter", ("qwen2_vl",)),
     "qwen2_5_vl": ("qwen_vl:Qwen25VLAdapter", ("qwen2_5_vl",)),
     "qwen3_vl": ("qwen_vl:Qwen3VLAdapter", ("qwen3_vl",)),
@@ -77,7 +77,7 @@ ORIGINAL: Mapping[str, tuple[str, str]] = {
     "InternVLChatModel": ("internvl", "OpenGVLab/ on the hub, with -hf at the end of the name"),
 }
 
-#: What LLaVA-Video's config.json has and LLaVA-OneVision's has not.
+#: What LLaVA-Video's config.json has, which is loaded as released, and LLaVA-OneVision's has not.
 _ROW_NEWLINES = ("mm_newline_position", "grid")
 
 
@@ -98,10 +98,8 @@ def check_format(
     check_quantisation(name, source, config)
     names = config.get("architectures")
     for architecture in names if isinstance(names, list) else ():
-        if architecture in ORIGINAL:
+        if architecture in ORIGINAL and _ROW_NEWLINES not in config.items():
             kind, repository = ORIGINAL[architecture]
-            if _ROW_NEWLINES in config.items() and kind == "llava_onevision":
-                kind, sibling = "llava_video", ""
             place = quote(source) if Path(source).is_dir() else "<release>"
             command = (
                 f"python -m espalier convert {kind} {place} <output>, then model.path=<output>"

@@ -6,7 +6,7 @@ The visual tokens of a picture see one another. Pictures are scaled to a square;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -31,9 +31,6 @@ from espalier.harness.models.random_weights import (
     token_id,
     vision_config,
 )
-
-if TYPE_CHECKING:
-    pass
 
 #: Begins a picture; the processor adds its tokens and its end.
 START = "<start_of_image>"
@@ -111,5 +108,4 @@ class Gemma3Adapter(Adapter):
 
     def _side(self) -> int:
         """Return the number of units along the edge of a picture."""
-        side: int = round(self.model.config.mm_tokens_per_image**0.5)
-        return side
+        return round(self.model.config.mm_tokens_per_image**0.5)

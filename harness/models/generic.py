@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
@@ -31,10 +31,7 @@ from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.generic_proof import prove
 from espalier.harness.models.loader import load_part, unreadable
 from espalier.harness.models.measured_facts import ATTENTION, OUTPUT
-from espalier.harness.specs.run_spec import CHECKPOINT
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 
 #: Signals of the encoder, of places in the picture, and of denoising steps.
 UNKNOWN = {
@@ -71,7 +68,28 @@ class GenericAdapter(Adapter):
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Check that the class has the interfaces."""
-        self._check(model, processor, spec)
+        config, decoder = model.config, model.get_decoder()
+        layers = getattr(decoder, "layers", None)
+        last = layers[-1] if isinstance(layers, nn.ModuleList) and len(layers) else None
+        attention = next((getattr(last, n) for n in ATTENTION if hasattr(last, n)), None)
+        lacks = {
+            "get_image_features": not hasattr(model, "get_image_features")
+            and not hasattr(model.base_model, "get_image_features"),
+            "config.image_token_id": not isinstance(getattr(config, "image_token_id", None), int),
+            "an encoder of pictures apart from the decoder": model.get_encoder(modality="image")
+            in (model, decoder),
+            "a decoder with layers and a final norm": last is None or not hasattr(decoder, "norm"),
+            "attention with one output map": not any(hasattr(attention, n) for n in OUTPUT),
+            "an MLP in each layer": not hasattr(last, "mlp"),
+            "a chat template": not getattr(processor, "chat_template", None)
+            and not getattr(processor.tokenizer, "chat_template", None),
+        }
+        missing = [name for name, absent in lacks.items() if absent]
+        if missing:
+            raise UserError(
+                f"model={spec.name}: {type(model).__name__}, which has no file here, cannot be used: it lacks "
+                f"{', '.join(missing)}"
+            )
         super().__init__(model, processor, spec)
 
     @classmethod
@@ -104,22 +122,6 @@ class GenericAdapter(Adapter):
             raise unreadable(spec, error)
         return processor
 
-    @classmethod
-    def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Refuse random weights, which need a description of the model.
-
-        Raises:
-            UserError: always.
-        """
-        raise UserError(
-            f"model={spec.name}: model.weights=random needs a family; valid: a checkpoint's folder"
-        )
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Refuse random weights, as `configuration`."""
-        return cls.configuration(spec, tokenizer)
-
     @property
     def unproved(self) -> Mapping[str, str]:
         """Kinds of site that no class has, or this one lacks the modules for, and why."""
@@ -149,8 +151,7 @@ class GenericAdapter(Adapter):
     @property
     def tower(self) -> nn.Module:
         """The encoder of pictures, which starts and stops the clock of the vision phase."""
-        tower: nn.Module = self.model.get_encoder(modality="image")
-        return tower
+        return self.model.get_encoder(modality="image")
 
     @property
     def projector(self) -> nn.Module:
@@ -166,8 +167,7 @@ class GenericAdapter(Adapter):
         """Return the attention of an encoder layer; None: of the one that the class reads."""
         layer = len(self.tower_blocks()) - 1 if index is None else index
         block: Any = self.tower_layers()[layer]
-        attention: nn.Module = block.self_attn
-        return attention
+        return block.self_attn
 
     def unread_blocks(self) -> Sequence[nn.Module]:
         """Return the encoder's layers after that of `config.vision_feature_layer`, if the class has it."""
@@ -189,7 +189,9 @@ class GenericAdapter(Adapter):
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat; texts may not hold the placeholder."""
-        self.data = replace(self.data, placeholders=(self._placeholder(),))  # type: ignore[misc]
+        tokenizer, image = self.processor.tokenizer, self.model.config.image_token_id
+        mark: str = tokenizer.convert_ids_to_tokens(image)
+        self.data = replace(self.data, placeholders=(mark,))  # type: ignore[misc]
         return super().prompt_text(chat, media)
 
     @torch.inference_mode()
@@ -243,36 +245,6 @@ class GenericAdapter(Adapter):
         image = int(self.model.config.image_token_id)
         before, after = ids[: ids.index(image)], ids[::-1][: ids[::-1].index(image)]
         return (*after[:1], *before[:1])
-
-    def _placeholder(self) -> str:
-        token: str = self.processor.tokenizer.convert_ids_to_tokens(
-            self.model.config.image_token_id
-        )
-        return token
-
-    @classmethod
-    def _check(cls, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Raise UserError for the first interface that a class lacks."""
-        config, decoder = model.config, model.get_decoder()
-        layers = getattr(decoder, "layers", None)
-        last = layers[-1] if isinstance(layers, nn.ModuleList) and len(layers) else None
-        attention = next((getattr(last, n) for n in ATTENTION if hasattr(last, n)), None)
-        lacks = {
-            "get_image_features": not hasattr(model, "get_image_features")
-            and not hasattr(model.base_model, "get_image_features"),
-            "config.image_token_id": not isinstance(getattr(config, "image_token_id", None), int),
-            "an encoder of pictures apart from the decoder": model.get_encoder(modality="image")
-            in (model, decoder),
-            "a decoder with layers and a final norm": last is None or not hasattr(decoder, "norm"),
-            "attention with one output map": not any(hasattr(attention, n) for n in OUTPUT),
-            "an MLP in each layer": not hasattr(last, "mlp"),
-            "a chat template": not getattr(processor, "chat_template", None)
-            and not getattr(processor.tokenizer, "chat_template", None),
-        }
-        missing = [name for name, absent in lacks.items() if absent]
-        where = f"model={spec.name}: {type(model).__name__}, which has no file here, cannot be used"
-        if missing:
-            raise UserError(f"{where}: it lacks {', '.join(missing)}")
 
 
 def _holds(gap: Sequence[int], marks: Sequence[int]) -> bool:

@@ -6,28 +6,25 @@ forward in the encoder and the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.eviction import CacheBudget
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError, first_words, foreign
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.loader import MALFORMED
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View, Where
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.none import NoReduction
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.record import GeneratedBatch
-    from espalier.harness.models.adapter import Adapter
 
 #: Returns the features of the pictures of a batch.
 Features = Callable[[Mapping[str, Any]], Tensor]
@@ -219,8 +216,7 @@ class _Probe:
         layer = depth - 1 if self.last else 1
         method = _Half("layer", layer)
         masked = self.answer(method, backend="emulate")
-        dropped = self.answer(method)
-        self._compare(_of(masked), dropped, f"dropping before layer {layer}")
+        self._compare(_of(masked), self.answer(method), f"dropping before layer {layer}")
         maps = self._attention()
         for signal, number in {"last_attention": layer - 1, "next_last_attention": layer}.items():
             check = f"{signal} of layer {number} differs"
@@ -235,12 +231,12 @@ class _Probe:
             maps.append(output[1][0, :, -1].mean(0))
 
         kernel = decoder.config._attn_implementation
-        with _hooks([layer.self_attn.register_forward_hook(watch) for layer in decoder.layers]):
+        with ExitStack() as stack:
+            for layer in decoder.layers:
+                stack.enter_context(layer.self_attn.register_forward_hook(watch))
+            stack.callback(setattr, decoder.config, "_attn_implementation", kernel)
             decoder.config._attn_implementation = "eager"
-            try:
-                self.adapter.model(**self.inputs)
-            finally:
-                decoder.config._attn_implementation = kernel
+            self.adapter.model(**self.inputs)
         visual = self._visual
         return [weights[visual.to(weights.device)] for weights in maps]
 
@@ -324,16 +320,9 @@ def _of(answer: GeneratedBatch) -> Answers:
     return answer.ids, answer.logits
 
 
-def _before(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> AbstractContextManager[None]:
+def _before(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> ExitStack:
     """Call a hook with the arguments of modules inside the block; it may return others."""
-    return _hooks([module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules])
-
-
-@contextmanager
-def _hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Remove hooks after the block."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    stack = ExitStack()
+    for module in modules:
+        stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+    return stack

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from transformers import (
@@ -40,9 +40,7 @@ from espalier.harness.models.qwen_vl import (
     qwen_config,
 )
 from espalier.harness.models.random_weights import Value
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Marks around the final answer, after the reasoning.
 ANSWER_MARKS = re.compile(r"</?answer>|<\|(?:begin|end)_of_box\|>")
@@ -79,10 +77,9 @@ def repeated_features(
     if mm_encoder_output.get("video") is not None:
         image, video = model.config.image_token_id, model.config.video_token_id
         input_ids = input_ids.masked_fill(input_ids == image, video)
-    repeated: dict[str, Any] = GenerationMixin._expand_multimodal_outputs(
+    return GenerationMixin._expand_multimodal_outputs(
         model, input_ids, mm_encoder_output, **options
     )
-    return repeated
 
 
 class Glm4vAdapter(Qwen2VLAdapter):
@@ -94,6 +91,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
         types=("glm4v", "glm46v"),
         conversation="glm4v",
         media=SPANNED,
+        library_positions=True,  # each pair of frames has its own, before its time as text
         placeholders=("<|image|>", "<|video|>"),
         settings=BOUNDS,
         clean=lambda answer: ANSWER_MARKS.sub("", answer).strip(),
@@ -105,7 +103,6 @@ class Glm4vAdapter(Qwen2VLAdapter):
         config=qwen_config(Glm4vConfig, GLM_TOWER, marks=GLM_MARKS),
         processor=patch_processor(Glm46VProcessor, Glm46VImageProcessor, Glm46VVideoProcessor),
     )
-    library_positions = True  # each pair of frames has its own, before its time as text
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Replace the library's repetition of features for beams by that of its other classes."""
@@ -132,8 +129,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
 
     def project(self, features: Tensor) -> Tensor:
         """Project (units, D) features."""
-        projected: Tensor = self.projector(features)
-        return projected
+        return self.projector(features)
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on pictures or clips.

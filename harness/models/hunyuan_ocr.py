@@ -5,9 +5,9 @@ Positions have four axes: of the sequence, column and row in the picture, and nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,7 @@ from espalier.harness.models.conversations import HOLDERS
 from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Special tokens of a picture, by the names that the processor reads.
 MARKS = {
@@ -80,18 +78,23 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
     @property
     def vision_end(self) -> nn.Module:
         """The tower: it calls the projector for each picture."""
-        tower: nn.Module = self.tower
-        return tower
+        return self.tower
 
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
-        """Return one item per picture; begin, newlines and end have no patches."""
+    def picture_item(self, rows: int, columns: int, first: int) -> VisualItem:
+        """Return the item of a picture; begin, newlines and end have no patches."""
         side = self.model.config.vision_config.spatial_merge_size
-        items: list[VisualItem] = []
-        first = 0
-        for rows, columns in self.grids(inputs):
-            items.append(_item(rows, columns, side, first))
-            first += rows * columns
-        return {self.model.config.image_token_id: items}
+        height, width = rows // side, columns // side
+        places, prunable = framed_rectangle(height, width)
+        source = torch.zeros(len(places), side**2, dtype=torch.long)
+        source[prunable] = squares(rows, columns, side, first)
+        patches = rows * columns
+        return VisualItem(
+            grid=pad(places, (2, 0)),
+            source=source,
+            share=torch.full(source.shape, side**-2),
+            prunable=prunable,
+            work=Work(tokens=patches, pairs=patches**2, units=height * (width + 1)),
+        )
 
 
 def row_positions(
@@ -115,7 +118,6 @@ def row_positions(
         attention_mask: (B, L) 0 for padding.
         **kwargs: other arguments of `generate`, ignored.
     """
-    del kwargs
     # The marks around a picture separate it from the next.
     starts = mm_token_type_ids.diff(dim=1, prepend=mm_token_type_ids[:, :1] * 0) == 1
     counts = starts.sum(1).tolist()
@@ -127,19 +129,3 @@ def row_positions(
         results.append(rule(input_ids[place], mm_token_type_ids[place], grid, mask))
     positions, deltas = zip(*results, strict=True)
     return torch.cat(positions, 1), torch.cat(deltas)
-
-
-def _item(rows: int, columns: int, side: int, first: int) -> VisualItem:
-    """Return the item of a picture of rows x columns patches, the first of them number `first`."""
-    height, width = rows // side, columns // side
-    places, prunable = framed_rectangle(height, width)
-    source = torch.zeros(len(places), side**2, dtype=torch.long)
-    source[prunable] = squares(rows, columns, side, first)
-    patches = rows * columns
-    return VisualItem(
-        grid=pad(places, (2, 0)),
-        source=source,
-        share=torch.full(source.shape, side**-2),
-        prunable=prunable,
-        work=Work(tokens=patches, pairs=patches**2, units=height * (width + 1)),
-    )

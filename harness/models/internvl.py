@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,10 +27,7 @@ from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import Count
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
-
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: The processor's names for special tokens.
 TOKENS = {
@@ -85,7 +82,6 @@ def label_frames(processor: Any, label: str) -> None:
     frame = f"{processor.start_image_token}{placeholders}{processor.end_image_token}"
 
     def frame_labels(video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        del kwargs
         count = video_inputs["pixel_values_videos"][video_idx].shape[0]
         return "\n".join(label.replace("{}", str(i + 1)) + frame for i in range(count))
 

@@ -7,8 +7,9 @@ Dream's: Qwen2's blocks with bidirectional attention, under Qwen2's tensor names
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import ceil, isqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,8 @@ from espalier.harness.models.llada_v import (
     LladaVProcessor,
 )
 from espalier.harness.models.llava_onevision import siglip_config
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.models.loader import load_part
+from espalier.harness.specs.run_spec import ModelSpec
 
 
 class LavidaModel(LladaVModel):
@@ -36,7 +36,6 @@ class LavidaModel(LladaVModel):
 
     def packed(self, views: Tensor, size: Any, newline: Tensor, ratio: str | None) -> Tensor:
         """Return the tokens of one image from its views (V, patches, D), each pooled."""
-        del ratio
         views = self.apply_pooling(views)
         global_view, tiles = views[0], views[1:]
         if not len(tiles):
@@ -64,10 +63,8 @@ class LavidaProcessor(LladaVProcessor):
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
         """Return the placeholders of one video: those of its frames, then one for the newline."""
-        del kwargs
         frames = len(video_inputs["pixel_values_videos"][video_idx])
-        placeholders: str = self.video_token * (frames * self.num_image_tokens + 1)
-        return placeholders
+        return self.video_token * (frames * self.num_image_tokens + 1)
 
 
 class LavidaAdapter(LladaVAdapter):
@@ -76,12 +73,12 @@ class LavidaAdapter(LladaVAdapter):
     data = replace(
         LladaVAdapter.data,
         model_class=LavidaForConditionalGeneration,
+        processor_class=LavidaProcessor,
         conversation="llada",
         patch_tokens=False,  # a token is the mean of several patches
         # As in the release's evaluation: leading exclamation marks are dropped.
         clean=lambda text: text.lstrip("!").strip(),
     )
-    processor_class = LavidaProcessor
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Measure the number of tokens of a pooled view."""
@@ -110,9 +107,9 @@ class LavidaDreamAdapter(LavidaAdapter):
     data = replace(
         LavidaAdapter.data,
         types=("llava_dream",),
+        tokenizer=partial(load_part, part_class=Qwen2Tokenizer),
         special=DREAM_SPECIAL,
         conversation="dream",
         joins=JOINS,
         config=siglip_config(LlavaOnevisionConfig, "qwen2"),
     )
-    tokenizer_class = Qwen2Tokenizer

@@ -8,11 +8,9 @@ the tower, which is SigLIP so400m at 384 pixels without its last layer.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,21 +19,17 @@ from transformers import (
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionModel,
     LlavaOnevisionProcessor,
-    PreTrainedTokenizerFast,
 )
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.models import llava_releases as releases
 from espalier.harness.models.conversations import FLUSH, JOINS
 from espalier.harness.models.llava_onevision import (
     LlavaOnevisionAdapter,
     OnevisionVariant,
     siglip_config,
 )
-from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.settings import OneOf
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 _LAYER = r"^model\.transformer\.blocks\.(\d+)\."
 _TEXT = "model.language_model."
@@ -59,107 +53,22 @@ RENAMES = {
     r"^model\.transformer\.wte\.": f"{_TEXT}embed_tokens.",
     r"^model\.transformer\.ln_f\.": f"{_TEXT}norm.",
     r"^model\.transformer\.ff_out\.": "lm_head.",
-    r"^model\.(embed_tokens|layers|norm)\.": rf"{_TEXT}\1.",
-    r"^model\.vision_tower\.vision_tower\.vision_model\.": "model.vision_tower.",
-    r"^model\.mm_projector\.0\.": "model.multi_modal_projector.linear_1.",
-    r"^model\.mm_projector\.2\.": "model.multi_modal_projector.linear_2.",
-}
-
-#: Sizes of the text stack: the library's keys, and the equivalent keys of config.json; the first that exists is used.
-_SIZES = {
-    "vocab_size": ("embedding_size", "vocab_size"),
-    "hidden_size": ("d_model", "hidden_size"),
-    "intermediate_size": ("mlp_hidden_size", "intermediate_size"),
-    "num_hidden_layers": ("n_layers", "num_hidden_layers"),
-    "num_attention_heads": ("n_heads", "num_attention_heads"),
-    "num_key_value_heads": ("n_kv_heads", "num_key_value_heads"),
-    "max_position_embeddings": ("max_sequence_length", "max_position_embeddings"),
-    "rms_norm_eps": ("rms_norm_eps",),
+    **releases.RENAMES,
 }
 
 #: Values required in config.json, if stated, for the library's modules to compute the same.
 _FIXED: Mapping[str, Any] = {
+    **releases.FIXED,
     "rope": True,
     "alibi": False,
-    "rope_scaling": None,
-    "use_sliding_window": False,
     "layer_norm_type": "rms",
     "activation_type": "silu",
     "hidden_act": "silu",
     "scale_logits": False,
     "input_emb_norm": False,
     "attention_layer_norm": False,
-    "mm_projector_type": "mlp2x_gelu",
-    "mm_vision_select_layer": -2,
-    "mm_patch_merge_type": "spatial_unpad",
     "mm_spatial_pool_mode": "bilinear",
-    "mm_spatial_pool_stride": 2,
 }
-
-#: A range of planes, from (columns x rows) tiles to (columns x rows).
-_RANGE = re.compile(r"\((\d+)x(\d+)\).*\((\d+)x(\d+)\)")
-
-
-def check_release(config: Mapping[str, Any]) -> None:
-    """Refuse a release that the library's modules would compute differently.
-
-    Raises:
-        UserError: a value of config.json differs; the line names the first key.
-    """
-    for key, valid in _FIXED.items():
-        if config.get(key, valid) != valid:
-            raise UserError(
-                f"config.json: {key}={config[key]!r} cannot be loaded; valid: {valid!r}"
-            )
-
-
-def text_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of the text stack in config.json under the library's keys, without those it omits."""
-    sizes: dict[str, Any] = {}
-    for name, release_name in _SIZES.items():
-        stated = [config[key] for key in release_name if config.get(key) is not None]
-        if stated:
-            sizes[name] = stated[0]
-    if config.get("rope_theta") is not None:
-        sizes["rope_parameters"] = {
-            "rope_type": "default",
-            "rope_theta": float(config["rope_theta"]),
-        }
-    return sizes
-
-
-def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
-    """Return the valid sizes of the plane of crops, in pixels, height before width.
-
-    The order is kept, because the first of two equally good planes is used.
-
-    Args:
-        stated: `image_grid_pinpoints` of config.json, width before height: a list, its text, or a range of tile counts
-            such as `(1x1),...,(6x6)`.
-        side: pixels along the edge of a tile.
-
-    Raises:
-        UserError: another format.
-    """
-    if isinstance(stated, str) and (ends := _RANGE.search(stated)):
-        left, top, right, bottom = map(int, ends.groups())
-        return [
-            [rows * side, columns * side]
-            for columns in range(left, right + 1)
-            for rows in range(top, bottom + 1)
-        ]
-    try:
-        sizes = (
-            json.loads(stated.replace("(", "[").replace(")", "]"))
-            if isinstance(stated, str)
-            else stated
-        )
-        return [[int(height), int(width)] for width, height in sizes]
-    except FOREIGN as error:
-        raise UserError(
-            f"config.json: image_grid_pinpoints={stated!r} cannot be loaded; valid: a list of sizes in pixels"
-        ) from error
-
 
 #: LLaDA's special tokens: padding, begin, end, placeholders, marks of turns, and the mask token.
 SPECIAL = (
@@ -208,8 +117,7 @@ class LladaVModel(LlavaOnevisionModel):
 
     def packed(self, views: Tensor, size: Any, newline: Tensor, ratio: str | None) -> Tensor:
         """Return the tokens of one image from its views (V, patches, D)."""
-        tokens: Tensor = super().pack_image_features([views], size[None], newline, ratio)[0][0]
-        return tokens
+        return super().pack_image_features([views], size[None], newline, ratio)[0][0]
 
 
 class LladaVForConditionalGeneration(OnevisionVariant):
@@ -225,18 +133,13 @@ class LladaVProcessor(LlavaOnevisionProcessor):
 
     def replace_image_token(self, image_inputs: Any, image_idx: int, **kwargs: Any) -> str:
         """Return the placeholders of one image."""
-        number, pictures = 0, 0
-        for number in image_inputs["batch_num_images"]:
-            pictures += int(number)
-            if image_idx < pictures:
-                break
-        if self.bare_tokens is not None and number != 1:
-            placeholders: str = self.image_token * self.bare_tokens
-            return placeholders
+        numbers = [int(n) for n in image_inputs["batch_num_images"] for _ in range(int(n))]
+        if self.bare_tokens is not None and numbers[image_idx] != 1:
+            return self.image_token * self.bare_tokens
         return super().replace_image_token(image_inputs, image_idx, **kwargs)
 
 
-class LladaVAdapter(LlavaOnevisionAdapter):
+class LladaVAdapter(releases.ReleasedAdapter):
     """`LladaVForConditionalGeneration`: AnyRes for one image, one padded view for each of several (`SEVERAL`)."""
 
     data = replace(
@@ -246,6 +149,7 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         # The release's config.json belongs to remote code and does not describe the tower.
         self_described=False,
         renames=RENAMES,
+        fixed=_FIXED,
         special=SPECIAL,
         # As in the release's evaluation, which requests short answers without reasoning.
         conversation="llada_no_think",
@@ -253,12 +157,11 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         # As in the release's evaluation: one full stop at the end is dropped.
         clean=lambda text: text.removesuffix(".").strip(),
         settings={"several_pictures": ("", Annotated[str, OneOf(SEVERAL)] | None)},
+        processor_class=LladaVProcessor,
+        # As the releases resize.
+        part_classes={"image_processor": LlavaOnevisionImageProcessorPil},
         config=siglip_config(LlavaOnevisionConfig, "llama"),
     )
-    processor_class: ClassVar[Any] = LladaVProcessor
-    picture_class = LlavaOnevisionImageProcessorPil  # as the releases resize
-    #: The class that reads the release's tokenizer.
-    tokenizer_class: ClassVar[Any] = PreTrainedTokenizerFast
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set what stands for each of several pictures."""
@@ -266,44 +169,3 @@ class LladaVAdapter(LlavaOnevisionAdapter):
         self._bare_views = spec.processor.get("several_pictures") == "evaluation"
         model.model.bare_views = self._bare_views
         processor.bare_tokens = self._side**2 if self._bare_views else None
-
-    @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return a processor with the checkpoint's tokenizer; its image settings are in remote code."""
-        return cls.built_processor(cls.checkpoint_config(spec), cls._tokenizer(spec))
-
-    @classmethod
-    def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the library's configuration with the values of the checkpoint's config.json.
-
-        Values that it omits come from the model's config file.
-
-        Raises:
-            UserError: config.json states a different computation.
-        """
-        release = config_of(spec)
-        check_release(release)
-        text = {**spec.architecture.get("text", {}), **text_sizes(release)}
-        stated = replace(spec, architecture={**spec.architecture, "text": text})
-        config = cls.configuration(stated, cls._tokenizer(spec))
-        if "image_grid_pinpoints" in release:
-            config.image_grid_pinpoints = planes(
-                release["image_grid_pinpoints"], config.vision_config.image_size
-            )
-        return config
-
-    @classmethod
-    def _tokenizer(cls, spec: ModelSpec) -> Any:
-        """Return the checkpoint's tokenizer with the two placeholders, which the originals write as negative ids.
-
-        Raises:
-            UserError: the ids exceed the rows of the embedding.
-        """
-        tokenizer = load_part(spec, cls.tokenizer_class)
-        tokenizer.add_tokens(["<image>", "<video>"], special_tokens=True)
-        if len(tokenizer) > spec.facts.vocabulary:
-            raise UserError(
-                f"model={spec.name}: the tokenizer has {len(tokenizer)} tokens with <image> and <video>, the embedding "
-                f"{spec.facts.vocabulary} rows (model.facts.vocabulary)"
-            )
-        return tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +46,7 @@ from espalier.harness.models.view_placement import (
     central_square,
     padded_box,
 )
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 
 class ClipTowerAdapter(Adapter):
@@ -67,23 +65,22 @@ class ClipTowerAdapter(Adapter):
         return [TowerBlock(layer) for layer in list(self.tower_layers())[: self.read_layers()]]
 
     def read_layers(self) -> int:
-        """Return the number of the encoder's layers that the projector reads."""
-        return _feature_layer(self.tower, self.model.config.vision_feature_layer) + 1
+        """Return the number of the encoder's layers that the projector reads: hidden_states[0] is the embeddings.
 
-
-def _feature_layer(tower: Any, feature: int) -> int:
-    """Return the layer with output hidden_states[feature]: entry 0 is the embeddings, so entry f is layer f - 1."""
-    depth = len(tower.encoder.layers)
-    if (
-        not isinstance(feature, int)
-        or not 0 < feature % (depth + 1) <= depth
-        or abs(feature) > depth
-    ):
-        raise UserError(
-            f"model: the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
-            f"valid in its config.json: -1 to -{depth}"
-        )
-    return feature - 1 if feature >= 0 else depth + feature
+        Raises:
+            UserError: the checkpoint's feature layer is not one of them.
+        """
+        feature, depth = self.model.config.vision_feature_layer, len(self.tower.encoder.layers)
+        if (
+            not isinstance(feature, int)
+            or not 0 < feature % (depth + 1) <= depth
+            or abs(feature) > depth
+        ):
+            raise UserError(
+                f"model: the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
+                f"valid in its config.json: -1 to -{depth}"
+            )
+        return feature % (depth + 1)
 
 
 #: From (tiles, patches, C) features of one image to its (placeholders, C) tokens, newlines as NaN.
@@ -315,5 +312,4 @@ class LlavaNextAdapter(LlavaAdapter):
             vision_feature_select_strategy="default",
             image_newline=torch.full(features.shape[-1:], torch.nan),
         )
-        tokens: Tensor = packed[0]
-        return tokens
+        return packed[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,14 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
+from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.chat_media import MARK
 from espalier.harness.models.conversations import JOINS
 from espalier.harness.models.llava import ClipTowerAdapter, packed_item
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
-
-if TYPE_CHECKING:
-    from espalier.harness.media.frames import Clip
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Mean and standard deviation of SigLIP's pixels.
 HALF = [0.5, 0.5, 0.5]
@@ -56,21 +54,6 @@ def siglip_config(config_class: Any, text_type: str) -> Built:
         "video_token_index": token_id("<video>"),
     }
     return Built(config_class, arguments, ("architecture.model",))
-
-
-def stackable_videos(videos: list[Any]) -> list[Any]:
-    """Return the frames of a batch's videos, each (F, H, W, 3).
-
-    Raises:
-        UserError: videos of different lengths, which the model cannot stack.
-    """
-    counts = sorted({len(frames) for frames in videos})
-    if len(counts) > 1:
-        raise UserError(
-            f"model.video.frames: one batch holds videos of {counts[0]} and {counts[-1]} frames, which this model "
-            "cannot stack; valid: engine.batch_size=1, model.video.short=error"
-        )
-    return videos
 
 
 #: Maximum number of units that a token blends: both published rules use two rows and two columns.
@@ -160,15 +143,10 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         placeholders=(MARK, "<video>"),
         lacking=("luma",),  # tokens of large images and of video frames blend several patches
         patch_tokens=True,
+        processor_class=LlavaOnevisionProcessor,
+        part_classes={"image_processor": LlavaOnevisionImageProcessor},
         config=siglip_config(LlavaOnevisionConfig, "qwen2"),
     )
-
-    #: The class of the processor, and of the part that resizes images.
-    processor_class: ClassVar[Any] = LlavaOnevisionProcessor
-    picture_class: ClassVar[Any] = LlavaOnevisionImageProcessor
-
-    #: A newline token after each row of each video frame instead of a single one after the video.
-    row_newlines: ClassVar[bool] = False
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Measure how the model pools video frames."""
@@ -191,8 +169,8 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         side = config.vision_config.image_size
         size = {"height": side, "width": side}
         pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
-        return cls.processor_class(
-            image_processor=cls.picture_class(
+        return cls.data.processor_class(
+            image_processor=cls.data.part_classes["image_processor"](
                 **pixels, image_grid_pinpoints=config.image_grid_pinpoints
             ),
             video_processor=LlavaOnevisionVideoProcessor(**pixels),
@@ -207,8 +185,7 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         head = getattr(self.tower, "head", None)
         if head is None:
             return super().pooling_attention()
-        attention: nn.MultiheadAttention = head.attention
-        return attention
+        return head.attention
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on all frames of the clips.
@@ -216,7 +193,13 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         Raises:
             UserError: videos of different lengths, which the model cannot stack.
         """
-        frames = stackable_videos([self._pixels(clip) for row in clips for clip in row])
+        frames = [self._pixels(clip) for row in clips for clip in row]
+        counts = sorted({len(video) for video in frames})
+        if len(counts) > 1:
+            raise UserError(
+                f"model.video.frames: one batch holds videos of {counts[0]} and {counts[-1]} frames, which this model "
+                "cannot stack; valid: engine.batch_size=1, model.video.short=error"
+            )
         images = pictures if any(pictures) else None
         return self.run_processor(
             texts, images=images, videos=frames or None, do_sample_frames=False
@@ -251,7 +234,9 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         if "pixel_values_videos" in inputs:
             number, frames = inputs["pixel_values_videos"].shape[:2]
             for _ in range(number):
-                videos.append(self._pooling.item(frames, first, self.row_newlines, class_token))
+                videos.append(
+                    self._pooling.item(frames, first, self.data.row_newlines, class_token)
+                )
                 first += videos[-1].work.units
         return {config.image_token_id: images, config.video_token_id: videos}
 
@@ -267,10 +252,8 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
             image_newline=torch.full(features.shape[-1:], torch.nan),
             vision_aspect_ratio=self.model.config.vision_aspect_ratio,
         )
-        tokens: Tensor = packed[0]
-        return tokens
+        return packed[0]
 
     def _pool(self, features: Tensor) -> Tensor:
         """Return the model's pooling of frames (F, units, C)."""
-        pooled: Tensor = self.model.model.apply_pooling(features)
-        return pooled
+        return self.model.model.apply_pooling(features)

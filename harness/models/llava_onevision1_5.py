@@ -8,7 +8,7 @@ the row and column that patches have. Qwen3 counts all tokens on one axis.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,7 @@ from transformers.vision_utils import get_vision_attention_seqlens, get_vision_p
 
 from espalier.harness.models.loader import load_part
 from espalier.harness.models.qwen_vl import QWEN2_TOWER, Qwen2VLAdapter, qwen_config
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 
 class RiceVisionConfig(Qwen2VLVisionConfig):
@@ -185,14 +183,14 @@ class LlavaOnevision15Adapter(Qwen2VLAdapter):
     data = replace(
         Qwen2VLAdapter.data,
         model_class=LlavaOnevision15ForConditionalGeneration,
+        class_tokens=1,
+        library_positions=True,
         config=qwen_config(LlavaOnevision15Config, QWEN2_TOWER),
         renames={
             r"^visual\.": "model.visual.",
             r"^model\.(embed_tokens|layers|norm)\.": r"model.language_model.\1.",
         },
     )
-    class_tokens = 1
-    library_positions = True
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:

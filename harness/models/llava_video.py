@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -17,21 +18,19 @@ from transformers import (
     Qwen2Config,
 )
 
-from espalier.harness.errors import unknown_name
+from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.media.frame_rules import each_second
+from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat, Media
 from espalier.harness.models.llava_onevision import (
     LlavaOnevisionAdapter,
     OnevisionVariant,
     siglip_config,
 )
-from espalier.harness.models.loader import load_part
+from espalier.harness.models.llava_releases import FIXED, RENAMES, ReleasedAdapter
+from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.settings import By, OneOf
-
-if TYPE_CHECKING:
-    from espalier.harness.media.frames import Clip
-    from espalier.harness.specs.run_spec import ModelSpec
-
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Pooling of 2 x 2 features of a frame; `average` drops an odd last row and column, `bilinear` does not.
 POOLINGS = ("average", "bilinear")
@@ -44,16 +43,6 @@ class LlavaVideoConfig(LlavaOnevisionConfig):
 
     video_pooling: str = POOLINGS[0]
 
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Raise ValueError for a configuration of another model or of the original release, not use defaults."""
-        model_type = config_dict.get("model_type")
-        if model_type != cls.model_type:
-            raise ValueError(
-                f"its config.json has model_type={model_type!r} instead of {cls.model_type!r}"
-            )
-        return super().from_dict(config_dict, **kwargs)
-
 
 class LlavaVideoModel(LlavaOnevisionModel):
     """`LlavaOnevisionModel` with LLaVA-Video's pooling and newlines of video frames."""
@@ -63,8 +52,7 @@ class LlavaVideoModel(LlavaOnevisionModel):
     def pool(self, features: Tensor) -> Tensor:
         """Pool frames (F, units, C) to (F, tokens, C)."""
         if self.config.video_pooling == "bilinear":
-            shrunk: Tensor = super().apply_pooling(features)
-            return shrunk
+            return super().apply_pooling(features)
         vision: Any = self.config.vision_config
         side = vision.image_size // vision.patch_size
         plane = features.transpose(1, 2).unflatten(2, (side, side))
@@ -113,7 +101,6 @@ class LlavaVideoProcessor(LlavaOnevisionProcessor):
 
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
         """Return the placeholders of one video."""
-        del kwargs
         placeholders: str = self.video_token * self.frame_tokens
         return placeholders * len(video_inputs["pixel_values_videos"][video_idx])
 
@@ -129,7 +116,7 @@ def read_instruction(key: str, value: Any) -> Any:
     return value
 
 
-class LlavaVideoAdapter(LlavaOnevisionAdapter):
+class LlavaVideoAdapter(ReleasedAdapter):
     """`LlavaVideoForConditionalGeneration`.
 
     `model.processor.time_instruction`, one of TIMES, adds the times of frames to the prompt; `video_pooling`, one of
@@ -139,6 +126,23 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
     data = replace(
         LlavaOnevisionAdapter.data,
         model_class=LlavaVideoForConditionalGeneration,
+        types=(
+            LlavaVideoConfig.model_type,
+            "llava_qwen",
+        ),  # of a converted checkpoint and of the release
+        renames=RENAMES,
+        # The release's own configuration class is not part of transformers.
+        tokenizer=partial(load_part, part_class=AutoTokenizer, config=Qwen2Config()),
+        fixed={
+            **FIXED,
+            "mm_newline_position": "grid",
+            "mm_resampler_type": None,
+            "mm_use_im_start_end": False,
+            "mm_use_im_patch_token": False,
+            "mm_vision_select_feature": "patch",
+        },
+        row_newlines=True,
+        processor_class=LlavaVideoProcessor,
         settings={
             "time_instruction": ("", Annotated[Any, By(read_instruction)]),
             "video_pooling": ("", Annotated[str, OneOf(POOLINGS)]),
@@ -146,8 +150,6 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
         patch_tokens=False,  # a token is the mean of several patches
         config=siglip_config(LlavaVideoConfig, "qwen2"),
     )
-    processor_class = LlavaVideoProcessor
-    row_newlines = True
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Set the pooling of frames, and the resulting number of placeholders on the processor."""
@@ -156,10 +158,20 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
         processor.frame_tokens = self._pooling.side * (self._pooling.side + 1)
 
     @classmethod
-    def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return a processor with the checkpoint's tokenizer; the library cannot load it for this configuration."""
-        tokenizer = load_part(spec, AutoTokenizer, config=Qwen2Config())
-        return cls.built_processor(load_part(spec, LlavaVideoConfig), tokenizer)
+    def checkpoint_config(cls, spec: ModelSpec) -> Any:
+        """Return the configuration of a release, or of a converted checkpoint.
+
+        Raises:
+            UserError: a release without a model's file, which alone describes the tower.
+        """
+        if config_of(spec).get("model_type") == LlavaVideoConfig.model_type:
+            return load_part(spec, LlavaVideoConfig)
+        if not spec.architecture:
+            raise UserError(
+                f"model={spec.name}: the release's config.json does not describe its tower; valid: "
+                "model=llava_video_7b with model.path=<this folder>, or espalier convert llava_video"
+            )
+        return super().checkpoint_config(spec)
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt, with the times of frames under `time_instruction`."""
@@ -179,8 +191,7 @@ class LlavaVideoAdapter(LlavaOnevisionAdapter):
         return clip.resized(size["width"], size["height"])
 
     def _pool(self, features: Tensor) -> Tensor:
-        pooled: Tensor = self.model.model.pool(features)
-        return pooled
+        return self.model.model.pool(features)
 
 
 def time_instruction(clip: Clip) -> str:

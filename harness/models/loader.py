@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,7 @@ from espalier.harness.errors import FOREIGN, UserError, first_words
 from espalier.harness.models.families import check_format
 from espalier.harness.models.memory_check import check_placed, free_bytes, weight_limits
 from espalier.harness.models.quantisation import quantisation_of, unpack
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Exceptions of transformers and its tokenizers for files that parse but are not valid.
 MALFORMED: tuple[type[Exception], ...] = (
@@ -59,18 +57,14 @@ def quiet_library() -> Iterator[None]:
         return False
 
     names = ("transformers", "huggingface_hub")
-    handlers = [handler for name in names for handler in logging.getLogger(name).handlers]
-    has_bars = library_logging.is_progress_bar_enabled()
-    library_logging.disable_progress_bar()
-    for handler in handlers:
-        handler.addFilter(keep)
-    try:
+    with ExitStack() as stack:
+        if library_logging.is_progress_bar_enabled():
+            library_logging.disable_progress_bar()
+            stack.callback(library_logging.enable_progress_bar)
+        for handler in [handler for name in names for handler in logging.getLogger(name).handlers]:
+            handler.addFilter(keep)
+            stack.callback(handler.removeFilter, keep)
         yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(keep)
-        if has_bars:
-            library_logging.enable_progress_bar()
     for record in records:
         logging.getLogger(record.name).handle(record)
 
@@ -106,6 +100,26 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
         raise unreadable(spec, error) from error
     check_format(spec.name, source, config, spec.hub if spec.conversion is None else "")
     return dict(config)
+
+
+def require_settings(
+    config: Mapping[str, Any], valid: Mapping[str, Any], step: str = "loaded"
+) -> None:
+    """Refuse a release that the library's modules would compute differently; keys may be absent.
+
+    Args:
+        config: the release's config.json.
+        valid: value of each key.
+        step: what cannot be done, for the error line.
+
+    Raises:
+        UserError: a value differs; the line names the first key.
+    """
+    for key, value in valid.items():
+        if config.get(key, value) != value:
+            raise UserError(
+                f"config.json: {key}={config[key]!r} cannot be {step}; valid: {value!r}"
+            )
 
 
 def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
@@ -179,16 +193,12 @@ def load_checkpoint(
         return model.to(spec.device)
     if quantisation_of(spec) is not None:
         unpack(model)
-        _cast_unpacked(model, getattr(torch, spec.dtype))
+        # Beside quantised weights, the library leaves half-precision parameters as stored.
+        for parameter in model.parameters():
+            if type(parameter) is nn.Parameter and parameter.dtype in HALVES:
+                parameter.data = parameter.data.to(getattr(torch, spec.dtype))
     check_placed(spec, getattr(model, "hf_device_map", {}))
     return model
-
-
-def _cast_unpacked(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the half-precision parameters of a model: beside quantised weights, the library leaves them as stored."""
-    for parameter in model.parameters():
-        if type(parameter) is nn.Parameter and parameter.dtype in HALVES:
-            parameter.data = parameter.data.to(dtype)
 
 
 def unreadable(spec: ModelSpec, error: Exception) -> UserError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -24,9 +24,7 @@ from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.loader import MALFORMED, conversion_hint
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Names of the same parts in transformers' families.
 ATTENTION = ("self_attn", "attention", "attn")
@@ -214,7 +212,10 @@ def _compared(adapter: Adapter) -> Iterator[tuple[str, Any, Any]]:
     for field in fields(ModelFacts):
         stated, value = getattr(facts, field.name), getattr(measured, field.name)
         if isinstance(stated, StackFacts) and isinstance(value, StackFacts):
-            stated = _canonical(stated)
+            if stated.layers == 1 and stated.first_intermediate is not None:
+                # A stack scaled to its first layer has only that layer's MLP.
+                width = stated.first_intermediate
+                stated = replace(stated, intermediate=width, first_intermediate=None, experts=0)
             for part in fields(StackFacts):
                 yield (
                     f"{field.name}.{part.name}",
@@ -227,13 +228,6 @@ def _compared(adapter: Adapter) -> Iterator[tuple[str, Any, Any]]:
             yield field.name, stated, value
     for module in adapter.deepstack().values():
         yield "projector", facts.projector, linear_widths(module)
-
-
-def _canonical(text: StackFacts) -> StackFacts:
-    """Return the facts of a stack; one scaled to its first layer has only that layer's MLP."""
-    if text.layers > 1 or text.first_intermediate is None:
-        return text
-    return replace(text, intermediate=text.first_intermediate, first_intermediate=None, experts=0)
 
 
 def _as_yaml(value: Any) -> str:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.accelerate import _get_device_map
 
-from espalier.harness.errors import FOREIGN, UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from espalier.harness.cost.facts import StackFacts
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.cost.facts import StackFacts
+from espalier.harness.cost.memory import free_memory
+from espalier.harness.errors import UserError
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Free bytes by number of the GPU, or `cpu`.
 FreeMemory = Mapping[int | str, int]
@@ -34,22 +29,11 @@ PATCHES = 4
 
 
 def free_bytes() -> FreeMemory:
-    """Return the free bytes of the host (`cpu`) and of each visible GPU.
-
-    The page cache counts as free, because the kernel releases it; without /proc the host counts as unlimited.
-    """
-    count = torch.cuda.device_count()
-    cards: dict[int | str, int] = {n: torch.cuda.mem_get_info(n)[0] for n in range(count)}
-    return {**cards, "cpu": _available()}
-
-
-def _available() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except FOREIGN:
-        return sys.maxsize
-    values = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(next(values, sys.maxsize))
+    """Return the free bytes of the host (`cpu`) and of each visible GPU."""
+    cards: dict[int | str, int] = {
+        n: torch.cuda.mem_get_info(n)[0] for n in range(torch.cuda.device_count())
+    }
+    return {**cards, "cpu": free_memory()}
 
 
 def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,7 @@ from espalier.harness.models.random_weights import (
 from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import Count
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Special tokens by the names under which the processor looks for them.
 TOKENS = {
@@ -145,8 +143,7 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
 
     def tower_layers(self) -> nn.ModuleList:
         """Return the layers after the step that joins tokens."""
-        layers: nn.ModuleList = self._layers[self._first :]
-        return layers
+        return self._layers[self._first :]
 
     def stem_layers(self) -> Sequence[Any]:
         """Return the layers before that step."""
@@ -169,8 +166,7 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention of a layer after the stem; by default, of the last."""
         layer: Any = self.tower_layers()[-1 if index is None else index]
-        attention: nn.Module = layer.self_attn
-        return attention
+        return layer.self_attn
 
     def grids(self, inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
         """Return rows and columns of patches of each view of a batch."""
@@ -198,8 +194,7 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
         units = [0]
         for rows, columns in grids:
             units.append(units[-1] + rows * columns // SIDE**2)
-        items = [_item(grids[a:b], units[a]) for a, b in pairwise(firsts)]
-        return {config.image_token_id: items}
+        return {config.image_token_id: [_item(grids[a:b], units[a]) for a, b in pairwise(firsts)]}
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for view 0, else a slice of the picture, which is stretched to whole slices."""

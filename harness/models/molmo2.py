@@ -8,7 +8,7 @@ All visual tokens and marks of a prompt see one another, also across pictures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +39,7 @@ from espalier.harness.models.random_weights import (
     vision_config,
 )
 from espalier.harness.settings import Count
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec, Separators
+from espalier.harness.specs.run_spec import ModelSpec, Separators
 
 #: Tokens around and between visual tokens, by the keys of the configuration that name them.
 MARKS = {
@@ -246,8 +244,7 @@ class Molmo2Adapter(Adapter):
         vision = self.model.config.vision_config
         edge, side = vision.patch_size, vision.image_size[0] // vision.patch_size
         grids = patches.unflatten(2, (edge, edge, 3)).unflatten(1, (side, side))
-        views: Tensor = grids.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
-        return views
+        return grids.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
 def _grids(inputs: Mapping[str, Any], name: str) -> list[list[int]]:

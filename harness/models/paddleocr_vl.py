@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
 from transformers import (
     PaddleOCRVLConfig,
     PaddleOCRVLForConditionalGeneration,
@@ -13,14 +9,12 @@ from transformers import (
     PaddleOCRVLProcessor,
 )
 
-from espalier.harness.cost.facts import Work
-from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.conversations import FRAMED
 from espalier.harness.models.llava_onevision import HALF
 from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
 from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
-from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
+from espalier.harness.models.raster_patches import RasterPatchesAdapter
 
 #: Placeholder of a picture.
 PLACEHOLDER = "<|IMAGE_PLACEHOLDER|>"
@@ -60,17 +54,3 @@ class PaddleOcrVLAdapter(RasterPatchesAdapter):
             PaddleOCRVLProcessor, PaddleOCRVLImageProcessor, image_mean=HALF, image_std=HALF
         ),
     )
-
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
-        """Return one item per picture: squares of patches in raster order."""
-        side = self.model.config.vision_config.spatial_merge_size
-        items: list[VisualItem] = []
-        first = 0
-        for rows, columns in self.grids(inputs):
-            source = squares(rows, columns, side, first)
-            grid = rectangle(1, rows // side, columns // side)
-            patches, share = rows * columns, torch.full(source.shape, side**-2)
-            work = Work(tokens=patches, pairs=patches**2, units=len(source))
-            items.append(VisualItem(grid, source, share, work=work))
-            first += patches
-        return {self.model.config.image_token_id: items}

@@ -6,13 +6,11 @@ import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.specs.hub_cache import cached_file
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 KEY = "quantization_config"
 
@@ -73,19 +71,19 @@ def quantisation_of(model: ModelSpec) -> str | None:
     stated = _stated(_config(model))
     if stated is None:
         return None
-    method = _method(stated)
+    method, kind = _method(stated), str(stated.get("format") or "")
     if method == "bitsandbytes":
-        kind = (
-            "8-bit"
-            if stated.get("load_in_8bit")
-            else f"4-bit {stated.get('bnb_4bit_quant_type', '')}"
-        )
+        four_bit = f"4-bit {stated.get('bnb_4bit_quant_type', '')}"
+        kind = "8-bit" if stated.get("load_in_8bit") else four_bit
     elif method == "torchao":
-        kind = _torchao_kind(stated.get("quant_type"))
+        quant_type = stated.get("quant_type")
+        # Its file nests settings by module.
+        while isinstance(quant_type, Mapping) and "_type" not in quant_type and quant_type:
+            quant_type = next(iter(quant_type.values()))
+        named = quant_type.get("_type", "") if isinstance(quant_type, Mapping) else quant_type
+        kind = str(named or "")
     elif "bits" in stated:
         kind = f"{stated['bits']}-bit"
-    else:
-        kind = str(stated.get("format") or "")
     return f"{method} {kind}".strip()
 
 
@@ -95,13 +93,19 @@ def stored_bytes(model: ModelSpec) -> int | None:
     None: the weights are not quantised, their files are not here, or they are unpacked while they are read.
     """
     stated = _stated(_config(model))
-    folder = _folder(model)
+    folder = checkpoint_folder(model)
     if stated is None or folder is None:
         return None
     method = _method(stated)
     # The package of compressed tensors has no product of packed matrices.
-    if method == "compressed-tensors" or (method == "fp8" and not _multiplies_fp8(model)):
+    if method == "compressed-tensors":
         return None
+    if method == "fp8":
+        # Takes seconds, which most callers need not wait for.
+        import torch
+
+        if model.device == "cpu" or torch.cuda.get_device_capability() < FP8_GPU:
+            return None
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None
 
 
@@ -109,13 +113,6 @@ def unpack(model: Any) -> None:
     """Unpack compressed tensors, which their package does during the first forward pass, where it would be timed."""
     if hasattr(model, "ct_decompress_hook"):
         model.hf_quantizer.compressor.decompress_model(model)
-
-
-def _multiplies_fp8(model: ModelSpec) -> bool:
-    # Takes seconds, which most callers need not wait for.
-    import torch
-
-    return model.device != "cpu" and torch.cuda.get_device_capability() >= FP8_GPU
 
 
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -132,23 +129,15 @@ def _method(stated: Mapping[str, Any]) -> str:
     return str(stated.get("quant_method", "bitsandbytes" if old else None))
 
 
-def _torchao_kind(quant_type: Any) -> str:
-    """Return the class name of torchao's settings; its file nests them by module."""
-    while isinstance(quant_type, Mapping) and "_type" not in quant_type and quant_type:
-        quant_type = next(iter(quant_type.values()))
-    return str(quant_type.get("_type", "") if isinstance(quant_type, Mapping) else quant_type or "")
-
-
-def _folder(model: ModelSpec) -> Path | None:
-    if model.weights == "random":
-        return None
+def checkpoint_folder(model: ModelSpec) -> Path | None:
+    """Return the folder of a checkpoint; None if it is not on this machine."""
     file = cached_file(model, "config.json") if model.path is None else model.path / "config.json"
-    return None if file is None else file.parent
+    return None if file is None or model.weights == "random" else file.parent
 
 
 def _config(model: ModelSpec) -> Mapping[str, Any]:
     """Return the config.json of a checkpoint on this machine; empty if it cannot be read, which loading reports."""
-    folder = _folder(model)
+    folder = checkpoint_folder(model)
     try:
         config = {} if folder is None else json.loads((folder / "config.json").read_bytes())
     except FOREIGN:

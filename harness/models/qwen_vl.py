@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,7 @@ from espalier.harness.models.random_weights import (
     token_id,
 )
 from espalier.harness.settings import Count
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
-
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Token types of the library's processors.
 TEXT, IMAGE, VIDEO = range(3)
@@ -98,7 +95,6 @@ def released_positions(
     Raises:
         ValueError: the number of placeholders does not match the pictures.
     """
-    del kwargs
     blocks = {
         IMAGE: _blocks(image_grid_thw, side, None, None),
         VIDEO: _blocks(video_grid_thw, side, second_per_grid_ts, pace),
@@ -295,16 +291,10 @@ class Qwen2VLAdapter(Adapter):
         processor=patch_processor(Qwen2VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor),
     )
 
-    #: Tokens of the tower for each picture or frame, besides its patches.
-    class_tokens: ClassVar[int] = 0
-
-    #: Whether the library's position ids equal those of the released model, also for videos.
-    library_positions: ClassVar[bool] = False
-
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         """Replace the library's rule for positions of videos with the released one if they differ."""
         super().__init__(model, processor, spec)
-        if self.library_positions:
+        if self.data.library_positions:
             return
         side = model.config.vision_config.spatial_merge_size
         model.model.get_rope_index = partial(released_positions, side=side, pace=self.pace)
@@ -339,8 +329,7 @@ class Qwen2VLAdapter(Adapter):
                 f"tower layer {number} of model={self.spec.name!r} does not attend over all patches of an image; "
                 f"valid: {', '.join(map(str, valid))}"
             )
-        attention: nn.Module = blocks[number].attn
-        return attention
+        return blocks[number].attn
 
     def global_blocks(self) -> Sequence[int]:
         """Return the numbers of the blocks with attention over a whole image or frame; default: all."""
@@ -356,8 +345,7 @@ class Qwen2VLAdapter(Adapter):
 
     def project(self, features: Tensor) -> Tensor:
         """Project (units, square * D) features; the norm is applied per patch."""
-        projected: Tensor = self.projector(features.reshape(features.shape[0] * self._square, -1))
-        return projected
+        return self.projector(features.reshape(features.shape[0] * self._square, -1))
 
     @property
     def _square(self) -> int:
@@ -378,7 +366,7 @@ class Qwen2VLAdapter(Adapter):
         for token, name in names.items():
             for shape in inputs[name].tolist() if name in inputs else []:
                 side = config.vision_config.spatial_merge_size
-                item = merged_item(shape, side, first, *self.order(shape), self.class_tokens)
+                item = merged_item(shape, side, first, *self.order(shape), self.data.class_tokens)
                 items[token].append(item)
                 first += item.work.units
         return items
@@ -453,8 +441,7 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
 
     def global_blocks(self) -> Sequence[int]:
         """Return the numbers of the blocks with full attention."""
-        numbers: Sequence[int] = self.model.config.vision_config.fullatt_block_indexes
-        return numbers
+        return self.model.config.vision_config.fullatt_block_indexes
 
     def tower_windows(self) -> int:
         """Return the number of blocks with window attention."""
@@ -482,6 +469,7 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
         model_class=Qwen3VLForConditionalGeneration,
         conversation="qwen3",
         media=TIMED,
+        library_positions=True,  # each pair of frames has positions of its own, after its time as text
         config=qwen_config(Qwen3VLConfig, DEEP_TOWER),
         processor=patch_processor(
             Qwen3VLProcessor,
@@ -491,11 +479,12 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
             image_std=HALF,
         ),
     )
-    library_positions = True  # each pair of frames has positions of its own, after its time as text
 
     def deepstack(self) -> Mapping[int, nn.Module]:
         """Return the mergers of the tower layers with features that the decoder adds to visual tokens."""
-        tower: Any = self.tower
+        tower = self.tower
+        if not hasattr(tower, "deepstack_merger_list"):  # Qwen3.5's
+            return {}
         return dict(zip(tower.deepstack_visual_indexes, tower.deepstack_merger_list, strict=True))
 
 
@@ -530,10 +519,6 @@ class Qwen35Adapter(Qwen3VLAdapter):
         conversation="qwen3_5",
         config=qwen_config(Qwen3_5Config, DEEP_TOWER, LINEAR),
     )
-
-    def deepstack(self) -> Mapping[int, nn.Module]:
-        """Return nothing."""
-        return {}
 
 
 class Qwen35MoeAdapter(Qwen35Adapter):

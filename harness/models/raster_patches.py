@@ -6,13 +6,15 @@ in features at a `vision` site, and in signals of the tower. Merged tokens are m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.facts import Work
+from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.engine.model_parts import coarse
 from espalier.harness.models.adapter import Adapter
 
@@ -22,13 +24,32 @@ class RasterPatchesAdapter(Adapter):
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on all pictures in the order of their placeholders."""
-        del clips
         return self.run_processor(texts, images=list(chain(*pictures)) or None)
 
     def grids(self, inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
         """Return rows and columns of patches of each picture of a batch."""
         shapes = inputs["image_grid_thw"].tolist() if "image_grid_thw" in inputs else []
         return [(rows, columns) for _, rows, columns in shapes]
+
+    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
+        """Return one item per picture."""
+        items: list[VisualItem] = []
+        first = 0
+        for rows, columns in self.grids(inputs):
+            items.append(self.picture_item(rows, columns, first))
+            first += rows * columns
+        return {self.model.config.image_token_id: items}
+
+    def picture_item(self, rows: int, columns: int, first: int) -> VisualItem:
+        """Return the item of a picture of rows x columns patches, the first of them number `first`.
+
+        Default: squares of patches in raster order, each a token.
+        """
+        side = self.model.config.vision_config.spatial_merge_size
+        source, patches = squares(rows, columns, side, first), rows * columns
+        share = torch.full(source.shape, side**-2)
+        work = Work(tokens=patches, pairs=patches**2, units=len(source))
+        return VisualItem(rectangle(1, rows // side, columns // side), source, share, work=work)
 
     def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:
         """Return inputs with coarse pictures, which the processor has cut into patches (P, 3, p, p) or (P, 3 p p)."""

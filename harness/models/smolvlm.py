@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,7 @@ from espalier.harness.models.random_weights import (
     vision_config,
 )
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec
 
 #: Marks the view of the whole picture, the last of each picture.
 WHOLE_VIEW = "<global-img>"
@@ -44,8 +43,7 @@ def edge(tiles: int) -> Value:
 def tile_tokens(spec: ModelSpec, _: Any) -> int:
     """Return the visual tokens of a tile."""
     vision, fold = spec.architecture["vision"], spec.architecture["model"]["scale_factor"]
-    tokens: int = (vision["image_size"] // vision["patch_size"] // fold) ** 2
-    return tokens
+    return (vision["image_size"] // vision["patch_size"] // fold) ** 2
 
 
 class SmolVLMAdapter(Adapter):
@@ -93,7 +91,6 @@ class SmolVLMAdapter(Adapter):
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on one chat at a time, because one call requires pictures in every chat or in none."""
-        del clips
         chats = zip(texts, pictures, strict=True)
         rows = [
             self.run_processor([text], images=[views] if views else None) for text, views in chats
@@ -120,15 +117,12 @@ class SmolVLMAdapter(Adapter):
         items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu():
+            begins = torch.nonzero(row == image)[:: side**2, 0]
             # A picture ends with the run of its whole view.
-            views = int((row == image).sum()) // side**2
-            begins = torch.nonzero(row == image)[:: side**2, 0][:views]
-            lasts = torch.nonzero(row[begins - 1] == mark)[:, 0].tolist() if views else []
-            start = 0
-            for last in lasts:
-                items.append(tiled_item(last + 1 - start, side, first, self.patches() ** 2))
-                first += (last + 1 - start) * side**2
-                start = last + 1
+            lasts = torch.nonzero(row[begins - 1] == mark)[:, 0].tolist()
+            for previous, last in pairwise([-1, *lasts]):
+                items.append(tiled_item(last - previous, side, first, self.patches() ** 2))
+                first += (last - previous) * side**2
         return {image: items}
 
     def view_box(self, view: PictureView) -> ViewBox:
@@ -149,5 +143,4 @@ class SmolVLMAdapter(Adapter):
 
     def _side(self) -> int:
         """Return the length of a view's edge in units."""
-        side: int = self.patches() // self.model.config.scale_factor
-        return side
+        return self.patches() // self.model.config.scale_factor

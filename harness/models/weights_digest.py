@@ -37,9 +37,8 @@ def weights_digest(model: Any, processor: Any) -> str:
     ]
     _refuse_hooks(model)
     end_tokens = model.generation_config.to_dict()
-    return digest(
-        [_class_name(model), _saved(model.config), end_tokens, _saved(processor), tensors]
-    )[:16]
+    name = f"{type(model).__module__}.{type(model).__qualname__}"
+    return digest([name, _saved(model.config), end_tokens, _saved(processor), tensors])[:16]
 
 
 def _content(name: str, tensor: Tensor) -> str:
@@ -55,10 +54,6 @@ def _content(name: str, tensor: Tensor) -> str:
         )
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return sha256(values.numpy().data).hexdigest()
-
-
-def _class_name(model: Any) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
 def _saved(part: Any) -> str:

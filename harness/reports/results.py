@@ -5,16 +5,15 @@
     points = results.compare("results/demo")   # a line for each point of a curve, with intervals and tests
     points.to_latex("table.tex")               # as the table of a paper
 
-A path is a run store or a folder of tables (harness/store/parquet_tables.py), relative to the repository or absolute.
+A path is a run store or a folder of tables (harness/store/exports.py), relative to the repository or absolute.
 Columns and units are in harness/reports/frame.py and docs/rows.md. Skipped results are reported on
 stderr.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,20 @@ import pandas as pd
 
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import DEFAULT_STORE, DEMO, located, short_path
-from espalier.harness.reports.curves.point_frame import PointFrame, frame_of
-from espalier.harness.reports.frame import BLOCKS, ROWS, SAMPLES
+from espalier.harness.reports.frame import (
+    BLOCKS,
+    ROWS,
+    SAMPLES,
+    PointFrame,
+    dated_rows_of,
+    metric_lines,
+    typed,
+)
 from espalier.harness.specs.comparable import identity, passed_over, settings_digest
 from espalier.harness.store import Store
+from espalier.harness.store.exports import is_table, read_samples
 from espalier.harness.store.files.folder_checks import existing_store
-from espalier.harness.store.parquet_tables import is_table, read_rows, read_samples
-from espalier.harness.store.row_blocks import memoized
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.index import ReadRun, memoized
 
 Row = Mapping[str, Any]
 
@@ -50,33 +55,32 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     lines: dict[tuple[Any, ...], tuple[float, list[tuple[Any, ...]]]] = {}
     older = superseded = 0
     digested = memoized(settings_digest)
-    for committed, row in _rows(folder):
+    skipped: list[ReadRun] = []
+    for committed, row in dated_rows_of(folder, BLOCKS, skipped.append):
         if "settings" not in row:
             older += 1
             continue
         cell = (*identity(row), digested(row["settings"]))
         superseded += cell in lines
         if cell not in lines or committed >= lines[cell][0]:
-            lines[cell] = (committed, list(_lines(row)))
+            lines[cell] = (committed, list(metric_lines(row)))
+    for run in skipped:
+        if run.problem is not None:
+            tell_once(f"passed over: {run.problem}")
+    _print_notes(folder, passed_over(len(skipped), "not finished, or damaged"))
     if not lines:
         raise UserError(
             f"results.load: {str(folder)!r} holds no rows; valid: a run store, {short_path(DEMO)}"
         )
     all_lines = [line for _, cell_lines in lines.values() for line in cell_lines]
-    commit_index = list(ROWS).index("commit")
-    commits = Counter(line[commit_index] for line in all_lines)
+    columns = dict(zip(ROWS, zip(*all_lines, strict=True), strict=True))
+    commits = Counter(columns["commit"])
     _print_notes(folder, passed_over(older, "without settings, from an older version"))
     _print_notes(folder, passed_over(superseded, "of other code, a newer one has their place"))
     if len(commits) > 1:
         names = ", ".join(str(commit) for commit, _ in commits.most_common(4))
         _print_notes(folder, [f"rows of {len(commits)} commits: {names}"])
-    columns = zip(*all_lines, strict=True)
-    return pd.DataFrame(
-        {
-            name: pd.array(list(values), dtype=ROWS[name].dtype)
-            for name, values in zip(ROWS, columns, strict=True)
-        }
-    )
+    return typed(columns, ROWS)
 
 
 def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
@@ -90,17 +94,18 @@ def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
 
     folder, types = _folder(path), {name: dtype for name, (dtype, _) in SAMPLES.items()}
     if is_table(folder):
-        return read_samples(folder).to_pandas().astype(types)
-    lines = [
-        (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
-        for run, _ in Store(folder).each()
-        for key, scoring in read_scorings(run.journal.entries()).items()
-        for metric, score in scoring.scores.items()
-    ]
-    if not lines:
-        raise UserError(
-            f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
-        )
+        lines = read_samples(folder)
+    else:
+        lines = [
+            (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
+            for run, _ in Store(folder).finished()
+            for key, scoring in read_scorings(run.journal.entries()).items()
+            for metric, score in scoring.scores.items()
+        ]
+        if not lines:
+            raise UserError(
+                f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
+            )
     return pd.DataFrame(lines, columns=list(types)).astype(types)
 
 
@@ -126,12 +131,13 @@ def compare(
         UserError: as `espalier.harness.reports.curves.comparison.read_panels`.
     """
     # Imports torch and scipy.
-    from espalier.harness.reports.curves.comparison import read_panels
+    from espalier.harness.reports.curves.comparison import points_of, read_panels
 
-    panels = read_panels(_folder(path), benchmarks, model, rule, where=where, swept=True)
+    folder = _folder(path)
+    panels = read_panels(folder, benchmarks, model, rule, where=where, swept=True)
     for panel in panels:
-        _print_notes(_folder(path), [f"{panel.benchmark}: {note}" for note in panel.notes])
-    return frame_of(panels)
+        _print_notes(folder, [f"{panel.benchmark}: {note}" for note in panel.notes])
+    return points_of(panels)
 
 
 def _folder(path: str | Path) -> Path:
@@ -140,41 +146,6 @@ def _folder(path: str | Path) -> Path:
             f"path={type(path).__name__} must be the path of a run store; `where` chooses rows"
         )
     return existing_store(located(path), "path")
-
-
-def _rows(folder: Path) -> Iterator[tuple[float, Row]]:
-    """Yield rows with a number that orders them by commit time."""
-    if is_table(folder):
-        yield from enumerate(read_rows(folder))
-        return
-    skipped = 0
-    for run in walk(folder, BLOCKS):
-        if run.row is not None:
-            yield run.committed, run.row
-            continue
-        skipped += 1
-        if run.problem is not None:
-            tell_once(f"passed over: {run.problem}")
-    _print_notes(folder, passed_over(skipped, "not finished, or damaged"))
-
-
-def _lines(row: Row) -> Iterator[tuple[Any, ...]]:
-    """Yield a line for each metric, in the order of `ROWS`; equal texts are stored once."""
-    shared = {name: column.read(row) for name, column in ROWS.items() if column.read is not None}
-    aggregation = row["extra"].get("aggregation", {})
-    for metric, values in row["metrics"].items():
-        line = {
-            **shared,
-            "metric": metric,
-            "headline": metric == row["extra"].get("headline"),
-            "value": values.get("value"),
-            "stderr": values.get("stderr"),
-            "aggregation": aggregation.get(metric, {}).get("how"),
-        }
-        yield tuple(
-            sys.intern(value) if isinstance(value, str) else value
-            for value in (line[name] for name in ROWS)
-        )
 
 
 def _print_notes(folder: Path, notes: Sequence[str]) -> None:

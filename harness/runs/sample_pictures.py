@@ -69,7 +69,7 @@ def draw_samples(
     """
     # Both take seconds to import.
     from espalier.harness.api.overlay import captioned, draw
-    from espalier.harness.evaluation.repeated_answers import answer_again
+    from espalier.harness.evaluation.chat_model import answer_again
 
     if spec.benchmark.prompt_tokens is not None:
         raise UserError(

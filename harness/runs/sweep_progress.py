@@ -10,7 +10,7 @@ from espalier.harness.errors import FOREIGN, first_words
 from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store.claims import journal_bytes
 from espalier.harness.store.files.journal import Journal
-from espalier.harness.store.store_index import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries
+from espalier.harness.store.run_entries import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries
 from espalier.harness.store.sweep_files import Sweep, SweepCell
 
 LEFT = "left"

@@ -42,8 +42,7 @@ def draws(seed: int, split: str, index: np.ndarray | Sequence[int], count: int) 
         base = mix64(np.uint64(seed) * _GOLDEN + np.uint64(SPLITS[split]))
         keys = mix64(base + np.asarray(index, np.uint64) * _INDEX_STRIDE)
         counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        result: np.ndarray = mix64(keys[:, None] + counters[None])
-        return result
+        return mix64(keys[:, None] + counters[None])
 
 
 def uniform(values: np.ndarray, bound: np.ndarray | int) -> np.ndarray:

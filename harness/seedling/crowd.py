@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from espalier.harness.seedling.counter_random import DrawStream, draws
+from espalier.harness.seedling import vocabulary
+from espalier.harness.seedling.counter_random import DrawStream, Item, draws
 from espalier.harness.seedling.scene_benchmarks import exact_match, question_record, words
-from espalier.harness.seedling.scene_questions import SceneQuestion
+from espalier.harness.seedling.scene_questions import SceneQuestion, shapes_of
 from espalier.harness.seedling.scenes import (
     CELL,
     COLOUR_NAMES,
-    COLOURS,
     DISTORTIONS,
-    FRAME,
     PATCH,
+    RGB,
     SHAPES,
     WIDTH,
-    Digits,
     Scene,
     SceneObject,
+    digits,
+    draw_digit,
     noise_bank,
     shape_mask,
+    sprites,
 )
-from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
+from espalier.harness.seedling.vocabulary import VOCABULARY
 
 SIDE = 2 * WIDTH
 GRID = SIDE // PATCH
@@ -46,9 +48,6 @@ _THIRD = WIDTH // CELL
 _OFFSETS = {"objects": 5_000_011, "pixels": 5_000_077}
 """Separate the draws of objects and of pixels from all others with the same seed."""
 _SCENE_DRAWS = 512
-_RGB = np.array(list(COLOURS.values()), np.int32)
-
-Item = TypeVar("Item")
 
 
 def shuffled(items: Sequence[Item], stream: DrawStream) -> list[Item]:
@@ -108,16 +107,6 @@ def _shape(name: str, colour: str, cell: tuple[int, int], stream: DrawStream) ->
     return SceneObject("shape", name, colour, (x, y, x + size, y + size))
 
 
-@lru_cache(maxsize=1)
-def _digits() -> Digits:
-    return Digits()
-
-
-@lru_cache(maxsize=1)
-def _noise() -> np.ndarray:
-    return noise_bank()
-
-
 def crowd_scene(split: str, seed: int, index: int) -> Scene:
     """Return one scene with pixels ``(192, 192, 3)``."""
     objects = crowd_objects(split, seed, index)
@@ -138,23 +127,18 @@ def draw_crowd(
     """
     stream = crowd_stream("pixels", split, seed, index)
     image = _background(stream)
-    digits = _digits()
+    pools = digits().pools[split]
     for item in objects:
         x0, y0, x1, y1 = item.box
         jitter, stroke = stream.below(25) - 12, 190 + stream.below(60)
-        colour = np.clip(_RGB[COLOUR_NAMES.index(item.colour)] + jitter, 0, 255).astype(np.uint8)
+        colour = np.clip(RGB[COLOUR_NAMES.index(item.colour)] + jitter, 0, 255).astype(np.uint8)
         region = image[y0:y1, x0:x1]
         if item.kind == "shape":
             region[shape_mask(item.name, x1 - x0)] = colour
             continue
-        pool = digits.pools[split][int(item.name)]
-        number = pool[stream.below(len(pool))]
+        number = stream.pick(pools[int(item.name)].tolist())
         variant = stream.below(len(DISTORTIONS))
-        sprites = digits.distorted_sprites[x1 - x0][variant if distort else 0]
-        region[:] = colour
-        region[FRAME - 1 : 1 - FRAME, FRAME - 1 : 1 - FRAME] = 16
-        grey = 16 + sprites[number] * (stroke - 16) // 255
-        region[FRAME:-FRAME, FRAME:-FRAME] = grey[:, :, None]
+        draw_digit(region, sprites(x1 - x0, variant * distort)[number], colour, stroke)
     return image
 
 
@@ -167,7 +151,7 @@ def _background(stream: DrawStream) -> np.ndarray:
     for row in range(0, SIDE, WIDTH):
         for column in range(0, SIDE, WIDTH):
             field, y, x = (stream.below(bound) for bound in (8, 33, 33))
-            window = _noise()[field, y : y + WIDTH, x : x + WIDTH]
+            window = noise_bank()[field, y : y + WIDTH, x : x + WIDTH]
             image[row : row + WIDTH, column : column + WIDTH] = window + offset
     for _ in range(16 + stream.below(24)):
         y, x = stream.below(SIDE - 6), stream.below(SIDE - 6)
@@ -197,13 +181,8 @@ WORDS: tuple[str, ...] = (*VOCABULARY[:_EXTRA], *SIDES, *VOCABULARY[_EXTRA + len
 TOKEN_ID: dict[str, int] = {word: number for number, word in enumerate(WORDS)}
 
 
-def encode(text: str) -> list[int]:
-    """Return the token ids of space-separated words; unknown words become ``<unk>``."""
-    return [TOKEN_ID.get(word, UNK) for word in text.split()]
-
-
-def _shapes(objects: Sequence[SceneObject]) -> list[SceneObject]:
-    return [item for item in objects if item.kind == "shape"]
+#: Returns the token ids of space-separated words; unknown words become ``<unk>``.
+encode = partial(vocabulary.encode, token_ids=TOKEN_ID)
 
 
 def _single(values: Sequence[str]) -> list[str]:
@@ -212,48 +191,54 @@ def _single(values: Sequence[str]) -> list[str]:
 
 def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the colour of the only shape of a name, or the name of the only one of a colour."""
-    shapes = _shapes(objects)
+    shapes = shapes_of(objects)
     names = _single([item.name for item in shapes])
     colours = _single([item.colour for item in shapes])
     if stream.below(2) and colours:
         colour = stream.pick(colours)
         item = next(item for item in shapes if item.colour == colour)
-        text = f"what shape is {colour} ?"
-        return SceneQuestion("attribute", "shape_of_colour", text, item.name, item)
+        return SceneQuestion(
+            "attribute", "shape_of_colour", f"what shape is {colour} ?", item.name, item
+        )
     name = stream.pick(names)
     item = next(item for item in shapes if item.name == name)
-    text = f"what colour is the {name} ?"
-    return SceneQuestion("attribute", "colour_of_shape", text, item.colour, item)
+    return SceneQuestion(
+        "attribute", "colour_of_shape", f"what colour is the {name} ?", item.colour, item
+    )
 
 
 def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the number of shapes of a name or a colour, in half of the cases the most frequent name."""
-    shapes = _shapes(objects)
+    shapes = shapes_of(objects)
     names = [item.name for item in shapes]
     choice = stream.below(4)
     if choice == 3:
         colour = stream.pick([item.colour for item in shapes])
         count = sum(item.colour == colour for item in shapes)
-        text = f"how many {colour} shapes are there ?"
-        return SceneQuestion("count", "colour", text, str(count))
+        return SceneQuestion("count", "colour", f"how many {colour} shapes are there ?", str(count))
     kinds = sorted(dict.fromkeys(names), key=names.count)
     name = stream.pick(kinds) if choice == 2 else kinds[-1]
-    text = f"how many {name} shapes are there ?"
-    return SceneQuestion("count", "shape", text, str(names.count(name)))
+    return SceneQuestion(
+        "count", "shape", f"how many {name} shapes are there ?", str(names.count(name))
+    )
 
 
 def number_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return the question for the digits in frames of one colour, from left to right."""
     digits = [item for item in objects if item.kind == "digit"]
     colour = stream.pick(list(dict.fromkeys(item.colour for item in digits)))
-    answer = " ".join(item.name for item in digits if item.colour == colour)
-    return SceneQuestion("number", "read", f"read the {colour} digits .", answer)
+    return SceneQuestion(
+        "number",
+        "read",
+        f"read the {colour} digits .",
+        " ".join(item.name for item in digits if item.colour == colour),
+    )
 
 
 def relation_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the colour of the outermost of several shapes of a name, if one is clearly outermost."""
     candidates = []
-    for name in dict.fromkeys(item.name for item in _shapes(objects)):
+    for name in dict.fromkeys(item.name for item in shapes_of(objects)):
         for side in SIDES:
             axis = 0 if side in ("leftmost", "rightmost") else 1
             alike = [item for item in objects if item.name == name]
@@ -268,8 +253,9 @@ def relation_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sce
     if not candidates:
         return attribute_question(objects, stream)
     side, item = stream.pick(candidates)
-    text = f"what colour is the {side} {item.name} ?"
-    return SceneQuestion("relation", side, text, item.colour, item)
+    return SceneQuestion(
+        "relation", side, f"what colour is the {side} {item.name} ?", item.colour, item
+    )
 
 
 def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
@@ -277,12 +263,13 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
 
     Where the answer is "no", the scene has the shape in other colours, and another shape in this colour if possible.
     """
-    shapes = _shapes(objects)
+    shapes = shapes_of(objects)
     present = {(item.colour, item.name) for item in shapes}
     if stream.below(2):
         item = stream.pick(shapes)
-        text = f"is there a {item.colour} {item.name} ?"
-        return SceneQuestion("exist", "coloured_shape", text, "yes", item)
+        return SceneQuestion(
+            "exist", "coloured_shape", f"is there a {item.colour} {item.name} ?", "yes", item
+        )
     incomplete = {
         name
         for _, name in present
@@ -291,8 +278,9 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
     name = stream.pick([item.name for item in shapes if item.name in incomplete])
     used = [item.colour for item in shapes if (item.colour, name) not in present]
     absent = [colour for colour in COLOUR_NAMES if (colour, name) not in present]
-    text = f"is there a {stream.pick(used or absent)} {name} ?"
-    return SceneQuestion("exist", "coloured_shape", text, "no")
+    return SceneQuestion(
+        "exist", "coloured_shape", f"is there a {stream.pick(used or absent)} {name} ?", "no"
+    )
 
 
 MAKERS: dict[str, Callable[[Sequence[SceneObject], DrawStream], SceneQuestion]] = {
@@ -313,8 +301,9 @@ def ask(
     objects: Sequence[SceneObject], stream: DrawStream, counts: dict[str, int]
 ) -> list[SceneQuestion]:
     """Return several questions about one scene, in the order of :data:`FAMILIES`."""
-    families = [family for family in FAMILIES for _ in range(counts.get(family, 0))]
-    return [MAKERS[family](objects, stream) for family in families]
+    return [
+        MAKERS[family](objects, stream) for family in FAMILIES for _ in range(counts.get(family, 0))
+    ]
 
 
 CYCLE = ("count", "relation", "number", "attribute", "relation", "count", "number", "relation")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -85,38 +84,27 @@ def reading_score(answer: str, truth: str) -> float:
     return 1 - Levenshtein.distance(answer_words, truth_words) / longest if longest else 1.0
 
 
-@dataclass(frozen=True)
-class CaptionScore:
-    """Scores of one caption, all in 0..1.
+def caption_score(answer: str, objects: Sequence[SceneObject]) -> dict[str, float]:
+    """Return the scores of a caption, compared with the objects of its scene, all in 0..1.
 
-    Attributes:
-        recall: Share of the objects named with correct colour and kind or digit.
-        precision: Share of the named objects that are correct; repeats are wrong.
-        close: Share of all objects that are named correctly and placed close to their centre.
-        parsed: Whether the answer names any object.
+    Recall: share of the objects named with correct colour and kind or digit. Precision: share of the named objects that
+    are correct; repeats are wrong. Close: share of all objects that are named correctly and placed near their centre.
     """
-
-    recall: float
-    precision: float
-    close: float
-    parsed: bool
-
-
-def caption_score(answer: str, objects: Sequence[SceneObject]) -> CaptionScore:
-    """Return the scores of a caption, compared with the objects of its scene."""
     missing = {(item.colour, item.name): item for item in objects}
-    mentions = right = close = 0
-    for colour, digit, shape, tail in _PART.findall(str(answer).lower()):
-        mentions += 1
+    mentions = _PART.findall(str(answer).lower())
+    right = close = 0
+    for colour, digit, shape, tail in mentions:
         item = missing.pop((colour, digit or shape), None)
-        if item is None:
-            continue
-        right += 1
-        close += _is_close(tail, item.box)
-    if not mentions:
-        return CaptionScore(0.0, 0.0, 0.0, False)
+        if item is not None:
+            right += 1
+            close += _is_close(tail, item.box)
     total = max(len(objects), 1)
-    return CaptionScore(right / total, right / mentions, close / total, True)
+    return {
+        "object_recall": right / total,
+        "object_precision": right / max(len(mentions), 1),
+        "object_close": close / total,
+        "unparsed": float(not mentions),
+    }
 
 
 def _is_close(text: str, box: BOX) -> bool:
@@ -269,13 +257,7 @@ def ocr_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Return the metrics of a caption, compared with the scene's objects."""
-    score = caption_score(answer, sample_objects(sample))
-    return {
-        "object_recall": score.recall,
-        "object_precision": score.precision,
-        "object_close": score.close,
-        "unparsed": float(not score.parsed),
-    }
+    return caption_score(answer, sample_objects(sample))
 
 
 def f1_of_yes(pairs: Sequence[Sequence[str]]) -> float:

@@ -51,7 +51,8 @@ def _digits(objects: Sequence[SceneObject]) -> list[SceneObject]:
     return [item for item in objects if item.kind == "digit"]
 
 
-def _shapes(objects: Sequence[SceneObject]) -> list[SceneObject]:
+def shapes_of(objects: Sequence[SceneObject]) -> list[SceneObject]:
+    """Return the shapes among objects."""
     return [item for item in objects if item.kind == "shape"]
 
 
@@ -63,20 +64,27 @@ def _unique(items: list[SceneObject]) -> list[SceneObject]:
 
 def attribute_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the digit, shape or colour of an object."""
-    digits, shapes = _digits(objects), _shapes(objects)
+    digits, shapes = _digits(objects), shapes_of(objects)
     choice = stream.below(4)
     if (choice == 0 and digits) or not shapes:
         item = stream.pick(digits)
-        text = f"what digit is in the {item.colour} frame ?"
-        return SceneQuestion("attr", "digit_of_frame", text, item.name, item)
+        return SceneQuestion(
+            "attr", "digit_of_frame", f"what digit is in the {item.colour} frame ?", item.name, item
+        )
     if choice == 1 and _unique(shapes):
         item = stream.pick(_unique(shapes))
-        text = f"what colour is the {item.name} ?"
-        return SceneQuestion("attr", "colour_of_shape", text, item.colour, item)
+        return SceneQuestion(
+            "attr", "colour_of_shape", f"what colour is the {item.name} ?", item.colour, item
+        )
     if choice == 2 and _unique(digits):
         item = stream.pick(_unique(digits))
-        text = f"what colour is the frame of digit {item.name} ?"
-        return SceneQuestion("attr", "colour_of_digit", text, item.colour, item)
+        return SceneQuestion(
+            "attr",
+            "colour_of_digit",
+            f"what colour is the frame of digit {item.name} ?",
+            item.colour,
+            item,
+        )
     item = stream.pick(shapes)
     return SceneQuestion(
         "attr", "shape_of_colour", f"what shape is {item.colour} ?", item.name, item
@@ -88,16 +96,23 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
     choice, present_answer = stream.below(3), bool(stream.below(2))
     answer = "yes" if present_answer else "no"
     for number, (items, names, prefix) in enumerate(
-        [(_digits(objects), [str(i) for i in range(10)], "digit "), (_shapes(objects), SHAPES, "")]
+        [
+            (_digits(objects), [str(i) for i in range(10)], "digit "),
+            (shapes_of(objects), SHAPES, ""),
+        ]
     ):
         if choice != number or not items:
             continue
         present = [name for name in names if any(item.name == name for item in items)]
         absent = [name for name in names if name not in present]
         name = stream.pick(present if present_answer else absent)
-        target = next((item for item in items if item.name == name), None)
-        template = TEMPLATES["exist"][number]
-        return SceneQuestion("exist", template, f"is there a {prefix}{name} ?", answer, target)
+        return SceneQuestion(
+            "exist",
+            TEMPLATES["exist"][number],
+            f"is there a {prefix}{name} ?",
+            answer,
+            next((item for item in items if item.name == name), None),
+        )
     item = stream.pick(objects)
     text = describe(item)
     if not present_answer:  # hard negative: an existing thing in a colour that it does not have
@@ -106,14 +121,15 @@ def existence_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
             text.split()[0] for text in map(describe, objects) if text.split()[1] == thing
         }
         text = f"{stream.pick([c for c in COLOUR_NAMES if c not in used_colours])} {thing}"
-    target = item if present_answer else None
-    return SceneQuestion("exist", "coloured_object", f"is there a {text} ?", answer, target)
+    return SceneQuestion(
+        "exist", "coloured_object", f"is there a {text} ?", answer, item if present_answer else None
+    )
 
 
 def counting_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return a question for the number of digits, shapes or objects."""
     template = stream.pick(TEMPLATES["count"])
-    pools = {"digits": _digits(objects), "shapes": _shapes(objects), "objects": objects}
+    pools = {"digits": _digits(objects), "shapes": shapes_of(objects), "objects": objects}
     return SceneQuestion(
         "count", template, f"how many {template} are there ?", str(len(pools[template]))
     )
@@ -134,14 +150,22 @@ def grounding_question(objects: Sequence[SceneObject], stream: DrawStream) -> Sc
 
 def reading_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return the question for all digits in reading order; reads no draws."""
-    answer = " ".join(item.name for item in _digits(objects)) or "no"
-    return SceneQuestion("ocr", "read_digits", "read all digits .", answer)
+    return SceneQuestion(
+        "ocr",
+        "read_digits",
+        "read all digits .",
+        " ".join(item.name for item in _digits(objects)) or "no",
+    )
 
 
 def caption_question(objects: Sequence[SceneObject], stream: DrawStream) -> SceneQuestion:
     """Return the question for all objects with their centres, in reading order; reads no draws."""
-    answer = " ".join(_caption_part(item) for item in objects)
-    return SceneQuestion("caption", "describe", "describe the image .", answer)
+    return SceneQuestion(
+        "caption",
+        "describe",
+        "describe the image .",
+        " ".join(_caption_part(item) for item in objects),
+    )
 
 
 def _caption_part(item: SceneObject) -> str:
@@ -170,8 +194,9 @@ def ask(
     objects: Sequence[SceneObject], stream: DrawStream, counts: dict[str, int]
 ) -> list[SceneQuestion]:
     """Return several questions about one scene, in the order of :data:`FAMILIES`."""
-    families = [family for family in FAMILIES for _ in range(counts.get(family, 0))]
-    return [MAKERS[family](objects, stream) for family in families]
+    return [
+        MAKERS[family](objects, stream) for family in FAMILIES for _ in range(counts.get(family, 0))
+    ]
 
 
 def questions_for(scene: Scene, counts: dict[str, int]) -> list[SceneQuestion]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from PIL import Image
@@ -68,31 +68,26 @@ def distort_resize(images: np.ndarray, side: int, distortion: tuple[int, ...]) -
     return resized.astype(np.int32)
 
 
+@cache
 def shape_mask(name: str, side: int) -> np.ndarray:
-    """Return the boolean mask ``(side, side)`` of a shape, from integer inequalities only."""
+    """Return the boolean mask ``(side, side)`` of a shape, from integer inequalities only; callers share it."""
     row, column = np.mgrid[0:side, 0:side]
-    x: np.ndarray = 2 * column + 1 - side
-    y: np.ndarray = 2 * row + 1 - side
-    mask: np.ndarray
-    if name == "circle":
-        mask = x * x + y * y <= side * side
-    elif name == "square":
-        mask = np.ones((side, side), bool)
-    elif name == "triangle":
-        mask = 2 * np.abs(x) <= y + side
-    elif name == "cross":
-        mask = (np.abs(x) * 3 <= side) | (np.abs(y) * 3 <= side)
-    elif name == "diamond":
-        mask = np.abs(x) + np.abs(y) <= side
-    elif name == "star":  # sqrt|x| + sqrt|y| <= sqrt(side), squared twice to stay in integers
-        mask = 4 * np.abs(x * y) <= np.maximum(side - np.abs(x) - np.abs(y), 0) ** 2
-    else:
-        raise KeyError(name)
-    return mask
+    x, y = 2 * column + 1 - side, 2 * row + 1 - side
+    masks: dict[str, np.ndarray] = {
+        "circle": x * x + y * y <= side * side,
+        "square": np.ones((side, side), bool),
+        "triangle": 2 * np.abs(x) <= y + side,
+        "cross": (np.abs(x) * 3 <= side) | (np.abs(y) * 3 <= side),
+        "diamond": np.abs(x) + np.abs(y) <= side,
+        # sqrt|x| + sqrt|y| <= sqrt(side), squared twice to stay in integers
+        "star": 4 * np.abs(x * y) <= np.maximum(side - np.abs(x) - np.abs(y), 0) ** 2,
+    }
+    return masks[name]
 
 
+@cache
 def noise_bank() -> np.ndarray:
-    """Return eight uint8 noise fields ``(8, 128, 128, 3)`` centred on 30: blocks plus white noise."""
+    """Return eight uint8 noise fields ``(8, 128, 128, 3)`` centred on 30: blocks plus white noise; shared."""
     bits = draws(7, "train", np.arange(8), 128 * 128).reshape(8, 128, 128)
     white = uniform(bits, 25).astype(np.int32) - 12
     blocks = uniform(mix64(bits[:, ::16, ::16]), 37).astype(np.int32) - 18
@@ -114,14 +109,11 @@ class Digits:
         data = load_digits()
         self.images = (data.images.astype(np.int64) * 255 // 16).astype(np.uint8)
         self.labels = data.target.astype(np.int64)
-        bucket = np.array([self._bucket(image) for image in self.images])
+        hashes = [hashlib.sha256(image.tobytes()).hexdigest() for image in self.images]
+        bucket = np.array([int(digest[:8], 16) % 100 for digest in hashes])
         self.split_codes = np.select(
             [bucket < 75, bucket < 80], [SPLITS["train"], SPLITS["val"]], SPLITS["test"]
         ).astype(np.int64)
-
-    @staticmethod
-    def _bucket(image: np.ndarray) -> int:
-        return int(hashlib.sha256(image.tobytes()).hexdigest()[:8], 16) % 100
 
     @cached_property
     def pools(self) -> dict[str, list[np.ndarray]]:
@@ -133,25 +125,26 @@ class Digits:
             for split, code in SPLITS.items()
         }
 
-    @cached_property
-    def sprites(self) -> dict[int, np.ndarray]:
-        """Undistorted digits ``(N, s, s)`` per object size."""
-        return {
-            size: distort_resize(self.images, size - 2 * FRAME, DISTORTIONS[0]) for size in SIZES
-        }
 
-    @cached_property
-    def distorted_sprites(self) -> dict[int, np.ndarray]:
-        """Digits ``(len(DISTORTIONS), N, s, s)`` per object size, for training the vision tower."""
-        return {
-            size: np.stack([distort_resize(self.images, size - 2 * FRAME, d) for d in DISTORTIONS])
-            for size in SIZES
-        }
+@cache
+def digits() -> Digits:
+    """Return the process's digits."""
+    return Digits()
 
-    def fingerprint(self) -> str:
-        """Return a hash of the digits, labels and split codes."""
-        parts = (self.images, self.labels, self.split_codes)
-        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
+
+@cache
+def sprites(size: int, distortion: int = 0) -> np.ndarray:
+    """Return the digits ``(N, s, s)`` for an object size, under an entry of :data:`DISTORTIONS`; callers share them."""
+    return distort_resize(digits().images, size - 2 * FRAME, DISTORTIONS[distortion])
+
+
+def draw_digit(region: np.ndarray, sprite: np.ndarray, colour: np.ndarray, stroke: int) -> None:
+    """Draw a framed digit into ``region`` ``(s, s, 3)`` in place."""
+    border = FRAME - 1
+    region[:] = colour
+    region[border:-border, border:-border] = 16
+    grey = 16 + sprite * (stroke - 16) // 255
+    region[FRAME:-FRAME, FRAME:-FRAME] = grey[:, :, None]
 
 
 WIDTH = 96
@@ -174,6 +167,7 @@ COLOURS = {
     "white": (236, 236, 236),
 }
 COLOUR_NAMES = tuple(COLOURS)
+RGB = np.array(list(COLOURS.values()), np.int32)
 BOX = tuple[int, int, int, int]
 
 _DRAWS = 160
@@ -234,18 +228,15 @@ class SceneLayout:
 
     def objects(self, row: int) -> tuple[SceneObject, ...]:
         """Return the objects of one scene of the batch."""
-        return tuple(self._object(row, slot) for slot in range(int(self.count[row])))
-
-    def _object(self, row: int, slot: int) -> SceneObject:
-        x, y, size = (int(a[row, slot]) for a in (self.left, self.top, self.size))
-        is_digit = bool(self.is_digit[row, slot])
-        name = str(self.digit[row, slot]) if is_digit else SHAPES[self.shape[row, slot]]
-        return SceneObject(
-            kind="digit" if is_digit else "shape",
-            name=name,
-            colour=COLOUR_NAMES[self.colour[row, slot]],
-            box=(x, y, x + size, y + size),
-        )
+        items = []
+        for slot in range(int(self.count[row])):
+            x, y, size = (int(a[row, slot]) for a in (self.left, self.top, self.size))
+            kind, name = "shape", SHAPES[self.shape[row, slot]]
+            if self.is_digit[row, slot]:
+                kind, name = "digit", str(self.digit[row, slot])
+            box = (x, y, x + size, y + size)
+            items.append(SceneObject(kind, name, COLOUR_NAMES[self.colour[row, slot]], box))
+        return tuple(items)
 
 
 def make_layout(
@@ -296,17 +287,11 @@ def make_layout(
 
 
 class Scenes:
-    """Renderer of scenes; holds digit images, shape masks and noise. Cheap to build, not random."""
+    """Renderer of scenes. Cheap to build, not random."""
 
     def __init__(self) -> None:
-        """Load the digits and prepares masks and noise."""
-        self.digits = Digits()
-        self._masks = [[shape_mask(name, size) for size in SIZES] for name in SHAPES]
-        self._rgb = np.array(list(COLOURS.values()), np.int32)
-
-    @cached_property
-    def _noise(self) -> np.ndarray:
-        return noise_bank()
+        """Load the digits."""
+        self.digits = digits()
 
     def scene(self, split: str, seed: int, index: int) -> Scene:
         """Return one scene, with pixels and objects determined by the arguments."""
@@ -346,34 +331,29 @@ class Scenes:
         padded = np.zeros((10, sizes.max()), np.int64)
         for value, pool in enumerate(pools):
             padded[value, : len(pool)] = pool
-        numbers: np.ndarray = padded[layout.digit, picks]
-        return numbers
+        return padded[layout.digit, picks]
 
     def render(self, layout: SceneLayout, distort: bool = False) -> np.ndarray:
         """Return the pixels ``(B, 96, 96, 3)`` uint8 of a layout."""
         bits = layout.draws
         images = self._backgrounds(bits)
         jitter = uniform(bits[:, 130:136], 25).astype(np.int32) - 12
-        colours = np.clip(self._rgb[layout.colour] + jitter[:, :, None], 0, 255).astype(np.uint8)
+        colours = np.clip(RGB[layout.colour] + jitter[:, :, None], 0, 255).astype(np.uint8)
         strokes = 190 + uniform(bits[:, 142:148], 60)
         numbers = self.digit_image_numbers(layout)
-        variants = uniform(bits[:, 148:154], len(DISTORTIONS))
-        size_slot = np.searchsorted(SIZES, layout.size)
+        variants = (
+            uniform(bits[:, 148:154], len(DISTORTIONS)) if distort else np.zeros_like(numbers)
+        )
         for row, image in enumerate(images):
             for slot in range(int(layout.count[row])):
-                size = int(layout.size[row, slot])
+                size, colour = int(layout.size[row, slot]), colours[row, slot]
                 x, y = int(layout.left[row, slot]), int(layout.top[row, slot])
                 region = image[y : y + size, x : x + size]
-                if not layout.is_digit[row, slot]:
-                    mask = self._masks[layout.shape[row, slot]][size_slot[row, slot]]
-                    region[mask] = colours[row, slot]
-                    continue
-                number = numbers[row, slot]
-                if distort:
-                    sprite = self.digits.distorted_sprites[size][variants[row, slot], number]
+                if layout.is_digit[row, slot]:
+                    sprite = sprites(size, int(variants[row, slot]))[numbers[row, slot]]
+                    draw_digit(region, sprite, colour, int(strokes[row, slot]))
                 else:
-                    sprite = self.digits.sprites[size][number]
-                _draw_digit(region, sprite, colours[row, slot], int(strokes[row, slot]))
+                    region[shape_mask(SHAPES[layout.shape[row, slot]], size)] = colour
         return images
 
     def _backgrounds(self, bits: np.ndarray) -> np.ndarray:
@@ -390,18 +370,9 @@ class Scenes:
         images = np.empty((len(bits), WIDTH, WIDTH, 3), np.uint8)
         for row, image in enumerate(images):
             y, x = int(top[row]), int(left[row])
-            noise = self._noise[field[row], y : y + WIDTH, x : x + WIDTH]
+            noise = noise_bank()[field[row], y : y + WIDTH, x : x + WIDTH]
             np.add(noise, offset[row], out=image)
             for k in range(int(blocks[row])):
                 y, x = int(ys[row, k]), int(xs[row, k])
                 image[y : y + heights[row, k], x : x + widths[row, k]] = greys[row, k]
         return images
-
-
-def _draw_digit(region: np.ndarray, sprite: np.ndarray, colour: np.ndarray, stroke: int) -> None:
-    """Draw a framed digit into ``region`` ``(s, s, 3)`` in place."""
-    border = FRAME - 1
-    region[:] = colour
-    region[border:-border, border:-border] = 16
-    grey = 16 + sprite * (stroke - 16) // 255
-    region[FRAME:-FRAME, FRAME:-FRAME] = grey[:, :, None]

@@ -6,7 +6,7 @@ Other words become ``<unk>``: the model only understands its question templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES, SHAPES, WIDTH
 
@@ -36,16 +36,15 @@ TOKEN_ID: dict[str, int] = {word: i for i, word in enumerate(VOCABULARY)}
 
 PAD, BOS, EOS, UNK, IMAGE = (TOKEN_ID[word] for word in _SPECIAL[:5])
 USER, ASSISTANT = TOKEN_ID["USER:"], TOKEN_ID["ASSISTANT:"]
-FIRST_LOCATION = TOKEN_ID["<loc_0>"]
 MASK = TOKEN_ID["<extra_0>"]
 """Mask token of the denoising model."""
 
 _LOCATION = re.compile(r"<loc_(\d+)>")
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str, token_ids: Mapping[str, int] = TOKEN_ID) -> list[int]:
     """Return the token ids of space-separated words; unknown words become ``<unk>``."""
-    return [TOKEN_ID.get(word, UNK) for word in text.split()]
+    return [token_ids.get(word, UNK) for word in text.split()]
 
 
 def location(pixel: int) -> str:

@@ -28,6 +28,15 @@ class Interval:
         """A difference of shares as text, with signs: "+1.9 [-0.3, +4.1]"."""
         return f"{100 * self.value:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
+    @property
+    def decimals(self) -> str:
+        """A number as text: "0.56 [0.52, 0.60]"."""
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def named(self, name: str) -> dict[str, float]:
+        """Return the three numbers as columns of a table: `<name>`, `<name>_low` and `<name>_high`."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 def checked(values: ArrayLike) -> Array:
     """Return scores as an array; raises ValueError if there are none or some are not finite."""

@@ -198,16 +198,12 @@ class Store:
         except OSError as error:
             raise _unwritable(self.root, error) from error
 
-    def finished(self) -> list[tuple[RunDir, dict[str, Any]]]:
-        """Return all committed rows with their folders, ordered by run key.
+    def finished(self) -> Iterator[tuple[RunDir, dict[str, Any]]]:
+        """Yield all committed rows with their folders, ordered by run key.
 
         A row that cannot be read, is of a newer version or was copied from another folder does not affect the others:
         it is reported on stderr with the reason, and passed over.
         """
-        return list(self.each())
-
-    def each(self) -> Iterator[tuple[RunDir, dict[str, Any]]]:
-        """Yield the items of `finished` one at a time, for stores with more rows than fit into memory."""
         for directory in self.folders():
             row = directory.readable_row()
             if row is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,55 +60,53 @@ def check_shape(row: Mapping[str, Any]) -> None:
     for name, kind in {**dict.fromkeys(set(BLOCKS) & set(row), dict), **SHAPE}.items():
         if not isinstance(row.get(name), kind) or isinstance(row[name], bool):
             raise ValueError(f"{name} is {row.get(name)!r}")
-    for name, kind in OPTIONAL.items():
-        if not isinstance(row.get(name), kind | None):
-            raise ValueError(f"{name} is {row[name]!r}")
+    _check_optional("", row, OPTIONAL)
     if row["n_samples"] < 0:
         raise ValueError(f"n_samples is {row['n_samples']}")
     if not math.isfinite(row["ratio"]):
         raise ValueError(f"ratio is {row['ratio']}")
     for name, values in row.get("metrics", {}).items():
-        if not isinstance(values, Mapping):
+        if not isinstance(values, dict):
             raise ValueError(f"metrics.{name} is {values!r}")
-        for part in ("value", "stderr"):
-            _check_number(f"metrics.{name}.{part}", values.get(part))
+        _check_numbers(f"metrics.{name}.", values, ("value", "stderr"))
     for name, parts in SHOWN.items():
-        for part in parts:
-            _check_number(f"{name}.{part}", row.get(name, {}).get(part))
-    check_extra(row["extra"])
-
-
-def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the entries of `extra` that overviews read have the right types."""
-    for name, kind in OPTIONAL_EXTRA.items():
-        if not isinstance(extra.get(name), kind | None):
-            raise ValueError(f"extra.{name} is {extra[name]!r}")
-    for name, entry in (extra.get("aggregation") or {}).items():
-        if not isinstance(entry, Mapping):
+        _check_numbers(f"{name}.", row.get(name, {}), parts)
+    _check_optional("extra.", row["extra"], OPTIONAL_EXTRA)
+    for name, entry in (row["extra"].get("aggregation") or {}).items():
+        if not isinstance(entry, dict):
             raise ValueError(f"extra.aggregation.{name} is {entry!r}")
-    _check_number("extra.samples_per_second", extra.get("samples_per_second"))
+    _check_numbers("extra.", row["extra"], ("samples_per_second",))
 
 
-def _check_number(place: str, value: Any) -> None:
-    if not isinstance(value, int | float | None) or not math.isfinite(value or 0):
-        raise ValueError(f"{place} is {value!r}")
+def _check_optional(place: str, table: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        value = table.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{place}{name} is {value!r}")
+
+
+def _check_numbers(place: str, table: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        value = table.get(name)
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
+            raise ValueError(f"{place}{name} is {value!r}")
 
 
 def check_complete(row: Mapping[str, Any]) -> None:
     """Raise ValueError unless every number that is shown of a row is present."""
-    metrics = row.get("metrics")
-    if not metrics:
-        raise ValueError(f"metrics is {metrics!r}")
-    tables: dict[str, tuple[Any, tuple[str, ...]]] = {
-        f"metrics.{name}": (values, ("value", "stderr")) for name, values in metrics.items()
+    if not row.get("metrics"):
+        raise ValueError(f"metrics is {row.get('metrics')!r}")
+    # Their values are numbers already, or `check_shape` had refused the row.
+    numbers: dict[str, tuple[Any, tuple[str, ...]]] = {
+        f"metrics.{name}": (values, ("value", "stderr")) for name, values in row["metrics"].items()
     }
-    tables |= {block: (row.get(block), names) for block, names in SHOWN.items()}
-    for place, (values, names) in tables.items():
-        if not isinstance(values, Mapping):
-            raise ValueError(f"{place} is {values!r}")
+    numbers |= {name: (row.get(name), parts) for name, parts in SHOWN.items()}
+    for place, (values, names) in numbers.items():
+        if values is None:
+            raise ValueError(f"{place} is None")
         for name in names:
-            if not isinstance(values.get(name, ""), int | float | None):
-                raise ValueError(f"{place}.{name} is {values.get(name)!r}")
+            if name not in values:
+                raise ValueError(f"{place}.{name} is None")
     # A cached row is printed as JSON.
     json.dumps(dict(row), allow_nan=False)
     if not isinstance(row["extra"].get("failures"), list):

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, foreign, tell_once
+from espalier.harness.errors import FOREIGN, UserError, first_words, tell_once
+from espalier.harness.settings import read_section, read_value
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.files.folder_checks import below
@@ -149,33 +150,16 @@ def _readable(files: Iterable[Path]) -> Iterator[Sweep]:
 
 
 def _read(path: Path) -> Sweep:
-    with foreign(f"{path} is damaged", "removing it"):
+    try:
         record = read_json(path)
-        if record["version"] != VERSION:
-            raise UserError(
-                f"{path} is of version {record['version']}; this version reads {VERSION}; valid: the version that "
-                "wrote it, or another sweep"
-            )
-        cells = tuple(map(_cell, record["cells"]))
-        argv = tuple(map(_text, record["argv"]))
-        return Sweep(path.stem, argv, float(record["submitted"]), cells)
-
-
-def _cell(record: Mapping[str, Any]) -> SweepCell:
-    names = {name: _text(record[name]) for name in ("key", "model", "method", "benchmark", "label")}
-    samples = None if record["samples"] is None else int(record["samples"])
-    line = tuple(map(_text, record["line"]))
-    keep = record.get("keep")
-    return SweepCell(
-        **names,
-        ratio=float(record["ratio"]),
-        samples=samples,
-        line=line,
-        keep=None if keep is None else int(keep),
+        version = record["version"]
+        if version == VERSION:
+            cells = [read_section(SweepCell, "cell", {"keep": None, **c}) for c in record["cells"]]
+            argv = read_value("argv", record["argv"], tuple[str, ...])
+            return Sweep(path.stem, argv, float(record["submitted"]), tuple(cells))
+    except FOREIGN as error:
+        raise UserError(f"{path} is damaged ({first_words(error)}); valid: removing it") from error
+    raise UserError(
+        f"{path} is of version {version}; this version reads {VERSION}; valid: the version that wrote it, or another "
+        "sweep"
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")
-    return value

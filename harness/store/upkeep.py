@@ -32,7 +32,7 @@ from espalier.harness.store.files.lease import (
     file_time,
     read_lease,
 )
-from espalier.harness.store.store_index import DAMAGED, DONE, RUNNING, RunEntry
+from espalier.harness.store.run_entries import DAMAGED, DONE, RUNNING, RunEntry
 
 NAME = ".trash"
 

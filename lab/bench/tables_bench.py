@@ -26,8 +26,8 @@ from espalier.harness.reports.tables.cell_settings import compared_settings
 from espalier.harness.reports.tables.published_tables import read_paper
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import FORMATS
-from espalier.harness.store.parquet_tables import read_rows
-from espalier.harness.store.row_reader import NAME as INDEX
+from espalier.harness.store.exports import dated_rows
+from espalier.harness.store.index import NAME as INDEX
 
 #: Rows that provide the blocks of the synthetic ones.
 TEMPLATES = ROOT / "results" / "demo"
@@ -35,7 +35,7 @@ TEMPLATES = ROOT / "results" / "demo"
 
 def rows() -> Iterator[dict[str, Any]]:
     """Yield rows of the tables' runs repeatedly, with the blocks of stored rows."""
-    stored = read_rows(TEMPLATES)[0]
+    _, stored = dated_rows(TEMPLATES)[0]
     runs = [
         run
         for slug, number in requested_tables("all", [])
@@ -107,7 +107,7 @@ def load(folder: Path) -> int:
 
 def page(folder: Path) -> int:
     """Write the report page of a store, without pictures of kept tokens; return its bytes."""
-    from espalier.harness.reports.html.page_assembly import assemble, collect
+    from espalier.harness.reports.html.page import assemble, collect
 
     return len(assemble(collect([folder], "original")).encode())
 

@@ -81,7 +81,7 @@ def score_answer(entry: SceneEntry, answer: str) -> float:
     if question.family == "ocr":
         return reading_score(answer, question.answer)
     if question.family == "caption":
-        return caption_score(answer, entry.objects).recall
+        return caption_score(answer, entry.objects)["object_recall"]
     return exact_match(answer, question.answer)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,13 @@ from espalier.harness.seedling.scenes import PATCH, WIDTH
 from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD, TOKEN_ID, VOCABULARY
 
 if TYPE_CHECKING:
-    from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+    from transformers import (
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+        ProcessorMixin,
+    )
 
 NAMES = ("seedling", "seedling_full", "seedling_draft")
 """The autoregressive models."""
@@ -28,6 +34,29 @@ VISUAL_TOKENS = (WIDTH // PATCH) ** 2
 POSITIONS = 512
 FEATURE_LAYER = -2
 """Hidden state of the tower that the language model reads, as in LLaVA."""
+
+#: Configuration of the tower, and what the text stacks share, of the models for pictures and for videos.
+TOWER: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": WIDTH,
+    "patch_size": PATCH,
+    "projection_dim": 128,
+    "hidden_act": "gelu",
+}
+TEXT: Mapping[str, Any] = {
+    "hidden_size": 192,
+    "intermediate_size": 384,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -53,32 +82,14 @@ def build_model(name: str = "seedling", init_range: float = 0.02) -> LlavaForCon
     # Imported here: transformers takes seconds, and many importers need only the sizes.
     from transformers import CLIPVisionConfig, LlamaConfig
 
-    vision = CLIPVisionConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        image_size=WIDTH,
-        patch_size=PATCH,
-        projection_dim=128,
-        hidden_act="gelu",
-    )
     text = LlamaConfig(
         vocab_size=len(VOCABULARY),
-        hidden_size=192,
-        intermediate_size=384,
         num_hidden_layers=LAYERS[name],
-        num_attention_heads=6,
-        num_key_value_heads=6,
         max_position_embeddings=POSITIONS,
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-5,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
         initializer_range=init_range,
+        **TEXT,
     )
-    return llava_of(vision, text, VISUAL_TOKENS)
+    return llava_of(CLIPVisionConfig(**TOWER), text, VISUAL_TOKENS)
 
 
 def llava_of(vision: Any, text: Any, visual_tokens: int) -> LlavaForConditionalGeneration:
@@ -107,7 +118,9 @@ def normalise(images: np.ndarray | torch.Tensor) -> torch.Tensor:
 
 
 def build_tokenizer(
-    token_id: Mapping[str, int] = TOKEN_ID, positions: int = POSITIONS
+    token_id: Mapping[str, int] = TOKEN_ID,
+    positions: int = POSITIONS,
+    media: Sequence[str] = ("<image>",),
 ) -> PreTrainedTokenizerFast:
     """Return the word-level tokenizer: one token per space-separated word, after ``<bos>``."""
     # Imported here: transformers takes seconds.
@@ -124,7 +137,7 @@ def build_tokenizer(
         eos_token="<eos>",
         pad_token="<pad>",
         unk_token="<unk>",
-        additional_special_tokens=["<image>"],
+        additional_special_tokens=list(media),
         padding_side="left",
         model_max_length=positions,
     )
@@ -163,7 +176,7 @@ def build_processor(
 
 
 def save_model(
-    model: LlavaForConditionalGeneration, folder: Path, processor: LlavaProcessor | None = None
+    model: PreTrainedModel, folder: Path, processor: ProcessorMixin | None = None, longest: int = 80
 ) -> str:
     """Save a model and its processor as a Hugging Face folder in float16.
 
@@ -174,6 +187,7 @@ def save_model(
         model: The model; converted to float16 in place.
         folder: Folder to write.
         processor: Processor; None for that of the models of :data:`LAYERS`.
+        longest: Most tokens of an answer.
 
     Returns:
         The sha256 of the weights file.
@@ -183,7 +197,11 @@ def save_model(
 
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig(
-        bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=False, max_new_tokens=80
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        do_sample=False,
+        max_new_tokens=longest,
     )
     model.half().save_pretrained(folder)
     (processor or build_processor()).save_pretrained(folder)

@@ -127,7 +127,7 @@ def _text(tokens: list[int]) -> str:
 
 def _score(talk: Talk, answer: str, clip: ClipTokens) -> float:
     if talk.family == "caption":
-        return caption_score(answer, clip.clip.events).recall
+        return caption_score(answer, clip.clip.events)["events_right"]
     if talk.family == "digits":
         return digits_score(answer, talk.answer)
     return float(conclusion(talk.family, answer) == conclusion(talk.family, talk.answer))

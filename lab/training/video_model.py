@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-
 from espalier.harness.seedling import weights_dir
-from espalier.harness.seedling.scenes import GRID, PATCH, WIDTH
+from espalier.harness.seedling.scenes import GRID, WIDTH
 from espalier.harness.seedling.video.events import TOKEN_ID, VIDEO, WORDS
-from espalier.harness.seedling.vocabulary import BOS, EOS, IMAGE, PAD
-from lab.training.seedling_model import FEATURE_LAYER, VISUAL_TOKENS, file_sha256
-from lab.training.seedling_model import portable_key as portable
+from espalier.harness.seedling.vocabulary import IMAGE
+from lab.training.seedling_model import (
+    FEATURE_LAYER,
+    TEXT,
+    TOWER,
+    VISUAL_TOKENS,
+    build_tokenizer,
+    save_model,
+)
 
 if TYPE_CHECKING:
     from transformers import (
@@ -63,34 +66,16 @@ def build_video_model(
         Qwen2Config,
     )
 
-    vision = CLIPVisionConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        image_size=WIDTH,
-        patch_size=PATCH,
-        projection_dim=128,
-        hidden_act="gelu",
-    )
     text = Qwen2Config(
         vocab_size=len(WORDS),
-        hidden_size=192,
-        intermediate_size=384,
         num_hidden_layers=layers or VIDEO_LAYERS[name],
-        num_attention_heads=6,
-        num_key_value_heads=6,
         max_position_embeddings=POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        rms_norm_eps=1e-5,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
         initializer_range=0.05,
+        **TEXT,
     )
     config = LlavaOnevisionConfig(
-        vision_config=vision,
+        vision_config=CLIPVisionConfig(**TOWER),
         text_config=text,
         image_token_index=IMAGE,
         video_token_index=VIDEO,
@@ -106,24 +91,7 @@ def build_video_model(
 
 def build_video_tokenizer() -> PreTrainedTokenizerFast:
     """Return the word-level tokenizer: one token per space-separated word, after ``<bos>``."""
-    # Imported here: transformers takes seconds.
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel(dict(TOKEN_ID), unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", BOS)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        additional_special_tokens=["<image>", "<video>"],
-        padding_side="left",
-        model_max_length=POSITIONS,
-    )
+    return build_tokenizer(TOKEN_ID, POSITIONS, ("<image>", "<video>"))
 
 
 def build_video_processor() -> LlavaOnevisionProcessor:
@@ -158,17 +126,4 @@ def save_video_model(model: Any, folder: Path) -> str:
         model: The model; converted to float16 in place.
         folder: Folder to write.
     """
-    # Imported here: half a second for transformers.
-    from transformers import GenerationConfig
-
-    folder.mkdir(parents=True, exist_ok=True)
-    model.generation_config = GenerationConfig(
-        bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD, do_sample=False, max_new_tokens=256
-    )
-    model.half().save_pretrained(folder)
-    build_video_processor().save_pretrained(folder)
-    path = folder / "model.safetensors"
-    weights = {portable(key): value for key, value in load_file(path).items()}
-    save_file(weights, path, metadata={"format": "pt"})
-    path.chmod(0o644)
-    return file_sha256(path)
+    return save_model(model, folder, build_video_processor(), longest=256)

@@ -85,8 +85,7 @@ def test_a_folder_or_a_pipe_in_place_of_a_file_is_named(
     folder: Path, name: str, damage: Damage
 ) -> None:
     damage(folder / name)
-    line = line_of(folder)
-    assert f"{name}' is not a file" in line
+    assert f"{name}' is not a file" in line_of(folder)
 
 
 @pytest.mark.parametrize(

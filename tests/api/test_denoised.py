@@ -73,8 +73,7 @@ def test_each_step_has_its_picture(model, questions, tmp_path):
         cell = np.s_[row * side : (row + 1) * side, column * side : (column + 1) * side]
         assert np.allclose(plain[cell], few[cell]) == (token in answer.kept_by_step[1])
     assert "144 of 144 visual tokens kept in step 0" in pictures[0].get_suptitle()
-    last = answer.show().axes[0].images[0].get_array()
-    assert np.array_equal(last, few)
+    assert np.array_equal(answer.show().axes[0].images[0].get_array(), few)
     assert Image.open(tmp_path / "1.png").size[0] > 200
 
 

@@ -106,8 +106,7 @@ def test_a_share_is_the_ratio(model: espalier.Model, scene: tuple[Image.Image, s
 def test_a_compressor_keeps_the_entries_of_each_layer(
     model: espalier.Model, scene: tuple[Image.Image, str], name: str
 ) -> None:
-    record = ask(model, name, scene, keep=COUNT, variant="paper").record
-    assert record.kv_entries == COUNT * 6
+    assert ask(model, name, scene, keep=COUNT, variant="paper").record.kv_entries == COUNT * 6
     assert ask(model, name, scene, keep=100_000, variant="paper").record.kv_entries == ALL * 6
 
 

@@ -89,8 +89,7 @@ def test_one_picture_is_seen_whole(name):
     assert -0.01 < places.min() < 0.2  # a border cell may reach into the padding
     assert 0.8 < places.max() < 1.01
     for view in range(len(visible.grids)):
-        mine = places[visible.tokens[:, 0] == view]
-        assert np.allclose(mine.mean(0), 0.5)
+        assert np.allclose(places[visible.tokens[:, 0] == view].mean(0), 0.5)
 
 
 @pytest.mark.parametrize(

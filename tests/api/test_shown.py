@@ -54,8 +54,7 @@ def test_dropped_tokens_have_no_attention_and_scores_choose_the_kept(model: Any)
     scores = np.asarray(answer.scores())
     assert sorted(np.argsort(-scores, kind="stable")[:14]) == list(answer.kept_indices)
     np.testing.assert_array_equal(scores, answer.attention(1))
-    alive = np.isfinite(answer.attention(2).values)
-    assert tuple(np.flatnonzero(alive)) == answer.kept_indices
+    assert tuple(np.flatnonzero(np.isfinite(answer.attention(2).values))) == answer.kept_indices
 
 
 def test_a_compressor_scores_every_layer(model: Any) -> None:

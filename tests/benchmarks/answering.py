@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from lmms_eval.api.task import Task
 
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
+from tests.arithmetic import StandIn
 from tests.benchmarks.fixtures import Answer
 
 
 @dataclass
-class Told:
+class Told(StandIn):
     """Adapter and session in one: answers each document with what a function of the document says.
 
     Attributes:
@@ -26,30 +27,11 @@ class Told:
     tasks: Sequence[Task]
     answer: Answer
     asked: dict[str, Any] = field(default_factory=dict)
-    paired: None = None
     _said: list[str] = field(default_factory=list)
 
-    @property
-    def generator(self) -> Told:
-        """Itself."""
-        return self
-
-    @property
-    def codec(self) -> Told:
-        """Itself."""
-        return self
-
-    def encode(self, chats: Sequence[Any]) -> Mapping[str, Any]:
+    def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
         """Keep the chats."""
-        return {"chats": list(chats)}
-
-    def preparer(self) -> Callable[[Sequence[Any]], Mapping[str, Any]]:
-        """Keep them in another thread as in this one."""
-        return self.encode
-
-    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Leave inputs where they are."""
-        return inputs
+        return {"chats": list(messages)}
 
     def prompt_summary(self, chat: Any) -> dict[str, str | None]:
         """Say what a row says of prompts."""

@@ -32,7 +32,7 @@ def test_every_fixture_has_its_answers_and_a_benchmark() -> None:
     assert {*WRONG, *ARGUMENTS} <= set(FIXTURES)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("name", RUN)
 def test_a_benchmark_runs_from_its_files_and_makes_a_row(
     name: str,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -68,7 +67,7 @@ class Scored:
     def metrics(self, answer: Answer) -> dict[str, float]:
         """Return each metric of answers that a function of the document gives."""
         values = {}
-        with scoring(self.loaded), TemporaryDirectory() as folder:
+        with scoring(self.loaded):
             for task in self.loaded.tasks:
                 score = strict_scoring(
                     partial(type(task).process_results, task), self.spec.benchmark.answers
@@ -78,7 +77,8 @@ class Scored:
                     raw = [row[metric] for row in rows if metric in row]
                     if raw:
                         name = f"{task.config.task}/{metric}"
-                        values[name] = aggregation(task, metric, Path(folder))(raw)
+                        with aggregation(task, metric) as aggregate:
+                            values[name] = aggregate(raw)
         # Files for a server have no value.
         return {name: value for name, value in values.items() if value is not None}
 
@@ -105,6 +105,7 @@ def judges(metric: str) -> bool:
     return not bare.endswith((*COUNTS, "_lmms_eval"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(set(FIXTURES) - JUDGED))
 def test_noise_is_worth_no_more_than_a_constant_wrong_answer(
     name: str, scored: Callable[[str], Scored]
@@ -185,6 +186,7 @@ def of_own_data(tmp_path: Path, score: str, answers: list[str], say: Any) -> Eva
     return told(spec, say)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", NOISE)
 @pytest.mark.parametrize("score", OWN_DATA)
 def test_noise_is_worth_nothing_to_own_data(score: str, kind: str, tmp_path: Path) -> None:

@@ -54,8 +54,7 @@ def saying(text: str) -> Answer:
 def test_an_answer_is_worth_a_third_for_each_annotator_who_gave_it(
     scored: Scored, name: str, answer: str, first: float, second: float
 ) -> None:
-    found = scored(name, saying(answer))["exact_match"]
-    assert found == pytest.approx((first + second) / 2)
+    assert scored(name, saying(answer))["exact_match"] == pytest.approx((first + second) / 2)
 
 
 def test_two_of_ten_annotators_are_worth_three_fifths(scored: Scored) -> None:

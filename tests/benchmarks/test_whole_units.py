@@ -63,8 +63,7 @@ def test_a_limit_takes_questions_in_all_orders_of_their_options(
     for limit, samples, right in ((1, 4, 1), (6, 8, 1 / 2), (12, 12, 2 / 3), (99, 24, 1 / 2)):
         evaluation = limited(name, tmp_path / "data", tmp_path / str(limit), limit, wrong_last_turn)
         assert evaluation.n_samples == samples
-        headline = next(iter(evaluation.metrics.values()))
-        assert headline["value"] == pytest.approx(scale * right)
+        assert next(iter(evaluation.metrics.values()))["value"] == pytest.approx(scale * right)
         # Ids are those of the whole set, so that runs with and without a limit agree about samples.
         assert {sample.doc_id % QUESTIONS for sample in evaluation.samples} == set(
             range(samples // ROTATIONS)

@@ -69,8 +69,7 @@ def test_the_best_tokens_come_from_all_views():
     shown = torch.rand(attention.shape, generator=torch.Generator().manual_seed(0)) + 0.5
     relative = debiased(attention * shown, resize_prior(prior_of((grid, attention)), grid))
     best = relative[0].topk(320).indices
-    share = float((grid[0, best, 1] == 0).float().mean())
-    assert share == pytest.approx(1 / 5, abs=0.05)
+    assert float((grid[0, best, 1] == 0).float().mean()) == pytest.approx(1 / 5, abs=0.05)
 
 
 def test_images_with_other_numbers_of_tiles_leave_position_alone_at_one():

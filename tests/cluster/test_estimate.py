@@ -168,8 +168,7 @@ def test_pages_cost_hours_by_the_length_of_their_text() -> None:
     assert seconds.low > 170 * 600 * 12 * rates.launch.low > 600
     assert seconds.high < 2 * 170 * 1300 * 12 * rates.launch.high
     # 100 sheets of a GPU that is ten times slower in everything read their bytes.
-    slow = GpuKind(1e12, 1e10, 2**36)
-    assert cost.seconds(slow).low > 170 * 600 * decoding.weights / 1e10
+    assert cost.seconds(GpuKind(1e12, 1e10, 2**36)).low > 170 * 600 * decoding.weights / 1e10
 
 
 def test_a_limit_of_new_tokens_cuts_the_typical_length() -> None:
@@ -240,8 +239,7 @@ def test_steps_of_denoised_answers_are_counted() -> None:
     # Two places a step: the head runs for those that are masked.
     head = sum(head_flops(facts, masked) for masked in range(16, 0, -2))
     assert cost(*lavida, *stated, "method=none") == 8 * step + head
-    fewer = cost(*lavida, *stated, "method=d3tom", "ratio=0.9")
-    assert step < fewer < 8 * step
+    assert step < cost(*lavida, *stated, "method=d3tom", "ratio=0.9") < 8 * step
     cells, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert "not counted" not in "".join(hours_of(lines))
     assert cells[0].cost is not None
@@ -288,6 +286,5 @@ def test_the_store_is_asked_and_left_as_it_is(
     done = bench(*grid, "--dry")
     assert f"runs in {store}: 1 done, 1 begun, 3 to do" in done.out
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
-    forced = bench(*grid, "--dry", "force=true")
-    assert f"runs in {store}: 5 to do" in forced.out
+    assert f"runs in {store}: 5 to do" in bench(*grid, "--dry", "force=true").out
     assert json.loads((store / "runs" / key / "row.json").read_bytes())["status"] == "done"

@@ -74,8 +74,7 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert first.done
     assert not second.done
     # A row that stood there before is not this job's.
-    old = JobCell("k", first.row, Path(first.row).stat().st_mtime_ns, {})
-    assert not old.done
+    assert not JobCell("k", first.row, Path(first.row).stat().st_mtime_ns, {}).done
     assert file.ended() is None
     file.leave_out([LeftOut("01", "reason", 2)])
     assert file.left_out() == {"01": LeftOut("01", "reason", 2)}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import Command, read_command
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster.job_file import group_cells
 from espalier.harness.runs.cluster.resources import (
@@ -22,14 +19,9 @@ from espalier.harness.runs.cluster.resources import (
     resources_of,
     weight_bytes,
 )
+from tests.cluster.test_estimate import composed
 
 ONE = Resources(gpus=1, cpus=4, memory=2**30)
-
-
-@cache
-def composed(*argv: str) -> Command:
-    command = read_command(argv)
-    return command
 
 
 def taken(*argv: str) -> Resources:

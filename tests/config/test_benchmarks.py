@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import run
-from espalier.harness.config import catalogue
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -22,7 +20,7 @@ from espalier.harness.config.group_lists import asked_groups, choices, comment, 
 from espalier.harness.config.group_table import CONTROLS, listing
 from espalier.harness.config.lmms_task_files import leaves
 from espalier.harness.errors import UserError
-from espalier.harness.paths import CONF, ROOT
+from espalier.harness.paths import ROOT
 from espalier.harness.settings import setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
 from tests import commands
@@ -219,15 +217,6 @@ MISTAKES = (
     "benchmark.headline='accurracy' is unknown (did you mean accuracy?)",
     "benchmark.reported='f1' is unknown",
 )
-
-
-@pytest.fixture
-def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of conf/ that tests may add to."""
-    place = tmp_path / "conf"
-    shutil.copytree(CONF, place)
-    monkeypatch.setattr(catalogue, "CONF", place)
-    return place
 
 
 def test_all_mistakes_of_a_file_come_in_one_line(conf: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -12,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import run
-from espalier.harness.config import catalogue
 from espalier.harness.config.build_spec import build_spec, read_budget
 from espalier.harness.config.kept_tokens import ratio_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
-from espalier.harness.paths import CONF
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.hints import next_step
 from espalier.harness.store.files.digests import Digests
@@ -89,15 +86,6 @@ def test_a_share_has_the_key_and_the_parts_of_its_ratio() -> None:
     none = spec_of("method=none", "keep=14")
     whole = replace(none, budget=share(0))
     assert admit(none, digests, places=False).key == admit(whole, digests, places=False).key
-
-
-@pytest.fixture
-def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of conf/ to which a test adds presets."""
-    folder = tmp_path / "conf"
-    shutil.copytree(CONF, folder)
-    monkeypatch.setattr(catalogue, "CONF", folder)
-    return folder
 
 
 @pytest.mark.slow

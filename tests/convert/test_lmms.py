@@ -13,6 +13,7 @@ import espalier
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.tools.convert import convert_llava_onevision, convert_llava_video
+from tests.convert.test_llava import copied, released
 from tests.families.onevision import ONEVISION, PINPOINTS, VIDEO, video, watch
 from tests.tiny import load_tiny, picture, save_tiny
 
@@ -28,21 +29,6 @@ SPECS = {
 TOKENS = {"llava_video": 288, "llava_onevision": 300}
 CONVERSIONS = {"llava_video": convert_llava_video, "llava_onevision": convert_llava_onevision}
 CHATS = [watch("w1 w2 w3", video(0)), watch("w4", video(1), picture(0, 35, 35))]
-
-#: Names of the model and of the release, prefix by prefix.
-RELEASED = [
-    ("model.vision_tower.", "model.vision_tower.vision_tower.vision_model."),
-    ("model.multi_modal_projector.linear_1.", "model.mm_projector.0."),
-    ("model.multi_modal_projector.linear_2.", "model.mm_projector.2."),
-    ("model.language_model.", "model."),
-]
-
-
-def released(name):
-    for own, theirs in RELEASED:
-        if name.startswith(own):
-            return theirs + name.removeprefix(own)
-    return name
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +86,12 @@ def release_of(kind, tmp_path_factory):
         "mm_spatial_pool_mode": "bilinear",
     }
     if kind == "llava_video":
+        config["vocab_size"] = rows
         config |= {"mm_newline_position": "grid", "image_grid_pinpoints": [[35, 35]]}
         config["mm_spatial_pool_stride"] = 2
     (folder / "config.json").write_text(json.dumps(config))
     source.processor.tokenizer.save_pretrained(folder)
     return folder, source
-
-
-def copied(folder, target, **changes):
-    """Copy a release, with other entries of config.json."""
-    target.mkdir()
-    for path in folder.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, **changes}))
-    return target
 
 
 def changed_shard(folder, change):
@@ -205,8 +182,27 @@ def test_releases_of_other_models_are_refused(release, tmp_path, capsys):
     assert "is not empty" in refusal([folder, folder], capsys)
 
 
-@pytest.mark.parametrize("kind", SPECS)
-def test_an_unconverted_release_is_refused_with_the_command(releases, kind):
-    folder, _ = releases[kind]
-    with pytest.raises(UserError, match=f"llava_qwen.*python -m espalier convert {kind} {folder}"):
-        load_tiny(SPECS[kind], folder)
+def test_an_unconverted_release_of_onevision_is_refused_with_the_command(releases):
+    folder, _ = releases["llava_onevision"]
+    command = f"llava_qwen.*python -m espalier convert llava_onevision {folder}"
+    with pytest.raises(UserError, match=command):
+        load_tiny(SPECS["llava_onevision"], folder)
+
+
+def test_a_release_of_llava_video_loads_without_conversion(release, tmp_path):
+    sharded, source = release
+    folder = copied(sharded, tmp_path / "release")
+    shards = sorted(folder.glob("*.safetensors"))
+    save_file(load_file(shards[0]) | load_file(shards[1]), folder / "model.safetensors")
+    for shard in shards:
+        shard.unlink()
+    adapter = load_tiny(SPECS["llava_video"], folder)
+    inputs, expected = adapter.encode(CHATS), source.encode(CHATS)
+    assert torch.equal(inputs["input_ids"], expected["input_ids"])
+    with torch.inference_mode():
+        assert torch.equal(adapter.model(**inputs).logits, source.model(**expected).logits)
+    with pytest.raises(UserError, match="model=llava_video_7b with"):
+        espalier.load(folder, device="cpu")
+    other = copied(folder, tmp_path / "other", mm_projector_type="linear")
+    with pytest.raises(UserError, match="mm_projector_type='linear' cannot be loaded"):
+        load_tiny(SPECS["llava_video"], other)

@@ -124,8 +124,7 @@ def test_a_sampled_tree_leaves_the_targets_distribution_alone() -> None:
         token = draft.tokens[verdict.path[0]] if verdict.path else verdict.target_token
         assert token is not None
         counts[token] += 1
-    statistic = float(((counts - draws * p) ** 2 / (draws * p)).sum())
-    assert statistic < chi2.ppf(0.999, words - 1)
+    assert float(((counts - draws * p) ** 2 / (draws * p)).sum()) < chi2.ppf(0.999, words - 1)
 
 
 def test_what_is_left_of_a_row_is_what_the_draft_left_of_it() -> None:

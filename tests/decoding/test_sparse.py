@@ -109,8 +109,7 @@ def test_what_the_target_has_verified_as_a_tree_is_taken_too() -> None:
     target = side("llava")
     drafter = sparse("llava", target, 0.0)
     target.rows([4, 5], Draft((6, 7, 8), parents=(-1, -1, 1)))
-    tokens = drafter.draft([4, 5, 9], 3).tokens
-    assert tokens == known_side("llava").draft([4, 5, 9], 3).tokens
+    assert drafter.draft([4, 5, 9], 3).tokens == known_side("llava").draft([4, 5, 9], 3).tokens
 
 
 def test_kept_tokens_of_other_depth_are_refused() -> None:

@@ -36,6 +36,7 @@ NAMES = (
 )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*NAMES, "llava_video", "deepseek_ocr_gundam", "deepseek_ocr2"])
 def test_a_text_alone_is_answered_as_the_model_answers_it(name: str) -> None:
     tiny, seeing = Tiny(name), FAMILIES[name].chats[1]

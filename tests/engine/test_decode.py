@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from espalier.methods.base import (
 from tests.engine.decode_oracle import step_logits
 from tests.families import FAMILIES
 from tests.family_runs import answered, generation
-from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
+from tests.tiny import DEPTH, Scatter
 
 NAMES = (
     *("llava", "llava_next", "qwen2_5_vl", "qwen2_vl_video", "qwen3_vl"),
@@ -69,19 +68,6 @@ class Everything(Turns):
         return Attended(torch.ones_like(paid, dtype=torch.bool) if self.explicit else None, paid)
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    @cache
-    def folder(name):
-        return save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
-
-    @cache
-    def loaded(name, attention="sdpa"):
-        return load_tiny(FAMILIES[name].spec, folder(name), "float64", attention)
-
-    return loaded
-
-
 def run(adapter, method, chats, ratio=0.6, backend="drop", **changes):
     inputs = adapter.encode(list(chats))
     with Session(adapter, method, Budget("kept", ratio), backend=backend) as session:
@@ -96,7 +82,7 @@ def span(tensor):
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
-    adapter, eager, sees = load(name), load(name, "eager"), FAMILIES[name].sees
+    adapter, eager, sees = load(name), load(name, "float64", "eager"), FAMILIES[name].sees
     method = Turns(where)
     for sample_chat in FAMILIES[name].chats:
         inputs = adapter.encode([sample_chat])
@@ -142,6 +128,7 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
         assert batch.records[row].attended == single.records[0].attended
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_attending_to_everything_changes_nothing(load, name, explicit):
@@ -209,7 +196,7 @@ def test_beams_and_eager_attention_are_refused(load):
     with pytest.raises(UserError, match=r"generation\.num_beams=3 .*; valid: 1"):
         run(load("llava"), Turns(()), chats, num_beams=3, output_logits=False)
     with pytest.raises(UserError, match=r"model\.attention='eager'"):
-        run(load("llava", "eager"), Turns(()), chats)
+        run(load("llava", "float64", "eager"), Turns(()), chats)
 
 
 def test_other_signals_are_refused_while_tokens_are_generated(load):

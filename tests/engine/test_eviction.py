@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from functools import cache
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import generation
-from tests.tiny import DEPTH, Scatter, load_tiny, save_tiny
+from tests.tiny import DEPTH, Scatter
 
 NAMES = (
     "llava",
@@ -50,19 +49,6 @@ METHODS = {
     "h2o, a copy for each query head": ("h2o", {"repeated": True}),
     "snapkv, a copy for each query head": ("snapkv", {"repeated": True}),
 }
-
-
-@pytest.fixture(scope="module")
-def load(tmp_path_factory):
-    @cache
-    def folder(name):
-        return save_tiny(FAMILIES[name].spec, tmp_path_factory.mktemp(name))
-
-    @cache
-    def loaded(name, dtype="float64", attention="sdpa"):
-        return load_tiny(FAMILIES[name].spec, folder(name), dtype, attention)
-
-    return loaded
 
 
 def built(label):
@@ -143,7 +129,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None, most=(math.inf,
     return torch.cat([first[None], output.logits[0]])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):

@@ -24,15 +24,10 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from espalier.methods.none import NoReduction
 from tests import commands
-from tests.tiny import CHATS, DEPTH, Scatter, load_llava, save_llava
+from tests.tiny import CHATS, DEPTH, Scatter, load_llava
 
 NONE, HALF = Budget("kept", 0.0), Budget("kept", 0.5)
 SHORT: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_llava(tmp_path_factory.mktemp("tiny"))
 
 
 def generate(adapter: Adapter, chats: list[Any], **settings: Any) -> Any:

@@ -75,7 +75,7 @@ def check(
     return ours
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_alone_and_padded(
@@ -173,6 +173,7 @@ def test_closed_gaps_hidden_tokens_and_chosen_entries(name: str, rows: tuple[int
     check(adapter, inputs, GREEDY, method=Scatter(("prefix", 2)), **combined)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
 @pytest.mark.parametrize(
     ("method", "params"),

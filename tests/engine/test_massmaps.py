@@ -11,21 +11,11 @@ from espalier.harness.engine.signals.decoder_attention import received_max, word
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
 from tests.methods.runs import adapter_of
-from tests.tiny import CHATS, Recorder, chat, load_llava, save_llava
+from tests.tiny import CHATS, Recorder, chat, load_llava
 
 MASSES = ("text_received_max", "visual_received_max", "text_received_peak")
 NEEDS = tuple(map(Need, MASSES))
 SITES = (Site("layer", 1), Site("layer", 3))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_llava(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def sdpa(folder):
-    return load_llava(folder)
 
 
 def record(adapter, chats, ratio=0.0, backend="drop"):
@@ -36,7 +26,7 @@ def record(adapter, chats, ratio=0.0, backend="drop"):
 
 
 @pytest.mark.parametrize("one", CHATS)
-def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
+def test_masses_are_column_means_of_the_eager_head_max_map(folder, double, one):
     eager = load_llava(folder, attention="eager")
     inputs = eager.encode([one])
     with torch.inference_mode():
@@ -44,7 +34,7 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
     layout = eager.layout(inputs)
     visual = layout.visual[0].tolist()
     words_after = range(max(visual) + 1, inputs["input_ids"].shape[1])
-    for view, site in zip(record(sdpa, [one]), SITES, strict=True):
+    for view, site in zip(record(double, [one]), SITES, strict=True):
         largest = maps[site.layer - 1][0].amax(dim=0).tolist()
         for signal, asking in zip(MASSES, (words_after, visual, words_after), strict=True):
             wanted = [sum(largest[q][j] for q in asking) / len(asking) for j in visual]
@@ -56,13 +46,13 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, sdpa, one):
             assert (values - torch.tensor(wanted, dtype=torch.float64)).abs().max() < 1e-7
 
 
-def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(sdpa):
+def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(double):
     """Recorder keeps the first tokens: at ratio 0.75 nothing of the second image is left at the second site."""
     two_images = chat("<image> w1 w2 <image> w3 w4 w5", 0, 1)
-    fast, slow = (record(sdpa, [two_images], 0.75, backend) for backend in ("drop", "emulate"))
+    fast, slow = (record(double, [two_images], 0.75, backend) for backend in ("drop", "emulate"))
     assert fast[1].tokens.shape[1] == 8
     assert fast[1].grid[0, :, 0].tolist() == [0] * 8
-    layout = sdpa.layout(sdpa.encode([two_images]))
+    layout = double.layout(double.encode([two_images]))
     words, last = layout.words[0], int(layout.visual.max())
     between = (words > int(layout.visual[0, 15])) & (words < last)
     assert int(between.sum()) >= 2
@@ -118,5 +108,4 @@ def test_blocks_and_padding_change_nothing():
                     heads.append(exps[j] / sum(exps.values()))
                 total[j] += max(heads) / len(query_slots)
         assert torch.allclose(masses[row], torch.tensor(total), atol=1e-6)
-    nobody = received_max(query, key, 0.3, valid, torch.full((2, 3), -1))
-    assert not nobody.any()
+    assert not received_max(query, key, 0.3, valid, torch.full((2, 3), -1)).any()

@@ -17,27 +17,12 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site
 from tests.families import FAMILIES
-from tests.tiny import CHATS, Recorder, chat, load_llava, load_tiny, save_llava, save_tiny
+from tests.tiny import CHATS, Recorder, chat, load_tiny, save_tiny
 
 #: Of the tiny models' tokenizer.
 IMAGE_ID = 3
 
 PLAIN = {"max_new_tokens": 1, "do_sample": False}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_llava(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def sdpa(folder):
-    return load_llava(folder, "float32")
-
-
-@pytest.fixture(scope="module")
-def eager(folder):
-    return load_llava(folder, "float32", "eager")
 
 
 def record(adapter, recorder, chats, ratio=0.0, **options):
@@ -56,9 +41,9 @@ def attentions(eager, chats):
     return inputs, out.attentions
 
 
-def test_an_explicit_layer_is_honoured(sdpa, eager):
+def test_an_explicit_layer_is_honoured(single, eager):
     need = Need("last_attention", layer=0)
-    views = record(sdpa, Recorder((Site("layer", 3),), (need,)), CHATS[:1])
+    views = record(single, Recorder((Site("layer", 3),), (need,)), CHATS[:1])
     inputs, maps = attentions(eager, CHATS[:1])
     visual = inputs["input_ids"][0] == IMAGE_ID
     expected = maps[0][0, :, -1, visual].mean(0)
@@ -72,8 +57,7 @@ def test_blocks_do_not_change_the_mean():
     valid = torch.ones(2, 11, dtype=torch.bool)
     valid[1, :4] = False
     mean = received_mean(query, key, 0.3, valid, block=64)
-    parts = received_mean(query, key, 0.3, valid, block=3)
-    assert torch.allclose(mean, parts, atol=1e-6)
+    assert torch.allclose(mean, received_mean(query, key, 0.3, valid, block=3), atol=1e-6)
 
 
 def test_probes_equal_whole_maps_written_out():
@@ -113,24 +97,24 @@ def test_blocks_that_idled_have_the_forward_that_they_had():
     assert "forward" not in vars(plain)
 
 
-def test_padded_batch_gives_the_signals_of_single_rows(sdpa):
+def test_padded_batch_gives_the_signals_of_single_rows(single):
     needs = tuple(map(Need, ("last_attention", "mean_attention", "cls_attention", "tower_keys")))
-    batch = record(sdpa, Recorder(wants=needs), CHATS)
+    batch = record(single, Recorder(wants=needs), CHATS)
     together = {}
     for view in batch:  # one view for each token count
         for position, row in enumerate([1] if view.tokens.shape[1] == 32 else [0, 2]):
             together[row] = {key: value[position] for key, value in view.signals.items()}
     for row, row_chat in enumerate(CHATS):
-        single = record(sdpa, Recorder(wants=needs), [row_chat])[0].signals
+        alone = record(single, Recorder(wants=needs), [row_chat])[0].signals
         for need in needs:
-            assert torch.allclose(together[row][need.key], single[need.key][0], atol=5e-6)
+            assert torch.allclose(together[row][need.key], alone[need.key][0], atol=5e-6)
 
 
-def test_signals_after_an_earlier_drop_see_only_what_is_left(sdpa):
+def test_signals_after_an_earlier_drop_see_only_what_is_left(single):
     """The second site's row comes from a layer with half of the tokens dropped; emulation agrees."""
     where = (Site("layer", 1), Site("layer", 3))
-    fast = record(sdpa, Recorder(where), CHATS[:1], ratio=0.5)
-    slow = record(sdpa, Recorder(where), CHATS[:1], ratio=0.5, backend="emulate")
+    fast = record(single, Recorder(where), CHATS[:1], ratio=0.5)
+    slow = record(single, Recorder(where), CHATS[:1], ratio=0.5, backend="emulate")
     assert fast[1].tokens.shape == slow[1].tokens.shape
     assert fast[1].tokens.shape[1] < 16
     difference = fast[1].signals["last_attention"] - slow[1].signals["last_attention"]
@@ -139,9 +123,9 @@ def test_signals_after_an_earlier_drop_see_only_what_is_left(sdpa):
     assert (fast[1].tokens - slow[1].tokens).abs().max() <= 2e-5 * slow[1].tokens.abs().max()
 
 
-def test_tower_signals_equal_eager(sdpa, eager):
+def test_tower_signals_equal_eager(single, eager):
     needs = (Need("cls_attention"), Need("tower_keys"))
-    views = record(sdpa, Recorder((Site("vision"),), needs), CHATS[:1])
+    views = record(single, Recorder((Site("vision"),), needs), CHATS[:1])
     inputs = eager.encode(CHATS[:1])
     captured = {}
     feature = eager.tower.encoder.layers[
@@ -159,24 +143,24 @@ def test_tower_signals_equal_eager(sdpa, eager):
     assert (views[0].signals["tower_keys"][0] - keys).abs().max() <= 5e-6
 
 
-def test_tower_signals_follow_their_own_image(sdpa):
+def test_tower_signals_follow_their_own_image(single):
     """Two images in one row: its signals are those of the single images, concatenated."""
     needs = (Need("cls_attention"),)
-    two_images = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1, 2)])[0]
-    one_image = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 1)])[0]
-    two = record(sdpa, Recorder((Site("vision"),), needs), [chat("w1", 2)])[0]
+    two_images = record(single, Recorder((Site("vision"),), needs), [chat("w1", 1, 2)])[0]
+    one_image = record(single, Recorder((Site("vision"),), needs), [chat("w1", 1)])[0]
+    two = record(single, Recorder((Site("vision"),), needs), [chat("w1", 2)])[0]
     expected = torch.cat([one_image.signals["cls_attention"], two.signals["cls_attention"]], 1)
     assert torch.allclose(two_images.signals["cls_attention"], expected, atol=1e-6)
     assert two_images.grid[0, :, 0].tolist() == [0] * 16 + [1] * 16
 
 
-def test_watching_leaves_the_logits_alone(sdpa):
+def test_watching_leaves_the_logits_alone(single):
     needs = tuple(map(Need, ("last_attention", "mean_attention", "cls_attention", "tower_keys")))
-    inputs = sdpa.encode(CHATS)
+    inputs = single.encode(CHATS)
     generation = {"max_new_tokens": 4, "do_sample": False, "output_logits": True}
     with torch.inference_mode():
-        plain = sdpa.model.generate(**inputs, **generation, return_dict_in_generate=True)
-    with Session(sdpa, Recorder(wants=needs), Budget("kept", 0.0)) as session:
+        plain = single.model.generate(**inputs, **generation, return_dict_in_generate=True)
+    with Session(single, Recorder(wants=needs), Budget("kept", 0.0)) as session:
         watched = session.generate(inputs, **generation)
     assert torch.equal(watched.logits, torch.stack(plain.logits, 1))
 
@@ -186,15 +170,15 @@ def test_eager_attention_is_refused_for_probes(eager):
         Session(eager, Recorder(), Budget("kept", 0.5))
 
 
-def test_a_missing_prior_is_refused(sdpa):
+def test_a_missing_prior_is_refused(single):
     with pytest.raises(MethodError, match="calibrat"):
-        Session(sdpa, Recorder(wants=(Need("prior"),)), Budget("kept", 0.5))
+        Session(single, Recorder(wants=(Need("prior"),)), Budget("kept", 0.5))
 
 
-def test_generators_depend_on_run_seed_and_sample_alone(sdpa):
+def test_generators_depend_on_run_seed_and_sample_alone(single):
     def draws(samples, seed=0):
-        with Session(sdpa, recorder := Recorder(), Budget("kept", 0.0), seed=seed) as session:
-            session.generate(sdpa.encode([CHATS[0]] * len(samples)), samples, **PLAIN)
+        with Session(single, recorder := Recorder(), Budget("kept", 0.0), seed=seed) as session:
+            session.generate(single.encode([CHATS[0]] * len(samples)), samples, **PLAIN)
         return [torch.rand(3, generator=g).tolist() for v in recorder.views for g in v.generators]
 
     first = draws(["a", "b"])
@@ -214,6 +198,6 @@ def test_two_sites_share_a_tower_signal_that_comes_in_parts(tmp_path):
     )
     places = (Site("prefix"), Site("layer", 2))
     views = record(adapter, Recorder(places, (Need("cls_attention"),)), [two])
-    single = record(adapter, Recorder(places[:1], (Need("cls_attention"),)), [two])
+    plain = record(adapter, Recorder(places[:1], (Need("cls_attention"),)), [two])
     for view in views:
-        assert torch.equal(view.signals["cls_attention"], single[0].signals["cls_attention"])
+        assert torch.equal(view.signals["cls_attention"], plain[0].signals["cls_attention"])

@@ -11,14 +11,9 @@ from espalier.harness.engine.session import Session
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Plan
 from espalier.methods.plans import Assignment, Mixture
-from tests.tiny import chat, load_llava, picture, save_llava
+from tests.tiny import chat, picture
 
 BUDGET = Budget("kept", 0.7)
-
-
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    return load_llava(save_llava(tmp_path_factory.mktemp("tiny")))
 
 
 def run(adapter, name, *media, **options):
@@ -30,18 +25,18 @@ def run(adapter, name, *media, **options):
 
 
 @pytest.mark.parametrize("name", ["random", "divprune", "visionzip", "cdpruner"])
-def test_a_picture_keeps_what_it_keeps_alone(adapter, name):
+def test_a_picture_keeps_what_it_keeps_alone(double, name):
     pictures = [picture(seed) for seed in range(3)]
-    alone = [run(adapter, name, single) for single in pictures]
-    together = run(adapter, name, *pictures, scope="item")
+    alone = [run(double, name, one_picture) for one_picture in pictures]
+    together = run(double, name, *pictures, scope="item")
     starts = [sum(record.visual for record in alone[:n]) for n in range(3)]
     expected = torch.cat([r.origin + start for r, start in zip(alone, starts, strict=True)])
     assert together.origin.tolist() == expected.tolist()
     assert together.items == tuple(record.visual for record in alone)
     assert together.requested == together.kept == (sum(record.kept[0] for record in alone),)
-    BUDGET.verify(build_method(name, {}), adapter.facts, together)
+    BUDGET.verify(build_method(name, {}), double.facts, together)
     if name != "random":
-        mixed = run(adapter, name, *pictures)
+        mixed = run(double, name, *pictures)
         assert mixed.origin.tolist() != expected.tolist()
         assert mixed.items is None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from espalier.harness.engine.record import answer_lengths
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import Plan, PlanError
-from tests.tiny import CHATS, Scatter, chat, load_llava, save_llava
+from tests.tiny import CHATS, Scatter, chat
 
 #: Of the tiny models' tokenizer.
 IMAGE_ID = 3
@@ -26,26 +24,6 @@ GENERATION = {
 PLACES = [("prefix",), ("vision",), (1,), (2,), (1, 3), ("prefix", 2), (0,)]
 NONE = Budget("kept", 0.0)
 MOST = Budget("kept", 0.6)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return save_llava(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def double(folder):
-    return load_llava(folder, "float64")
-
-
-@pytest.fixture(scope="module")
-def single(folder):
-    return load_llava(folder, "float32")
-
-
-@pytest.fixture(scope="module")
-def eager(folder):
-    return load_llava(folder, "float32", "eager")
 
 
 def plain(adapter, inputs, **extra):

@@ -25,7 +25,8 @@ from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 from tests.arithmetic import Calculator, make_spec, sums, write_task
-from tests.tiny import CHATS, DEPTH, Scatter, chat, load_llava, save_llava
+from tests.family_runs import adapter_of
+from tests.tiny import CHATS, DEPTH, Scatter, chat
 
 #: Duration of one call of each part, in milliseconds.
 TOWER, PROJECTOR, LAYER, ROWS, PLAN = 120, 30, 12, 42, 60
@@ -45,9 +46,9 @@ class Now:
         self.value += round(milliseconds * 1e6)
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Adapter:
-    return load_llava(save_llava(tmp_path_factory.mktemp("tiny")), "float32")
+@pytest.fixture
+def adapter() -> Adapter:
+    return adapter_of("llava", "float32")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import received_max, rollout_of_words
 from espalier.harness.errors import UserError
 from espalier.methods.base import Need, Site
-from tests.tiny import CHATS, Recorder, Scatter, load_llava, save_llava
+from tests.tiny import CHATS, Recorder, Scatter, load_llava
 
 SLOTS = 11
 ENDS = (6, 9)
@@ -161,11 +161,6 @@ def without_causality(adapter):
     free.model = copy.deepcopy(adapter.model)
     free.decoder.config.is_causal = False
     return free
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_llava(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

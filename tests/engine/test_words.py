@@ -9,7 +9,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import attention_rows, word_rows
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site
-from tests.tiny import CHATS, Recorder, load_llava, save_llava
+from tests.tiny import CHATS, Recorder
 
 NAMES = (
     "text_attention",
@@ -27,21 +27,6 @@ BEFORE_2 = (Site("layer", 2),)
 PLAIN = {"max_new_tokens": 1, "do_sample": False}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_llava(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def sdpa(folder):
-    return load_llava(folder, "float32")
-
-
-@pytest.fixture(scope="module")
-def eager(folder):
-    return load_llava(folder, "float32", "eager")
-
-
 def record(adapter, chats, where=BEFORE_2, ratio=0.0, **options):
     recorder = Recorder(where, NEEDS)
     with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
@@ -54,8 +39,8 @@ def close(got, wanted):
 
 
 @pytest.mark.parametrize("one", CHATS)
-def test_signals_equal_what_the_plain_model_computes(sdpa, eager, one):
-    signals = {key: value[0] for key, value in record(sdpa, [one])[0].signals.items()}
+def test_signals_equal_what_the_plain_model_computes(single, eager, one):
+    signals = {key: value[0] for key, value in record(single, [one])[0].signals.items()}
     inputs = eager.encode([one])
     with torch.inference_mode():
         out = eager.model(**inputs, output_attentions=True, output_hidden_states=True)
@@ -76,13 +61,13 @@ def test_signals_equal_what_the_plain_model_computes(sdpa, eager, one):
     assert (signals["text_attention"][words > visual.max()] > 0).all()
 
 
-def test_a_padded_batch_gives_the_signals_of_single_rows(sdpa):
+def test_a_padded_batch_gives_the_signals_of_single_rows(single):
     # The method plans once for each token count: rows 0 and 2 hold one image, row 1 two.
-    views = {view.tokens.shape[1]: view for view in record(sdpa, CHATS)}
+    views = {view.tokens.shape[1]: view for view in record(single, CHATS)}
     for row, (n_tokens, place) in enumerate([(16, 0), (32, 0), (16, 1)]):
         together = {key: value[place] for key, value in views[n_tokens].signals.items()}
-        single = {key: value[0] for key, value in record(sdpa, [CHATS[row]])[0].signals.items()}
-        n_words = len(single["text_positions"])
+        alone = {key: value[0] for key, value in record(single, [CHATS[row]])[0].signals.items()}
+        n_words = len(alone["text_positions"])
         for name in NAMES:
             axis = 1 if name == "text_keys" else 0
             real = 16 * len(CHATS[row][0]["content"][:-1]) if name.startswith("all_") else n_words
@@ -90,17 +75,17 @@ def test_a_padded_batch_gives_the_signals_of_single_rows(sdpa):
             if name not in ("normed", "visual_positions"):
                 filler = part.narrow(axis, real, part.shape[axis] - real)
                 part = part.narrow(axis, 0, real)
-            assert close(part, single[name])
+            assert close(part, alone[name])
             assert (filler == (-1 if name in ("all_positions", "text_positions") else 0)).all()
     widths = {view.signals["all_positions"].shape[1] for view in views.values()}
     assert widths == {32}
 
 
 @pytest.mark.parametrize("chats", [CHATS[:1], CHATS])
-def test_a_later_site_reads_what_is_left_and_remembers_what_was_dropped(sdpa, chats):
+def test_a_later_site_reads_what_is_left_and_remembers_what_was_dropped(single, chats):
     where = (Site("layer", 1), Site("layer", 3))
-    fast = record(sdpa, chats, where, 0.5)
-    slow = record(sdpa, chats, where, 0.5, backend="emulate")
+    fast = record(single, chats, where, 0.5)
+    slow = record(single, chats, where, 0.5, backend="emulate")
     assert len(fast) == len(slow)
     for a, b in zip(fast, slow, strict=True):
         for name in NAMES:

@@ -44,11 +44,8 @@ class Scripted:
     limit: int = 10**9
     tried: list[int] = field(default_factory=list)
 
-    def base(self) -> int:
-        return self.model
-
-    def room(self) -> int:
-        return self.memory
+    def largest(self, cap: int) -> int:
+        return largest_batch(self.peak, self.model, lambda: self.memory, cap)
 
     def peak(self, size: int) -> int | None:
         self.tried.append(size)
@@ -59,7 +56,7 @@ class Scripted:
 @pytest.mark.parametrize("memory", range(100, 2000, 37))
 def test_the_search_stops_before_memory_does(memory: int) -> None:
     trial = Scripted(memory=memory, each=10)
-    found = largest_batch(trial, 64)
+    found = trial.largest(64)
     fitting = [n for n in (1, 2, 4, 8, 16, 32, 64) if 100 + n * 10 <= SHARE * memory]
     assert found == max(fitting, default=1)
     # The extrapolation is exact here, so nothing is started that would not fit, but for the first.
@@ -71,13 +68,13 @@ def test_the_search_stops_before_memory_does(memory: int) -> None:
 )
 def test_the_search_ends_at_the_cap(cap: int, expected: int) -> None:
     trial = Scripted(memory=10**6, each=1)
-    assert largest_batch(trial, cap) == expected
+    assert trial.largest(cap) == expected
     assert max(trial.tried) == expected
 
 
 def test_a_batch_that_fails_ends_the_search_at_the_one_before() -> None:
-    assert largest_batch(Scripted(memory=10**6, each=1, limit=9), 64) == 8
-    assert largest_batch(Scripted(memory=10**6, each=1, limit=0), 64) == 1
+    assert Scripted(memory=10**6, each=1, limit=9).largest(64) == 8
+    assert Scripted(memory=10**6, each=1, limit=0).largest(64) == 1
 
 
 def test_a_peak_that_grows_faster_than_the_batch_is_followed() -> None:
@@ -87,7 +84,7 @@ def test_a_peak_that_grows_faster_than_the_batch_is_followed() -> None:
 
     trial = Square(memory=1000, each=1)
     # 4 -> 116, 8 -> 164, 16 -> 356; the line to 32 is 356 + 24 * 16 = 740 < 900, and 1124 did not fit.
-    assert largest_batch(trial, 64) in (16, 32)
+    assert trial.largest(64) in (16, 32)
     assert 64 not in trial.tried
 
 
@@ -223,8 +220,7 @@ def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
 def test_a_batch_that_runs_out_later_is_answered_one_by_one(tmp_path: Path) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size=4)
     model = Small(most=3)
-    result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
-    assert result.n_samples == 6
+    assert evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl")).n_samples == 6
     assert [len(batch) for batch in model.batches] == [4, 1, 1, 1, 1, 2]
 
 
@@ -243,20 +239,23 @@ def test_the_key_holds_auto(tmp_path: Path) -> None:
 TIGHT = """
 import resource, sys
 import run
-from espalier.harness.evaluation.batch_answers import RealTrial
+from espalier.harness.evaluation import batch_answers
 
-plain, more = RealTrial.peak, int(sys.argv[1]) * 2**20
+plain, more = batch_answers.largest_batch, int(sys.argv[1]) * 2**20
 
-def peak(trial, size):
-    if size == 2:
-        status = open("/proc/self/status").read().splitlines()
-        mapped = int(next(line for line in status if line.startswith("VmSize:")).split()[1]) * 1024
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + more,) * 2)
-    found = plain(trial, size)
-    print("tried", size, found is not None, file=sys.stderr)
-    return found
+def largest(peak_of, *bounds):
+    def peak(size):
+        if size == 2:
+            status = open("/proc/self/status").read().splitlines()
+            mapped = int(next(line for line in status if line.startswith("VmSize:")).split()[1]) * 1024
+            resource.setrlimit(resource.RLIMIT_AS, (mapped + more,) * 2)
+        found = peak_of(size)
+        print("tried", size, found is not None, file=sys.stderr)
+        return found
 
-RealTrial.peak = peak
+    return plain(peak, *bounds)
+
+batch_answers.largest_batch = largest
 sys.exit(run.main(sys.argv[2:]))
 """
 

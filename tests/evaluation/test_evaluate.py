@@ -19,7 +19,7 @@ from scipy.stats import binom
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
-from espalier.harness.evaluation.samples import Sample, read_scores
+from espalier.harness.evaluation.samples import Sample, read_scorings
 from espalier.harness.kinds.sample_counts import token_means
 from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, cut, settings
 from espalier.harness.store import Journal
@@ -57,7 +57,8 @@ def test_metrics_samples_and_telemetry(tmp_path: Path, journal: Journal) -> None
     assert result.n_samples == 5
     assert answers(result) == {i: str(i + 7) for i in range(5)}
     assert result.scores["sums", 3] == {"right": 0.0}
-    assert read_scores(journal.entries()) == result.scores
+    scorings = read_scorings(journal.entries())
+    assert {key: scoring.scores for key, scoring in scorings.items()} == result.scores
     # Each record belongs to its own sample: the calculator counts the sum as text tokens.
     assert [s.record.text for s in result.samples] == [i + 7 for i in range(5)]
     assert [s.record.sample for s in result.samples] == [f"sums/{i}" for i in range(5)]
@@ -90,8 +91,7 @@ def test_the_prompt_of_the_first_answered_sample_is_told(tmp_path: Path, journal
 def test_limit_and_warmup(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(6))
     model = Calculator()
-    result = evaluate_session(make_spec(folder, limit=3, warmup=2), model, journal)
-    assert result.n_samples == 3
+    assert evaluate_session(make_spec(folder, limit=3, warmup=2), model, journal).n_samples == 3
     first = ["sums/0", "sums/1"]
     assert model.batches == [first, first, first, ["sums/2"]]
     assert len([r for r in journal.entries() if "answer" in r]) == 3
@@ -296,8 +296,7 @@ def test_until_and_generation_settings_reach_the_model(tmp_path: Path, journal: 
     generation = 'generation_kwargs: {until: ["!"], temperature: 0, do_sample: false}\n'
     folder = write_task(tmp_path / "t", sums(2), generation)
     model = Calculator(tail="! and more")
-    result = evaluate_session(make_spec(folder), model, journal)
-    assert answers(result) == {0: "7", 1: "8"}
+    assert answers(evaluate_session(make_spec(folder), model, journal)) == {0: "7", 1: "8"}
     assert model.settings == [{"do_sample": False, "max_new_tokens": DEFAULT_NEW_TOKENS}]
 
 
@@ -379,5 +378,5 @@ def test_a_run_resumed_after_a_kill_contributes_the_same_to_f1(tmp_path: Path) -
         "units": 24,
         "note": None,
     }
-    found = [one["f1"] for one in read_scores(broken.entries()).values()]
+    found = [one.scores["f1"] for one in read_scorings(broken.entries()).values()]
     assert np.mean(found) == pytest.approx(straight.metrics["f1"]["value"])

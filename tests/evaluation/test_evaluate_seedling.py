@@ -96,8 +96,7 @@ def test_batch_of_one_gives_the_same(
     whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
 ) -> None:
     spec = make_spec("method=random", "engine.batch_size=1", "engine.warmup=0")
-    alone = run(spec, adapter, Journal(tmp_path / "journal.jsonl"))
-    assert untimed(alone) == untimed(whole[0])
+    assert untimed(run(spec, adapter, Journal(tmp_path / "journal.jsonl"))) == untimed(whole[0])
 
 
 def test_resumed_run_gives_the_same(

@@ -25,7 +25,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation import prefetch as feeding
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
-from espalier.harness.evaluation.prefetch import AHEAD, ReadAhead, ReadingTimes, batches_ahead
+from espalier.harness.evaluation.prefetch import AHEAD, ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.store import Journal
@@ -46,11 +46,11 @@ def double(item: int, between: Callable[[], None]) -> int:
 
 
 def test_items_come_in_order_and_an_error_at_its_own_place() -> None:
-    with ReadAhead(double, range(6), 2) as feeder:
+    with read_ahead(range(6), 2, lambda: double) as take:
         results: list[object] = []
         for _ in range(6):
             try:
-                results.append(feeder.take())
+                results.append(take())
             except OSError as error:
                 results.append(str(error))
     assert results == [0, 2, 4, "item 3 is torn", 8, 10]
@@ -64,16 +64,15 @@ def test_no_more_is_made_than_fits_ahead(ahead: int) -> None:
         begun.append(item)
         return item
 
-    with ReadAhead(make, range(12), ahead) as feeder:
+    with read_ahead(range(12), ahead, lambda: make) as take:
         for taken in range(4):
             deadline = time.monotonic() + 120
             while len(begun) < taken + ahead and time.monotonic() < deadline:
                 time.sleep(0.005)
             time.sleep(0.05)  # room for one too many
             assert begun == list(range(taken + ahead))
-            assert feeder.take() == taken
-    thread = feeder._thread
-    assert not thread.is_alive()
+            assert take() == taken
+    assert "feeder" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.Monke
         hang.wait(600)
 
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), ReadAhead(make, [1, 2], 1):
+    with pytest.raises(KeyboardInterrupt), read_ahead([1, 2], 1, lambda: make):
         raise KeyboardInterrupt
     assert time.monotonic() - started < 300
     hang.set()
@@ -100,7 +99,6 @@ def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
 
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    monkeypatch.setattr(feeding, "LOOK", 0.01)
     tell_once.cache_clear()
     model = Calculator()
     spec = make_spec(write_task(tmp_path / "t", sums(5)), prefetch=2)
@@ -108,21 +106,6 @@ def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
     assert [sample.answer for sample in done.samples] == [str(i + 7) for i in range(5)]
     (line,) = [text for text in capsys.readouterr().err.splitlines() if "engine.prefetch" in text]
     assert "ended (can't start new thread)" in line
-
-
-def test_a_reader_that_dies_in_between_is_survived(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Whatever ends the thread, what it made is taken and the rest is made by whoever asks."""
-    monkeypatch.setattr(feeding, "LOOK", 0.01)
-    tell_once.cache_clear()
-    feeder = ReadAhead(double, range(3), 3)
-    work = feeder._work
-    feeder._items = range(1)
-    feeder._thread = threading.Thread(target=work, name="feeder", daemon=True)
-    with feeder:
-        assert [feeder.take() for _ in range(3)] == [0, None, None]
-    assert "ended (it ended early)" in capsys.readouterr().err
 
 
 @dataclass

@@ -87,6 +87,6 @@ def test_unparsed_answers_are_counted_beside_the_metrics(tmp_path: Path, journal
 
 
 def test_the_error_survives_the_way_between_processes() -> None:
-    error: Any = pickle.loads(pickle.dumps(Unscored("mme", "mme", "sum", "AssertionError: two")))
+    error: Any = pickle.loads(pickle.dumps(Unscored.of("mme", "mme", "sum", "AssertionError: two")))
     assert isinstance(error, Unscored)
     assert "benchmark=mme: sum of task mme cannot be computed: AssertionError: two" in str(error)

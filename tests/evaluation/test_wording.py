@@ -49,8 +49,7 @@ def answers(folder: Path, **changes: Any) -> tuple[list[str], Evaluation]:
 
 
 def test_a_prompt_setting_of_the_task_is_changed_for_a_run(tmp_path: Path) -> None:
-    folder = task(tmp_path / "t")
-    assert answers(folder, prompt={"more": "+100"})[0] == ["107", "108", "109"]
+    assert answers(task(tmp_path / "t"), prompt={"more": "+100"})[0] == ["107", "108", "109"]
 
 
 def test_without_changes_the_task_asks_as_it_does(tmp_path: Path) -> None:

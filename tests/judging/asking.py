@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from espalier.harness.evaluation.judging.judge import JudgeQuestion, collect_verdicts
-from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
+from espalier.harness.evaluation.judging.judge import collect_verdicts
+from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt, JudgeQuestion
 from espalier.harness.specs.judge_spec import JudgeSpec
 
 

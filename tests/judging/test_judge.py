@@ -16,13 +16,12 @@ import pytest
 from espalier.harness.errors import JudgeLost, StoreLost, UserError
 from espalier.harness.evaluation.judging import client
 from espalier.harness.evaluation.judging.client import read_key
-from espalier.harness.evaluation.judging.judge import (
-    HOPELESS,
+from espalier.harness.evaluation.judging.judge import HOPELESS, collect_verdicts
+from espalier.harness.evaluation.judging.judge_prompt import (
+    JudgePrompt,
     JudgeQuestion,
     JudgeResults,
-    collect_verdicts,
 )
-from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
 from espalier.harness.evaluation.judging.judge_scores import single
 from espalier.harness.evaluation.judging.verdicts import VerdictStore
 from espalier.harness.specs.judge_spec import JudgeSpec

@@ -84,8 +84,7 @@ def test_a_killed_process_has_kept_what_it_was_told(fickle: JudgeServer, tmp_pat
         kept = len(list(tmp_path.glob("judge/*/*.json")))
         assert 0 < kept < 30
         asked, server.delay = len(server.requests), 0.0
-        said = verdicts(begin(server, tmp_path, 30))
-        assert len(said) == 30
+        assert len(verdicts(begin(server, tmp_path, 30))) == 30
         assert len(server.requests) == asked + 30 - kept
         # Only what was under way when it died is asked again: two at once.
         assert asked - kept <= 2

@@ -164,11 +164,9 @@ def test_an_answer_of_one_token_is_decided_before_entries_go(
     evicting = CacheBudget(compressor("aircache"), 0.5)
     one = record([20] * DEPTH, new_tokens=tokens, ended=ended)
     long = record([20] * DEPTH, new_tokens=9, ended=True)
-    found = cache_blocks(evicting, [one, one])
-    assert found["discriminates"] is not decided
+    assert cache_blocks(evicting, [one, one])["discriminates"] is not decided
     assert first_token([one, one]) == float(decided)
-    mixed = cache_blocks(evicting, [one, long])
-    assert mixed["discriminates"] is True
+    assert cache_blocks(evicting, [one, long])["discriminates"] is True
     assert first_token([one, long]) == decided / 2
 
 

@@ -12,15 +12,9 @@ from PIL import Image
 
 from espalier.harness.errors import UserError
 from espalier.harness.media.images import open_image
+from tests.media.test_media import stored
 
 RAMP = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
-
-
-def stored(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    """Return an image as a file."""
-    out = io.BytesIO()
-    image.save(out, form, **options)
-    return out.getvalue()
 
 
 def pgm(values: np.ndarray, maximum: int) -> bytes:

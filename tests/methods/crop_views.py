@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from espalier.methods.base import TokenReducer, View
+from tests.methods.cases import BLOCKS, DEPTH, random_signal
+
 
 def cropped(
     side: int = 4, shape: tuple[int, int] = (0, 0), cut: tuple[int, int] = (0, 0), image: int = 0
@@ -105,3 +108,13 @@ def slow_sampled(grid: Tensor, values: Tensor) -> Tensor:
             cells = values[whole].view(1, 1, height, width)
             found[plane] = interpolate(cells, size, mode="bilinear", align_corners=False).flatten()
     return found
+
+
+def crop_view(method: TokenReducer, name: str, width: int = 6) -> View:
+    """Return what a method is shown at its first site of a row of images, with random tokens and signals."""
+    grid, tile = ROWS[name]
+    site, n_tokens = method.all_sites(BLOCKS, DEPTH)[0], grid.shape[1]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(1, n_tokens, width, generator=generator)
+    signals = {need.key: random_signal(need, 1, n_tokens, generator) for need in method.needs(site)}
+    return View(site, tokens, grid, {**signals, "tile": tile})

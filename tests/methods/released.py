@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site, View
 
 
 def vectors(method: str) -> list[dict[str, Any]]:
@@ -66,9 +66,3 @@ def case_video(case: dict[str, Any], site: Site, **signals: Tensor) -> View:
     size = case["rows"] * case["columns"]
     tokens = scenes(case["seed"], case["frames"], size, case["width"])
     return released_video(site, tokens, case["columns"], **signals)
-
-
-def merged(view: View, plan: Plan, row: int = 0) -> Tensor:
-    """Return (K, D) the tokens of a row that a plan keeps, after it merged others into them."""
-    assert plan.merge is not None
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[row]

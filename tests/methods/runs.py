@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import TokenReducer, View
+from espalier.methods.base import Plan, TokenReducer, View
+from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
-from tests.methods.cases import build
+from tests.methods.twins import Slow, best
 from tests.tiny import Recorder
 
 
@@ -42,6 +45,35 @@ def kept_by(
         )
 
 
+@cache
+def untouched_by(name: str) -> GeneratedBatch:
+    """What a family answers without reduction, computed once a process."""
+    return kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0)
+
+
+def watched(method: TokenReducer) -> tuple[TokenReducer, list[tuple[View, int, Plan]]]:
+    """Return the same method, and the list of what it is shown and asked from now on, with its answers."""
+    seen: list[tuple[View, int, Plan]] = []
+
+    class Watched(type(method)):  # type: ignore[misc]
+        def plan(self, view: View, keep: int) -> Plan:
+            seen.append((view, keep, super().plan(view, keep)))
+            return seen[-1][2]
+
+    return Watched(**{field.name: getattr(method, field.name) for field in fields(method)}), seen
+
+
+def left_by(
+    seen: Sequence[tuple[View, int, Plan]], scores: Callable[[View], Sequence[float]]
+) -> list[int]:
+    """Return the tokens of one row that stay if each site keeps the best of what the last one left."""
+    left = list(range(seen[0][0].tokens.shape[1]))
+    for view, keep, _ in seen:
+        assert view.tokens.shape[1] == len(left)
+        left = [left[place] for place in best(scores(view), keep)]
+    return left
+
+
 def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]) -> list[View]:
     """What the method would be shown at its first site, with everything kept."""
     site = method.sites(adapter.facts.text.layers)[0]
@@ -53,17 +85,18 @@ def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]
 def check_on_engine(
     name: str,
     method: TokenReducer,
-    slow: Callable[[Any, View, int, int], list[int]],
+    slow: Slow,
     ratios: Sequence[float] = (0.5, 0.8),
 ) -> None:
     """Hold a one-site method on a model: ratio 0 keeps all, a batch equals its rows, and rows equal a slow version."""
     adapter, chats = adapter_of(name), FAMILIES[name].chats
-    untouched = kept_by(adapter, build(("none", {})), chats, 0.0)
+    untouched = untouched_by(name)
     everything = kept_by(adapter, method, chats, 0.0)
     assert torch.equal(everything.logits, untouched.logits)
     assert [record.kept for record in everything.records] == [
         (record.visual,) for record in untouched.records
     ]
+    views = [views_of(adapter, method, [chat])[0] for chat in chats]
     for ratio in ratios:
         batch = kept_by(adapter, method, chats, ratio, "abc")
         emulated = kept_by(adapter, method, chats, ratio, "abc", backend="emulate")
@@ -73,9 +106,8 @@ def check_on_engine(
             assert torch.equal(batch.records[row].origin, origin)
             assert torch.equal(emulated.records[row].origin, origin)
             assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
-            (view,) = views_of(adapter, method, [one])
-            assert len(origin) < view.tokens.shape[1]
-            assert origin.tolist() == slow(method, view, 0, len(origin))
+            assert len(origin) < views[row].tokens.shape[1]
+            assert origin.tolist() == sorted(slow(method, views[row], 0, len(origin)))
 
 
 def recall(

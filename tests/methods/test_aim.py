@@ -10,10 +10,11 @@ from torch import Tensor
 
 from espalier.harness.engine.signals.decoder_attention import page_rank
 from espalier.methods.aim import AIM
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from tests.methods.cases import make_view
 from tests.methods.crop_views import slow_apportion
-from tests.methods.released import numbers, released_view, vectors
+from tests.methods.released import numbers, released_view
+from tests.methods.twins import check_released, check_slow, outcome, released
 
 PREFIX = Site("prefix")
 
@@ -40,7 +41,7 @@ def slow_merge(tokens: Tensor, keep: int) -> dict[int, Tensor]:
     return left
 
 
-def slow_aim(view: View, row: int, keep: int) -> dict[int, Tensor]:
+def slow_aim(_method: AIM, view: View, row: int, keep: int) -> dict[int, Tensor]:
     """Picture by picture."""
     pictures: dict[tuple[int, ...], list[int]] = {}
     for token, place in enumerate(view.grid[row].tolist()):
@@ -52,21 +53,12 @@ def slow_aim(view: View, row: int, keep: int) -> dict[int, Tensor]:
         if share:
             merged = slow_merge(view.tokens[row, picture], share)
             left.update({picture[place]: token for place, token in merged.items()})
-    return dict(sorted(left.items()))
+    return left
 
 
-@pytest.mark.parametrize("keep", [1, 2, 7, 12, 30, 47, 48])
-def test_equals_the_slow_one(keep: int):
+def test_equals_the_slow_one():
     tilings = [((0, 0, 6, 8),), ((0, 0, 4, 6), (1, 0, 6, 4)), ((0, 0, 3, 4), (1, 0, 6, 6))]
-    view = make_view(AIM(), tilings)
-    plan = AIM().plan(view, keep)
-    merged = view.tokens if plan.merge is None else plan.merge.apply(view.tokens, keep)
-    for row in range(3):
-        expected = slow_aim(view, row, keep)
-        assert plan.kept[row].tolist() == list(expected)
-        torch.testing.assert_close(
-            merged[row], torch.stack(list(expected.values())).float(), atol=1e-5, rtol=0
-        )
+    check_slow(AIM(), make_view(AIM(), tilings), slow_aim, (1, 2, 7, 12, 30, 47, 48))
 
 
 def test_two_rounds_by_hand():
@@ -75,10 +67,8 @@ def test_two_rounds_by_hand():
     view = released_view(PREFIX, tokens, 4)
     once, twice = AIM().plan(view, 2), AIM().plan(view, 1)
     assert (once.kept.tolist(), twice.kept.tolist()) == ([[1, 3]], [[3]])
-    assert once.merge is not None
-    assert twice.merge is not None
-    torch.testing.assert_close(once.merge.apply(tokens, 2), torch.tensor([[[4.0, 0], [0, 8]]]))
-    torch.testing.assert_close(twice.merge.apply(tokens, 1), torch.tensor([[[2.0, 4]]]))
+    torch.testing.assert_close(outcome(view, once), torch.tensor([[[4.0, 0], [0, 8]]]))
+    torch.testing.assert_close(outcome(view, twice), torch.tensor([[[2.0, 4]]]))
 
 
 def test_published_schedule():
@@ -89,14 +79,11 @@ def test_published_schedule():
     assert AIM().fractions(0.3, 8) == pytest.approx([1 - 0.1 * n for n in range(8)])
 
 
-@pytest.mark.parametrize("case", vectors("aim"), ids=lambda case: str(case["seed"]))
+@released("aim")
 def test_merges_and_ranks_as_the_released_code(case: dict[str, Any]):
-    seed, n_tokens, keep = case["seed"], case["tokens"], case["keep"]
+    seed, n_tokens = case["seed"], case["tokens"]
     view = released_view(PREFIX, numbers(seed, 1, n_tokens, 8), n_tokens)
-    merge = AIM().plan(view, keep).merge
-    assert merge is not None
-    sums = merge.apply(view.tokens, keep)[0].sum(dim=1)
-    torch.testing.assert_close(sums, torch.tensor(case["sums"]), atol=2e-5, rtol=0)
+    check_released(AIM(), view, case, atol=2e-5)
     query, key = (numbers(seed + more, 1, 2, n_tokens // 2, 4) for more in (100, 200))
     valid = torch.ones(1, n_tokens // 2, dtype=torch.bool)
     rank = page_rank(query, key, 0.5, valid, block=7)[0]
@@ -111,8 +98,3 @@ def test_padding_has_no_rank_and_gives_none_away():
     together = page_rank(padded[0], padded[1], 0.5, valid)
     assert together[0, :3].eq(0).all()
     torch.testing.assert_close(together[:, 3:], alone)
-
-
-def test_values_out_of_range_name_the_key():
-    with pytest.raises(MethodError, match=r"method\.params\.first=21"):
-        AIM(first=21)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from espalier.harness.specs.catalogue import names_of
-from espalier.methods.base import MethodError, Plan, PlanError, Positions, TokenReducer
+from espalier.methods.base import MethodError, PlanError, Positions, TokenReducer
 from tests.methods.cases import (
     CASES,
     CHAINED,
@@ -25,6 +25,7 @@ from tests.methods.cases import (
     rows_of_view,
     with_trait,
 )
+from tests.methods.twins import outcome
 
 every_method = pytest.mark.parametrize("case", CASES, ids=case_id)
 Case = tuple[str, dict[str, Any]]
@@ -80,13 +81,6 @@ READS_TOKENS = {
 }
 
 
-def outcome(method: TokenReducer, plan: Plan, tokens: torch.Tensor) -> torch.Tensor:
-    """The tokens (B, K, D) that go on."""
-    if plan.merge is not None:
-        return plan.merge.apply(tokens, plan.kept.shape[1])
-    return tokens.gather(1, plan.kept.unsqueeze(-1).expand(-1, -1, tokens.shape[2]))
-
-
 def test_every_registered_reducer_is_under_test():
     assert {name for name, _ in CASES} | {"none"} == set(names_of(TokenReducer))
 
@@ -100,7 +94,7 @@ def test_keeps_exactly_what_was_asked_in_order(case: Case, keep: int):
     plan = method.plan(view, keep)
     plan.check(view.tokens.shape[1], keep)
     assert plan.kept.dtype == torch.long
-    assert outcome(method, plan, view.tokens).shape == (3, keep, view.tokens.shape[2])
+    assert outcome(view, plan).shape == (3, keep, view.tokens.shape[2])
 
 
 @every_method
@@ -109,7 +103,7 @@ def test_keeping_all_changes_nothing(case: Case):
     view = make_view(method)
     plan = method.plan(view, 48)
     assert torch.equal(plan.kept, torch.arange(48).expand(3, 48))
-    assert torch.equal(outcome(method, plan, view.tokens), view.tokens)
+    assert torch.equal(outcome(view, plan), view.tokens)
 
 
 @pytest.mark.parametrize("name", ["vidcom2", "holitom", "prunevid", "scissor", "sttm"])
@@ -122,8 +116,8 @@ def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
         apart.append(
             replace(both, tokens=both.tokens[:, half], grid=both.grid[:, half], signals=signals)
         )
-    first, second = (outcome(method, method.plan(view, 10), view.tokens) for view in apart)
-    together = outcome(method, method.plan(both, 20), both.tokens)
+    first, second = (outcome(view, method.plan(view, 10)) for view in apart)
+    together = outcome(both, method.plan(both, 20))
     assert torch.allclose(together, torch.cat([first, second], dim=1), atol=1e-6)
 
 
@@ -134,12 +128,12 @@ def test_a_batch_equals_its_rows_alone(case: Case, keep: int):
     keep = reachable(method, keep)
     view = make_view(method)
     together = method.plan(view, keep)
-    merged = outcome(method, together, view.tokens)
+    merged = outcome(view, together)
     for row in range(3):
         part = rows_of_view(view, [row])
         alone = method.plan(part, keep)
         assert torch.equal(alone.kept[0], together.kept[row])
-        assert torch.allclose(outcome(method, alone, part.tokens)[0], merged[row], atol=1e-6)
+        assert torch.allclose(outcome(part, alone)[0], merged[row], atol=1e-6)
 
 
 @every_method
@@ -147,8 +141,7 @@ def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(case: Case):
     method = build(case)
     first = make_view(method)
     before = first.tokens.clone(), {key: value.clone() for key, value in first.signals.items()}
-    kept = method.plan(first, 13).kept
-    assert torch.equal(kept, method.plan(make_view(method), 13).kept)
+    assert torch.equal(method.plan(first, 13).kept, method.plan(make_view(method), 13).kept)
     assert torch.equal(first.tokens, before[0])
     assert all(torch.equal(first.signals[key], value) for key, value in before[1].items())
 
@@ -165,7 +158,7 @@ def test_half_precision_inputs_are_decided_in_fp32(case: Case, dtype: torch.dtyp
     )
     plan = method.plan(half, 17)
     assert torch.equal(plan.kept, method.plan(wide, 17).kept)
-    assert outcome(method, plan, half.tokens).dtype == dtype
+    assert outcome(half, plan).dtype == dtype
 
 
 @every_method
@@ -273,27 +266,6 @@ def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
         assert site.where in ("vision", "prefix", "layer")
         assert 0 <= site.layer < DEPTH
         assert {need.signal for need in method.needs(site)} <= set(SIGNALS)
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("fastv", "K"),
-        ("d2pruner", "K"),
-        ("random", "layer"),
-        ("uniform", "layer"),
-        ("divprune", "layer"),
-    ],
-)
-def test_a_layer_outside_the_model_names_the_key_and_the_range(name: str, key: str):
-    method = build((name, {key: DEPTH}))
-    with pytest.raises(MethodError, match=rf"method\.params\.{key}=6 .*to 5 \(the model has 6 "):
-        method.sites(DEPTH)
-
-
-def test_a_negative_layer_is_refused():
-    with pytest.raises(MethodError, match=r"method\.params\.layer=-1 .*0 \(before the decoder\)"):
-        build(("random", {"layer": -1})).sites(DEPTH)
 
 
 @every_method

@@ -14,15 +14,14 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget, BudgetError, BudgetMismatch
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.signals.decoder_attention import mutual_information
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.autoprune import AutoPrune, scaled
 from espalier.methods.base import Need, Site, View
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import kept_by
+from tests.methods.twins import best, check_slow, outcome, released
 from tests.tiny import Recorder, tiny_spec
 
 FIRST, THIRD = Site("layer", 1), Site("layer", 3)
@@ -246,17 +245,14 @@ def slow_autoprune(method: AutoPrune, view: View, row: int, keep: int) -> list[i
     if view.site == FIRST:
         bits = signals["text_information"][0] / len(words)
         score = signals["cls_attention"] + method.words * bits * score
-    return sorted(sorted(range(len(score)), key=lambda token: -score[token])[:keep])
+    return best(score.tolist(), keep)
 
 
 @pytest.mark.parametrize("keep", [1, 5, 24, 47])
-def test_equals_the_slow_one(keep: int) -> None:
+@pytest.mark.parametrize("site", [FIRST, THIRD], ids=str)
+def test_equals_the_slow_one(site: Site, keep: int) -> None:
     method = AutoPrune(tau=0.0, words=2.0)
-    for site in (FIRST, THIRD):
-        view = make_view(method, seed=keep, site=site)
-        plan = method.plan(view, keep)
-        for row in range(3):
-            assert plan.kept[row].tolist() == slow_autoprune(method, view, row, keep)
+    check_slow(method, make_view(method, seed=keep, site=site), slow_autoprune, (keep,))
 
 
 def test_the_slope_is_measured_before_layer_2_alone() -> None:
@@ -270,7 +266,7 @@ def test_the_slope_is_measured_before_layer_2_alone() -> None:
     assert AutoPrune().measured(make_view(AutoPrune(), site=THIRD)) is None
 
 
-@pytest.mark.parametrize("case", vectors("autoprune"), ids=lambda case: str(case["seed"]))
+@released("autoprune")
 def test_measures_counts_and_keeps_as_the_released_code(case: dict[str, Any]) -> None:
     """Counts of 32 layers may differ by 3, because clusters come on top of the released ones."""
     seed, n_tokens, n_words = case["seed"], case["tokens"], case["words"]
@@ -298,32 +294,16 @@ def test_measures_counts_and_keeps_as_the_released_code(case: dict[str, Any]) ->
     assert slope == pytest.approx(case["slope"], abs=1e-4)
     counts = [576 * part for part in AutoPrune(slope=slope).fractions(case["target"] / 576, 31)]
     assert counts[0] == pytest.approx(case["counts"][0])
-    for count, released in zip(counts[1:], case["counts"][1:-1], strict=True):
-        assert count == pytest.approx(released, abs=3)
+    for count, wanted in zip(counts[1:], case["counts"][1:-1], strict=True):
+        assert count == pytest.approx(wanted, abs=3)
 
     later = AutoPrune().plan(released_view(THIRD, tokens, 16, **signals), case["keep"])
-    assert later.merge is not None
     assert set(case["kept"]) <= set(later.kept[0].tolist())
-    merged = later.merge.apply(tokens, case["keep"])[0].double().sum(dim=1)
+    merged = outcome(released_view(THIRD, tokens, 16, **signals), later)[0].double().sum(dim=1)
     rest = [
         place for place, token in enumerate(later.kept[0].tolist()) if token not in case["kept"]
     ]
     assert sorted(merged[rest].tolist()) == pytest.approx(case["sums"], abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"k0": -0.1}, r"k0=-0\.1 .*0 or more"),
-        ({"slope": -1.0}, r"slope=-1\.0 .*0 or more"),
-        ({"first": 0.5}, r"first=0\.5 .*1 or more"),
-        ({"theta": 0}, r"theta=0 .*1 or more"),
-        ({"tau": 1.0}, r"tau=1\.0 .*0 to 0\.9"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("autoprune", params)
 
 
 # ---------------------------------------------------------------- on models

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, View
+from espalier.methods.base import View
 from espalier.methods.btp import BTP
 from espalier.methods.select.maxmin import farthest_places
 from tests.methods.cases import make_view
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import recall
+from tests.methods.twins import check_slow, released
 
 SITES = BTP().sites(32)
 
@@ -59,11 +60,8 @@ def away(places: list[list[int]], i: int, j: int) -> int:
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_equals_the_slow_one(stage: int):
-    tilings = [((0, 0, 4, 5),), ((0, 0, 5, 4),), ((0, 0, 2, 10),)]
-    view = make_view(BTP(), tilings, site=SITES[stage])
-    for keep in (1, 3, 9, 18, 20):
-        kept = BTP().plan(view, keep).kept.tolist()
-        assert kept == [slow_btp(BTP(), view, row, keep) for row in range(3)]
+    view = make_view(BTP(), [((0, 0, 4, 5),), ((0, 0, 5, 4),), ((0, 0, 2, 10),)], site=SITES[stage])
+    check_slow(BTP(), view, slow_btp, (1, 3, 9, 18, 20))
 
 
 def test_attention_prefers_the_first_part_by_hand():
@@ -86,7 +84,7 @@ def test_published_schedule():
     assert BTP().fractions(0.5, 3) == (1.0, 1.0, 0.5)
 
 
-@pytest.mark.parametrize("case", vectors("btp"), ids=lambda case: str(case["seed"]))
+@released("btp")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     tokens = numbers(case["seed"], 1, case["tokens"], 8)
     scores = shares(case["seed"] + 100, 1, case["tokens"])
@@ -109,22 +107,3 @@ def test_the_last_stage_keeps_what_was_planted():
     )
     assert found > 0.95
     assert turned < chance
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"layers": (6, 3, 14)}, r"layers=\(6, 3, 14\)"),
-        ({"layers": (3, 6)}, r"schedule=.*2 positive numbers"),
-        ({"schedule": (1, 3, 6)}, r"schedule=\(1, 3, 6\)"),
-        ({"attention": (0.3, 0.9, 1.1)}, r"attention=\(0\.3, 0\.9, 1\.1\)"),
-    ],
-)
-def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
-    with pytest.raises(MethodError, match=r"method\.params\." + line):
-        BTP(**params)
-
-
-def test_a_decoder_too_shallow_is_refused():
-    with pytest.raises(MethodError, match="4 layers or more, not 3"):
-        BTP().sites(3)

@@ -293,8 +293,7 @@ def test_entries_add_up_within_their_bounds(shares: list[float], keep: int, extr
     assert int(allocated.min()) >= 1
     assert int(allocated.max()) <= limit
     # A layer with a larger share never has less than one with a smaller share, but for the rounding.
-    order = given_shares.argsort()
-    assert (allocated[order].diff() >= -1).all()
+    assert (allocated[given_shares.argsort()].diff() >= -1).all()
 
 
 def test_where_no_bound_holds_entries_are_the_rounded_shares() -> None:

@@ -11,20 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from espalier.harness.engine.prefill import merge_into
-from espalier.harness.specs.catalogue import build_method
-from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.compressor import CacheView
+from tests.methods.test_compressors import built
 
 #: Mean entries of a layer, and candidates: also those on either side of 2 mean, and of it without the window.
 PYRAMIDS = [
     *((120, 4000), (120, 200), (40, 60), (5, 144), (1, 144)),
     *((120, 231), (120, 232), (120, 235), (120, 239), (120, 240), (120, 241)),
 ]
-
-
-def built(name: str, **params: object) -> CacheCompressor:
-    method = build_method(name, params)
-    assert isinstance(method, CacheCompressor)
-    return method
 
 
 def released_pyramid(mean: int, n: int, depth: int, window: int, beta: int = 20) -> list[int]:
@@ -61,8 +55,7 @@ def test_the_released_pyramid_overshoots_by_as_much_as_was_published() -> None:
 
 def test_layers_of_different_lengths_share_exactly() -> None:
     layers = [torch.zeros(1, 40)] * 2 + [torch.zeros(1, 20)] * 4
-    method = built("pyramidkv", whole_steps=True)
-    assert int(method.allocate(layers, 80).sum()) == 80
+    assert int(built("pyramidkv", whole_steps=True).allocate(layers, 80).sum()) == 80
 
 
 def released_prefix(scores: list[list[float]], total: int) -> list[int]:
@@ -121,8 +114,7 @@ def test_the_truncated_search_misses_the_budget_and_ends_where_layers_are_alike(
     # Sixteen layers that are all alike lose sixteen entries at once: no threshold comes within five.
     alike = [torch.rand(1, 30, generator=torch.Generator().manual_seed(0))] * 16
     for total in (100, 136, 200):
-        found = method.allocate(alike, total)
-        assert 0 <= int(found.sum()) - total <= method.slack(16)
+        assert 0 <= int(method.allocate(alike, total).sum()) - total <= method.slack(16)
 
 
 def test_the_ends_of_a_released_prefix_stay_whatever_their_scores() -> None:

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
 from espalier.methods.select.merge import nearest_kept
@@ -116,22 +116,3 @@ def test_nothing_is_dropped_at_ratio_0() -> None:
 
 def test_too_few_steps_for_a_slope_have_the_ratio_itself() -> None:
     assert D3ToMT().ratios(0.75, 2) == (0.0, 0.75)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"merging": "max"}, "method.params.merging"),
-        ({"state": "none"}, "method.params.state"),
-        ({"similarity": "keys"}, "method.params.similarity"),
-        ({"direction": "up"}, "method.params.direction"),
-    ],
-)
-def test_unknown_choices_are_refused(changes, named) -> None:
-    with pytest.raises(MethodError, match=named):
-        D3ToMT(**changes)
-
-
-def test_the_last_layer_is_refused() -> None:
-    with pytest.raises(MethodError, match=r"method.params.K=5 is out of range; valid: 0 to 4"):
-        D3ToM(K=5).sites(6)

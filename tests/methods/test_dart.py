@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import MethodError, View
 from espalier.methods.dart import DART
 from tests.methods.cases import make_view, replaced
+from tests.methods.twins import check_slow
 
 SQUARE = [((0, 0, 12, 12),)]
 
@@ -50,12 +51,7 @@ def with_few_words(view: View) -> View:
 @pytest.mark.parametrize("keep", [1, 3, 4, 5, 11, 12, 36, 100, 143, 144])
 @pytest.mark.parametrize("method", [DART(), DART(pivot_image_token=10, pivot_text_token=5)])
 def test_equals_the_slow_one(method: DART, keep: int):
-    view = with_few_words(make_view(method, SQUARE * 3, seed=keep))
-    plan = method.plan(view, keep)
-    plan.check(144, keep)
-    assert plan.merge is None
-    for row in range(3):
-        assert plan.kept[row].tolist() == slow_dart(method, view, row, keep)
+    check_slow(method, with_few_words(make_view(method, SQUARE * 3, seed=keep)), slow_dart, (keep,))
 
 
 @pytest.mark.parametrize(("asked", "released"), [(192, 196), (128, 132), (64, 68)])
@@ -111,12 +107,7 @@ def test_equal_tokens_go_to_the_lower_index():
     assert kept.tolist() == [[*range(8), 100]]
 
 
-def test_what_does_not_fit_is_refused():
-    assert DART(K=3).sites(6) == (Site("layer", 3),)
-    with pytest.raises(MethodError, match=r"method\.params\.K=6 .*1 to 5"):
-        DART(K=6).sites(6)
-    with pytest.raises(MethodError, match=r"method\.params\.pivot_image_token=0 .*1 or more"):
-        DART(pivot_image_token=0)
+def test_a_prompt_without_words_behind_the_image_is_refused():
     view = make_view(DART(), SQUARE)
     with pytest.raises(MethodError, match="words after the image"):
         DART().plan(replaced(view, text_positions=torch.arange(9)[None]), 12)

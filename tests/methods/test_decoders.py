@@ -9,7 +9,7 @@ import pytest
 
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.methods.autoregressive import Autoregressive
-from espalier.methods.base import Decoder, MethodError
+from espalier.methods.base import Decoder
 from espalier.methods.onsd import OnSD
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.pearl import PEARL
@@ -44,8 +44,7 @@ def test_the_defaults_are_the_papers(name: str):
     kind, *wanted = KINDS[name]
     assert isinstance(built, Decoder)
     assert type(built) is kind
-    found = [built.source, built.overlap, built.window, built.text_only, built.guided]
-    assert found == wanted
+    assert [built.source, built.overlap, built.window, built.text_only, built.guided] == wanted
     assert built.reducer is None
     assert bool(built.tree) == (name == "sd_tree")
     assert hash(built) == hash(kind())
@@ -76,14 +75,7 @@ def test_who_is_not_guided_chooses_nothing():
 
 @pytest.mark.parametrize("kind", [VanillaSD, OnSD, SpecVLMSD, STD, PEARL, ParallelVLM])
 def test_a_window_holds_a_token(kind: Any):
-    assert kind(gamma=1).window == 1
-    assert kind(gamma=7).window == 7
-    auto = ", auto or best" if kind in (PEARL, ParallelVLM) else ""
-    for gamma in (0, -3):
-        with pytest.raises(MethodError) as caught:
-            kind(gamma=gamma)
-        line = f"method.params.gamma={gamma} is out of range; valid: 1 or more{auto}"
-        assert str(caught.value) == line
+    assert (kind(gamma=1).window, kind(gamma=7).window) == (1, 7)
 
 
 # ---------------------------------------------------------------- trees
@@ -121,33 +113,6 @@ def test_paths_in_any_order_are_the_same_tree():
     assert parents_of((*wide, "10.0", "2.0")) == (*[-1] * 11, 2, 10)
 
 
-@pytest.mark.parametrize(
-    ("paths", "line"),
-    [
-        ((), r"paths=\[\] .*one path or more"),
-        (("0", "0.1"), r"paths='0\.1' needs '0\.0'"),
-        (("1",), r"paths='1' needs '0'"),
-        (("0", "1.0"), r"paths='1\.0' needs '1'"),
-        (("0", "0.0", "0"), r"paths='0' .*each path once"),
-        (("0", "00"), r"paths='00' .*each path once"),
-        (("0", "0."), r"paths='0\.' .*ranks with dots"),
-        (("0", "a"), r"paths='a' .*ranks with dots"),
-        (("-1",), r"paths='-1' .*ranks with dots"),
-        (("",), r"paths='' .*ranks with dots"),
-    ],
-)
-def test_what_is_no_tree_is_refused_in_one_line(paths: tuple[str, ...], line: str):
-    with pytest.raises(MethodError, match=rf"^method\.params\.{line}") as caught:
-        SDTree(paths=paths)
-    assert "\n" not in str(caught.value)
-
-
 def test_specvlm_drafts_the_same_tree():
     assert SpecVLMSD(shape="tree").tree == SDTree().tree
     assert SpecVLMSD(shape="tree").window == 5
-    with pytest.raises(MethodError, match=r"params\.gamma=4 .*valid: 5, the levels of the tree"):
-        SpecVLMSD(shape="tree", gamma=4)
-    with pytest.raises(MethodError, match=r"params\.shape='bush' .*valid: chain, tree"):
-        SpecVLMSD(shape="bush")  # type: ignore[arg-type]
-    with pytest.raises(MethodError, match=r"params\.mass=1\.5 .*from 0 to 1"):
-        SpecVLMSD(mass=1.5)

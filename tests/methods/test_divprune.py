@@ -9,7 +9,9 @@ from torch import Tensor
 from espalier.methods.base import Site, View
 from espalier.methods.divprune import DivPrune
 from tests.families import FAMILIES
+from tests.methods.cases import make_view
 from tests.methods.runs import adapter_of, check_on_engine, kept_by
+from tests.methods.twins import check_slow
 from tests.tiny import Recorder
 
 
@@ -26,10 +28,15 @@ def slow_max_min(tokens: Tensor, keep: int) -> list[int]:
     return sorted(picked)
 
 
-def slow_divprune(method: DivPrune, view: View, row: int, keep: int) -> list[int]:
+def slow_divprune(_method: DivPrune, view: View, row: int, keep: int) -> list[int]:
     return slow_max_min(view.tokens[row], keep)
 
 
+def test_equals_the_slow_one():
+    check_slow(DivPrune(), make_view(DivPrune(), [((0, 0, 4, 6),)] * 2), slow_divprune, (1, 8, 24))
+
+
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 def test_on_models(name: str):
     check_on_engine(name, DivPrune(), slow_divprune)

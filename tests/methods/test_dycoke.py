@@ -16,7 +16,6 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.engine.session import Session
-from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import VideoSpec
@@ -347,22 +346,6 @@ def test_attention_that_is_not_finite_is_an_error(poison: float):
 
 
 # ---------------------------------------------------------------- hyper-parameters
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"l": 0}, r"method\.params\.l=0 .*; valid: 1 or more"),
-        ({"P": 1.0}, r"method\.params\.P=1\.0 .*; valid: 0 <= P < 1"),
-        ({"P": float("nan")}, r"method\.params\.P=nan"),
-        ({"P": 0.0, "temporal": False}, r"method\.params\.P=0\.0 .*; valid: above 0"),
-        ({"threshold": 1.5}, r"method\.params\.threshold=1\.5 .*; valid: a cosine, -1 to 1"),
-        ({"reading": "both"}, r"method\.params\.reading='both' must be one of paper, official"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str):
-    with pytest.raises(UserError, match=line):
-        build_method("dycoke", params)
 
 
 def test_sites_are_the_prefix_and_the_steps_from_layer_l_on():

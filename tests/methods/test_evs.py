@@ -11,15 +11,15 @@ from torch.nn.functional import cosine_similarity
 from espalier.methods.base import MethodError, Site, View
 from espalier.methods.evs import EVS
 from tests.methods.cases import VIDEOS, grid_of
-from tests.methods.released import case_video, numbers, released_video, vectors
+from tests.methods.released import case_video, numbers, released_video
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import check_released, check_slow, released
 
 PREFIX = Site("prefix")
 
 
-def slow_evs(method: EVS, view: View, row: int, keep: int) -> list[int]:
+def slow_evs(_method: EVS, view: View, row: int, keep: int) -> list[int]:
     """Token by token: the tokens of a first frame, then the most changed ones."""
-    del method
     frames: dict[int, list[int]] = {}
     for token, frame in enumerate(view.grid[row, :, 0].tolist()):
         frames.setdefault(frame, []).append(token)
@@ -34,12 +34,10 @@ def slow_evs(method: EVS, view: View, row: int, keep: int) -> list[int]:
     return sorted(sorted(change, key=lambda token: (-change[token], token))[:keep])
 
 
-@pytest.mark.parametrize("keep", [9, 20, 47, 48])
-def test_equals_the_slow_one(keep: int) -> None:
+def test_equals_the_slow_one() -> None:
     grid = torch.stack([grid_of(tiling) for tiling in VIDEOS])
     view = View(PREFIX, numbers(5, 3, 48, 7), grid)
-    kept = EVS().plan(view, keep).kept.tolist()
-    assert kept == [slow_evs(EVS(), view, row, keep) for row in range(3)]
+    check_slow(EVS(), view, slow_evs, (9, 20, 47, 48))
 
 
 def test_changes_by_hand() -> None:
@@ -50,9 +48,9 @@ def test_changes_by_hand() -> None:
         assert EVS().plan(view, keep).kept.tolist() == [kept]
 
 
-@pytest.mark.parametrize("case", vectors("evs"), ids=lambda case: str(case["seed"]))
+@released("evs")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
-    assert EVS().plan(case_video(case, PREFIX), case["keep"]).kept[0].tolist() == case["kept"]
+    check_released(EVS(), case_video(case, PREFIX), case)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import torch
 
 from espalier.methods.base import Site, View
 from espalier.methods.fastervlm import FasterVLM
-from tests.methods.crop_views import ROWS, best, cropped, groups, joined, slow_apportion
-from tests.methods.runs import check_on_engine, recall
+from tests.methods.crop_views import ROWS, best, crop_view, cropped, groups, joined, slow_apportion
+from tests.methods.runs import check_on_engine
+from tests.methods.twins import check_slow
 
 
 def view_of(grid, tile, scores):
@@ -26,12 +27,7 @@ def slow_fastervlm(method: FasterVLM, view: View, row: int, keep: int) -> list[i
 
 @pytest.mark.parametrize("name", ROWS)
 def test_equals_the_slow_one(name: str):
-    grid, tile = ROWS[name]
-    scores = torch.rand(grid.shape[:2], generator=torch.Generator().manual_seed(0))
-    view = view_of(grid, tile, scores)
-    for keep in (1, 5, 11, grid.shape[1] // 2, grid.shape[1] - 1, grid.shape[1]):
-        kept = FasterVLM().plan(view, keep).kept[0].tolist()
-        assert kept == slow_fastervlm(FasterVLM(), view, 0, keep)
+    check_slow(FasterVLM(), crop_view(FasterVLM(), name), slow_fastervlm)
 
 
 def test_five_full_tiles_keep_as_many_each():
@@ -50,17 +46,7 @@ def test_one_view_is_the_best_of_it_with_ties_to_the_lower_index():
     assert FasterVLM().plan(view_of(grid, tile, scores), 3).kept.tolist() == [[1, 2, 6]]
 
 
-def test_finds_what_was_planted():
-    grid, tile = joined(cropped(9))
-
-    def view(scores):
-        return view_of(grid.expand(16, -1, -1), tile.expand(16, -1), scores)
-
-    found, floor, canary = recall(FasterVLM(), 81, view)
-    assert found == 1
-    assert canary < floor
-
-
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name",
     ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"],

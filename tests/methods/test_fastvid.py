@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.fastvid import FastVID
 from espalier.methods.select.anchors import salient_and_anchors
@@ -190,21 +188,6 @@ def test_segments_end_between_videos_and_at_the_least_similar_frames() -> None:
     ):
         segments = segments_by_likeness(tokens, sizes, place, fewest, tau)
         assert [last for _, last in segments] == last_frames
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"c": 0}, r"method\.params\.c=0 .*valid: 1 or more"),
-        ({"tau": 1.5}, r"method\.params\.tau=1\.5 .*a cosine"),
-        ({"d": -0.1}, r"method\.params\.d=-0\.1 .*0 to 1"),
-        ({"p": 0}, r"method\.params\.p=0 .*1 or more"),
-        ({"beta": 2.0}, r"method\.params\.beta=2\.0 .*0 to 1"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        build_method("fastvid", params)
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.base import Need, Site, View
 from espalier.methods.feather import Feather
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
-from tests.methods.released import released_view, shares, vectors
+from tests.methods.released import released_view, shares
 from tests.methods.runs import kept_by
+from tests.methods.twins import check_slow, released
 from tests.tiny import Recorder
 
 EARLY, LATE = Feather().sites(32)
@@ -33,10 +34,7 @@ def slow_feather(method: Feather, view: View, row: int, keep: int) -> list[int]:
 @pytest.mark.parametrize("stage", [0, 1])
 def test_equals_the_slow_one(stride: int, stage: int):
     method = Feather(stride=stride)
-    view = make_view(method, site=method.sites(6)[stage])
-    for keep in (1, 5, 20, 48):
-        kept = method.plan(view, keep).kept.tolist()
-        assert kept == [slow_feather(method, view, row, keep) for row in range(3)]
+    check_slow(method, make_view(method, site=method.sites(6)[stage]), slow_feather, (1, 5, 20, 48))
 
 
 def test_a_grid_and_the_best_of_the_others_by_hand():
@@ -57,7 +55,7 @@ def test_published_shares():
     assert [site.layer for site in Feather().sites(32)] == [7, 15]
 
 
-@pytest.mark.parametrize("case", vectors("feather"), ids=lambda case: str(case["seed"]))
+@released("feather")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     method, n_tokens, early = Feather(**case["params"]), case["tokens"], case["early"]
     tokens = torch.zeros(1, n_tokens, 2)
@@ -94,17 +92,3 @@ def test_the_signal_is_the_layers_attention_without_rotation_among_visual_tokens
             torch.testing.assert_close(
                 view.signals["next_bare_attention"], expected, atol=1e-6, rtol=0
             )
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [({"layers": (15, 7)}, r"layers=\(15, 7\)"), ({"stride": 0}, "stride=0")],
-)
-def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
-    with pytest.raises(MethodError, match=r"method\.params\." + line):
-        Feather(**params)
-
-
-def test_a_decoder_too_shallow_is_refused():
-    with pytest.raises(MethodError, match="3 layers or more, not 2"):
-        Feather().sites(2)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.tower_images import block_flow
-from espalier.methods.base import MethodError, Need, Site
+from espalier.methods.base import Need, Site
 from espalier.methods.flowcut import FlowCut
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
-from tests.methods.released import numbers, released_view, vectors
+from tests.methods.released import numbers, released_view
 from tests.methods.runs import kept_by
 from tests.methods.towers import TOWERS, check_in_tower
+from tests.methods.twins import released
 from tests.tiny import Recorder
 
 
@@ -67,7 +68,7 @@ def test_sites_and_counts_by_hand():
     assert FlowCut(entropy=1.0).fractions(0.2, 3) == (1, 1, 0.2)
 
 
-@pytest.mark.parametrize("case", vectors("flowcut"), ids=lambda case: str(case["seed"]))
+@released("flowcut")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     """Residual streams that no block changes hold queries, keys and values of all blocks; counts are the code's."""
     n_tokens, blocks = case["tokens"], case["blocks"]
@@ -130,11 +131,7 @@ class InTower(Recorder):
         return (Need("flow"),)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_in_the_tower(name: str):
     check_in_tower(name, FlowCut())
-
-
-def test_values_out_of_range_name_the_key():
-    with pytest.raises(MethodError, match=r"method\.params\.entropy=1\.5"):
-        FlowCut(1.5)

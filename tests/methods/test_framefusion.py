@@ -10,28 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Plan, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.framefusion import FrameFusion
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import VIDEOS, grid_of
 from tests.methods.engine import check_method
-from tests.methods.released import case_video, numbers, released_video, shares, vectors
+from tests.methods.released import case_video, numbers, released_video, shares
 from tests.methods.runs import kept_by
+from tests.methods.twins import check_slow, outcome, released
 
 PREFIX = Site("prefix")
 
 
-def outcome(view: View, plan: Plan) -> Tensor:
-    """The tokens (K, D) of a video that go on."""
-    if plan.merge is None:
-        return view.tokens[0, plan.kept[0]]
-    return plan.merge.apply(view.tokens, plan.kept.shape[1])[0]
-
-
-def slow_merging(threshold: float, view: View, keep: int) -> dict[int, Tensor]:
+def slow_framefusion(method: FrameFusion, view: View, _row: int, keep: int) -> dict[int, Tensor]:
     """Place by place and frame by frame, over lists: what stands at each kept token."""
     tokens, places = view.tokens[0].double(), view.grid[0].tolist()
     order = sorted(range(len(tokens)), key=lambda i: (places[i][1:], i))
@@ -42,14 +34,14 @@ def slow_merging(threshold: float, view: View, keep: int) -> dict[int, Tensor]:
             float(cosine_similarity(tokens[before], tokens[token], dim=0)) if same else -2
         )
     likest = sorted(alike, key=lambda token: (-alike[token], order.index(token)))
-    merging = [token for token in likest if alike[token] >= threshold][: len(tokens) - keep]
+    merging = [token for token in likest if alike[token] >= method.S][: len(tokens) - keep]
     runs: list[list[int]] = []
     for token in order:
         if token in merging:
             runs[-1].append(token)
         else:
             runs.append([token])
-    return {run[0]: tokens[run].mean(dim=0) for run in sorted(runs)}
+    return {run[0]: tokens[run].mean(dim=0) for run in runs}
 
 
 @pytest.mark.parametrize("threshold", [-2.0, 0.0, 0.5])
@@ -57,11 +49,7 @@ def slow_merging(threshold: float, view: View, keep: int) -> dict[int, Tensor]:
 def test_merging_equals_the_slow_one(threshold: float, keep: int) -> None:
     for tiling in VIDEOS:
         view = View(PREFIX, numbers(keep, 1, 48, 5), grid_of(tiling).unsqueeze(0))
-        plan = FrameFusion(S=threshold).plan(view, keep)
-        values = slow_merging(threshold, view, keep)
-        assert plan.kept[0].tolist() == list(values)
-        wanted = torch.stack(list(values.values())).float()
-        torch.testing.assert_close(outcome(view, plan), wanted, atol=1e-6, rtol=0)
+        check_slow(FrameFusion(S=threshold), view, slow_framefusion, (keep,), atol=1e-6)
 
 
 def test_three_frames_by_hand() -> None:
@@ -71,7 +59,7 @@ def test_three_frames_by_hand() -> None:
     # All but the cosine of 0: a run of three, and one of two.
     plan = FrameFusion(S=0.55).plan(view, 1)
     assert plan.kept.tolist() == [[0, 1, 3]]
-    assert outcome(view, plan).tolist() == [
+    assert outcome(view, plan)[0].tolist() == [
         [pytest.approx(7 / 3), pytest.approx(4 / 3)],
         [0, 2],
         [2.5, 1.5],
@@ -96,7 +84,7 @@ def test_pruning_keeps_what_is_attended_to() -> None:
     assert method.plan(view, 9).kept.tolist() == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("case", vectors("framefusion"), ids=lambda case: str(case["seed"]))
+@released("framefusion")
 def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     method = FrameFusion(**case["params"])
     view = case_video(case, PREFIX)
@@ -107,19 +95,10 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
         view = View(site, view.tokens, view.grid, {"last_attention": attention})
         plan = method.plan(view, case["counts"][-1])
         assert plan.kept.shape[1] == count
-        tokens, origin = outcome(view, plan).unsqueeze(0), origin[plan.kept[0]]
+        tokens, origin = outcome(view, plan), origin[plan.kept[0]]
         view = View(site, tokens, view.grid[:, plan.kept[0]])
     assert origin.tolist() == case["kept"]
-    sums = view.tokens[0].double().sum(dim=1)
-    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("params", "line"), [({"S": 1.5}, r"S=1\.5 .*or -2"), ({"K": 0}, r"K=0 .*1 or more")]
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("framefusion", params)
+    assert view.tokens[0].double().sum(dim=1).tolist() == pytest.approx(case["sums"], abs=2e-4)
 
 
 def test_on_a_model() -> None:

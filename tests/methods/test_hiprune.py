@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.signals.tower_attention import tower_layer
-from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.base import Need, Site, View
 from espalier.methods.hiprune import HiPrune
 from tests.family_runs import adapter_of
-from tests.methods.crop_views import ROWS, best, groups, slow_apportion
-from tests.methods.released import released_view, shares, vectors
+from tests.methods.crop_views import ROWS, best, crop_view, groups, slow_apportion
+from tests.methods.released import released_view, shares
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import check_released, check_slow, released
 
 PREFIX = Site("prefix")
 READINGS = [HiPrune(), HiPrune(border="clamp"), HiPrune(alpha=0.7, border="clamp")]
@@ -51,13 +52,7 @@ def view_of(shallow: Tensor, deep: Tensor, side: int) -> View:
 @pytest.mark.parametrize("method", READINGS, ids=str)
 @pytest.mark.parametrize("name", ROWS)
 def test_equals_the_slow_one(name: str, method: HiPrune):
-    grid, tile = ROWS[name]
-    n_tokens = grid.shape[1]
-    shallow, deep = torch.rand(2, 1, n_tokens, generator=torch.Generator().manual_seed(0))
-    signals = {"tower_received@8/24": shallow, "tower_received": deep, "tile": tile}
-    view = View(PREFIX, torch.zeros(1, n_tokens, 1), grid, signals)
-    for keep in (1, 3, 5, n_tokens // 2, n_tokens - 1, n_tokens):
-        assert method.plan(view, keep).kept[0].tolist() == slow_hiprune(method, view, 0, keep)
+    check_slow(method, crop_view(method, name), slow_hiprune)
 
 
 def test_neighbours_by_hand():
@@ -81,14 +76,13 @@ def test_registers_are_what_is_left_of_the_budget():
     assert kept == [0, 1, 10, *range(53, 100)]
 
 
-@pytest.mark.parametrize("case", vectors("hiprune"), ids=lambda case: str(case["seed"]))
+@released("hiprune")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     """Its 24 x 24 patches; attention is far below 1, since the code takes 1 from that of chosen patches."""
     deep, shallow = shares(case["seed"] + 100, 1, 576) / 1000, shares(case["seed"] + 200, 1, 576)
     if case["seed"] == 36:  # anchors at the edges
         shallow[0, [3, 23, 24, 570, 47]] = torch.tensor([900.0, 800, 700, 600, 500])
-    method = HiPrune(**case["params"], border="clamp")
-    assert method.plan(view_of(shallow, deep, 24), case["keep"]).kept[0].tolist() == case["kept"]
+    check_released(HiPrune(**case["params"], border="clamp"), view_of(shallow, deep, 24), case)
 
 
 def test_the_object_layer_lies_at_the_same_share_of_a_tower():
@@ -102,19 +96,7 @@ def test_the_object_layer_lies_at_the_same_share_of_a_tower():
     assert tower_layer(adapter, Need("tower_received")) is None
 
 
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"alpha": 1.5}, r"alpha=1\.5 .*from 0 to 1"),
-        ({"object_layer": 25}, r"object_layer=25 .*1 to 24"),
-        ({"border": "wrap"}, r"border='wrap' .*drop, clamp"),
-    ],
-)
-def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
-    with pytest.raises(MethodError, match=rf"method\.params\.{line}"):
-        HiPrune(**params)
-
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image"])
 def test_on_models(name: str):
     check_on_engine(name, HiPrune(alpha=0.7, border="clamp"), slow_hiprune)

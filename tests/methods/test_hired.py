@@ -10,7 +10,8 @@ from espalier.methods.base import MethodError, Site, View
 from espalier.methods.hired import HiRED
 from tests.families import FAMILIES
 from tests.methods.crop_views import ROWS, best, cropped, groups, joined, over_crop, slow_apportion
-from tests.methods.runs import adapter_of, check_on_engine, kept_by, recall, views_of
+from tests.methods.runs import adapter_of, check_on_engine, kept_by, views_of
+from tests.methods.twins import check_slow
 
 READINGS = [HiRED(), HiRED(alpha=0.2), HiRED(budget="stripes"), HiRED(alpha=0.3, budget="stripes")]
 
@@ -54,11 +55,8 @@ def slow_hired(method: HiRED, view: View, row: int, keep: int) -> list[int]:
 @pytest.mark.parametrize("name", ROWS)
 def test_equals_the_slow_one(name: str, method: HiRED):
     grid, tile = ROWS[name]
-    generator = torch.Generator().manual_seed(0)
-    first, last = torch.rand(2, *grid.shape[:2], generator=generator)
-    view = view_of(grid, tile, first.pow(3), last)
-    for keep in (1, 5, 11, grid.shape[1] // 2, grid.shape[1] - 1, grid.shape[1]):
-        assert method.plan(view, keep).kept[0].tolist() == slow_hired(method, view, 0, keep)
+    first, last = torch.rand(2, *grid.shape[:2], generator=torch.Generator().manual_seed(0))
+    check_slow(method, view_of(grid, tile, first.pow(3), last), slow_hired)
 
 
 def test_budgets_by_hand():
@@ -89,24 +87,7 @@ def test_one_view_is_the_best_of_it():
         assert torch.equal(kept, last.topk(9).indices.sort().values)
 
 
-def test_finds_what_was_planted():
-    def view(scores):
-        grid, tile = (part.expand(len(scores), *part.shape[1:]) for part in ROWS["square"])
-        first = torch.rand(scores.shape, generator=torch.Generator().manual_seed(4))
-        return view_of(grid, tile, first, scores)
-
-    found, floor, canary = recall(HiRED(), 80, view)
-    assert found > 0.9  # several may lie in one crop, whose quota is about two
-    assert canary < floor
-
-
-def test_values_out_of_range_name_the_key():
-    with pytest.raises(MethodError, match=r"method\.params\.alpha=1\.5"):
-        HiRED(alpha=1.5)
-    with pytest.raises(MethodError, match=r"method\.params\.budget='area'.*mass, stripes"):
-        HiRED(budget="area")
-
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", READINGS[::2], ids=str)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image", "onevision_video"])
 def test_on_models(name: str, method: HiRED):

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.holitom import HoliTom
 from espalier.methods.select.stills import still_places, windows
@@ -19,20 +17,19 @@ from tests.methods.crop_views import slow_apportion
 from tests.methods.engine import check_method
 from tests.methods.released import (
     case_video,
-    merged,
     numbers,
     released_video,
     scenes,
     shares,
-    vectors,
 )
+from tests.methods.twins import check_released, check_slow, outcome, released
 
 PREFIX = Site("prefix")
 
 
-def slow_holitom(method: HoliTom, view: View, size: int, keep: int) -> tuple[list[int], Tensor]:
+def slow_holitom(method: HoliTom, view: View, _row: int, keep: int) -> dict[int, Tensor]:
     """One video: every cut is tried, and every token put in its place."""
-    tokens = view.tokens[0].double()
+    tokens, size = view.tokens[0].double(), 9
     n_frames = len(tokens) // size
     attention = view.signals["cls_attention"][0].tolist()
 
@@ -74,7 +71,7 @@ def slow_holitom(method: HoliTom, view: View, size: int, keep: int) -> tuple[lis
         else:
             best = sorted(part, key=lambda entry: (-attention[entry[0]], entry[0]))[:quota]
             values |= {entry[0]: tokens[entry[0]] for entry in best}
-    return sorted(values), torch.stack([values[token] for token in sorted(values)])
+    return values
 
 
 def cuts(n_frames: int) -> list[list[tuple[int, int]]]:
@@ -115,10 +112,7 @@ def slow_clusters(
 def test_the_first_stage_equals_the_slow_one(method: HoliTom, frames: int, keep: int) -> None:
     attention = shares(keep, 1, 9 * frames)
     view = released_video(PREFIX, scenes(frames + keep, frames, 9, 6), 3, cls_attention=attention)
-    plan = method.plan(view, keep)
-    kept, values = slow_holitom(method, view, 9, keep)
-    assert plan.kept[0].tolist() == kept
-    torch.testing.assert_close(merged(view, plan), values.float(), atol=1e-5, rtol=0)
+    check_slow(method, view, slow_holitom, (keep,))
 
 
 def test_windows_by_hand() -> None:
@@ -137,24 +131,21 @@ def test_two_frames_by_hand() -> None:
     view = released_video(PREFIX, tokens, 3, cls_attention=attention)
     plan = HoliTom().plan(view, 4)
     assert plan.kept.tolist() == [[0, 1, 2, 5]]
-    assert merged(view, plan).tolist() == [[3, 0], [0, 4], [1, 1], [-1, 1]]
+    assert outcome(view, plan)[0].tolist() == [[3, 0], [0, 4], [1, 1], [-1, 1]]
     # Shares of 3 are 1.5, 0.75 and 0.75 of two, one and one: one centre. Of equal density, 0 is the denser.
     plan = HoliTom().plan(view, 3)
     assert plan.kept.tolist() == [[0, 2, 5]]
-    torch.testing.assert_close(merged(view, plan)[0], torch.tensor([0.6 * 3, 0.4 * 4]))
+    torch.testing.assert_close(outcome(view, plan)[0][0], torch.tensor([0.6 * 3, 0.4 * 4]))
     # Five cannot be left with both places still: the later of two equal ones stays still.
     alike = torch.tensor([[1.0, 1.0, 0.0]])
     assert still_places(alike, [(0, 1)], 0.8, 5).tolist() == [[False, True, False]]
 
 
-@pytest.mark.parametrize("case", vectors("holitom"), ids=lambda case: str(case["seed"]))
+@released("holitom")
 def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     n_tokens = case["frames"] * case["rows"] * case["columns"]
     view = case_video(case, PREFIX, cls_attention=shares(case["seed"] + 200, 1, n_tokens))
-    plan = HoliTom(**case["params"]).plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
-    sums = merged(view, plan).double().sum(dim=1)
-    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
+    check_released(HoliTom(**case["params"]), view, case)
 
 
 def test_the_second_stage_halves_token_by_token() -> None:
@@ -171,7 +162,7 @@ def test_the_second_stage_halves_token_by_token() -> None:
             like = [float(cosine_similarity(tokens[0, token], tokens[0, k], dim=0)) for k in kept]
             place = kept[like.index(max(like))]
             values[place] = (values[place] + tokens[0, token]) / 2
-    torch.testing.assert_close(merged(view, plan), values[kept], atol=1e-6, rtol=0)
+    torch.testing.assert_close(outcome(view, plan)[0], values[kept], atol=1e-6, rtol=0)
 
 
 def test_the_stages_share_the_budget() -> None:
@@ -179,21 +170,6 @@ def test_the_stages_share_the_budget() -> None:
     assert HoliTom().fractions(0.8, 2) == (1.0, 0.8)
     assert HoliTom(r=0.0).fractions(0.1, 1) == (0.1,)
     assert [len(HoliTom(r=r).sites(28)) for r in (0.0, 0.5)] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"tau": 1.5}, r"tau=1\.5 .*a cosine"),
-        ({"beta": 2.0}, r"beta=2\.0 .*0 to 1"),
-        ({"K": 0}, r"K=0 .*1 or more"),
-        ({"k": 0}, r"k=0 .*1 or more, or null"),
-        ({"r": 1.0}, r"r=1\.0 .*0 <= r < 1"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("holitom", params)
 
 
 @pytest.mark.slow

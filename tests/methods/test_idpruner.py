@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.idpruner import IDPruner
 from espalier.methods.select.cosines import memory_limit
 from tests.methods.cases import make_view
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import attended_case, check_released, check_slow, released
 
 PREFIX = Site("prefix")
 
@@ -35,14 +36,11 @@ def slow_idpruner(method: IDPruner, view: View, row: int, keep: int) -> list[int
     return sorted(kept)
 
 
+@pytest.mark.parametrize("limit", [0, 2**40])
 @pytest.mark.parametrize("method", [IDPruner(), IDPruner(0.0), IDPruner(1.0)], ids=str)
-def test_equals_the_slow_one(method: IDPruner):
-    view = make_view(method)
-    for keep in (1, 7, 24):
-        kept = method.plan(view, keep).kept
-        assert kept.tolist() == [slow_idpruner(method, view, row, keep) for row in range(3)]
-        with memory_limit(0):
-            assert torch.equal(method.plan(view, keep).kept, kept)
+def test_equals_the_slow_one(method: IDPruner, limit: int):
+    with memory_limit(limit):
+        check_slow(method, make_view(method), slow_idpruner, (1, 7, 24))
 
 
 def test_three_tokens_by_hand():
@@ -54,18 +52,9 @@ def test_three_tokens_by_hand():
     assert IDPruner().plan(view, 3).kept.tolist() == [[0, 1, 2]]
 
 
-@pytest.mark.parametrize("case", vectors("idpruner"), ids=lambda case: str(case["seed"]))
+@released("idpruner")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
-    attention = shares(case["seed"] + 100, 1, case["tokens"])
-    tokens = numbers(case["seed"], 1, case["tokens"], 8)
-    view = released_view(PREFIX, tokens, case["tokens"], cls_attention=attention)
-    plan = IDPruner(**case["params"]).plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
-
-
-def test_values_out_of_range_name_the_key():
-    with pytest.raises(MethodError, match=r"method\.params\.mmr_lambda=1\.5"):
-        IDPruner(1.5)
+    check_released(IDPruner(**case["params"]), attended_case(case, PREFIX), case)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -11,13 +10,14 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.methods.base import MethodError, Need, Plan, Site, View
+from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.ivtp import IVTP
 from tests import commands
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
-from tests.methods.runs import adapter_of, kept_by, recall
+from tests.methods.runs import adapter_of, kept_by, left_by, recall, watched
 from tests.methods.towers import TOWERS, chats_of, check_in_tower
+from tests.methods.twins import best, check_slow
 from tests.tiny import CHATS, DEPTH, load_llava, save_llava
 
 SQUARE = [((0, 0, 12, 12),)]
@@ -93,36 +93,13 @@ def test_llava_meets_its_budget(ratio: float):
     assert kept[6] == pytest.approx(576 * math.sqrt(1 - ratio), abs=1)
 
 
-def test_what_is_out_of_range_names_the_key():
-    for key, params in (
-        ("group", {"group": 0}),
-        ("layers", {"layers": 2}),
-        ("depth", {"depth": 12}),
-    ):
-        with pytest.raises(MethodError, match=rf"method\.params\.{key}="):
-            IVTP(**params)
-    with pytest.raises(MethodError, match=r"method\.params\.layers=12 .*one decoder layer"):
-        IVTP().sites(1)
-
-
 # ---------------------------------------------------------------- tower
 
 
 def test_the_tower_keeps_the_highest():
     view = make_view(IVTP(), SQUARE * 2)
     assert set(view.signals) == {"rollout"}
-    kept = IVTP().plan(view, 20)
-    assert kept.merge is None
-    for row, scores in enumerate(view.signals["rollout"].tolist()):
-        best = sorted(range(144), key=lambda i: (-scores[i], i))[:20]
-        assert kept.kept[row].tolist() == sorted(best)
-
-
-def test_the_tower_finds_what_was_planted():
-    view = make_view(IVTP(), SQUARE * 16)
-    found, floor, canary = recall(IVTP(), 144, lambda scores: replaced(view, rollout=scores))
-    assert found == 1
-    assert canary < floor
+    check_slow(IVTP(), view, lambda _, view, row, keep: best(view.signals["rollout"][row], keep))
 
 
 # ---------------------------------------------------------------- decoder
@@ -150,12 +127,7 @@ def slow_scores(view: View, row: int) -> list[float]:
 @pytest.mark.parametrize("keep", [1, 20, 143, 144])
 def test_the_decoder_equals_the_slow_one(keep: int):
     view = inside(SQUARE * 3, seed=keep)
-    plan = IVTP().plan(view, keep)
-    plan.check(144, keep)
-    for row in range(3):
-        scores = slow_scores(view, row)
-        best = sorted(range(144), key=lambda i: (-scores[i], i))[:keep]
-        assert plan.kept[row].tolist() == sorted(best)
+    check_slow(IVTP(), view, lambda _, view, row, keep: best(slow_scores(view, row), keep), (keep,))
 
 
 def test_weights_of_words_by_hand():
@@ -218,15 +190,6 @@ def test_a_word_that_is_like_the_image_counts_for_more():
     assert share(-1.0) == pytest.approx(1 / (1 + 5 * math.e**2), abs=1e-3)
 
 
-def test_rows_alone_are_rows_of_a_batch():
-    view = inside(SQUARE * 3)
-    kept = IVTP().plan(view, 31).kept
-    for row in range(3):
-        signals = {key: value[row : row + 1] for key, value in view.signals.items()}
-        one = View(INSIDE, view.tokens[row : row + 1], view.grid[row : row + 1], signals)
-        assert torch.equal(IVTP().plan(one, 31).kept[0], kept[row])
-
-
 def test_equal_scores_go_to_the_lower_index():
     view = inside()
     flat = replaced(view, text_rollout=torch.full_like(view.signals["text_rollout"], 0.25))
@@ -249,45 +212,35 @@ def test_values_that_are_not_finite_are_refused(name: str, poison: float):
 # ---------------------------------------------------------------- engine
 
 
-@dataclass(frozen=True)
-class Watched(IVTP):
-    """Remembers what it was asked and what it answered."""
-
-    seen: list = field(default_factory=list, compare=False)
+class Placed(IVTP):
+    """Reads the places of visual tokens in the decoder, too."""
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         places = (Need("visual_positions"),) if site.where == "layer" else ()
         return (*super().needs(site), *places)
 
-    def plan(self, view: View, keep: int) -> Plan:
-        plan = super().plan(view, keep)
-        self.seen.append((view, keep, plan))
-        return plan
 
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_on_models(name: str):
     check_in_tower(name, IVTP())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_each_site_keeps_the_highest_of_what_is_left(name: str):
     """One site in a tower of two blocks, then one before each decoder layer but the first."""
     adapter, chats = adapter_of(name), chats_of(name)
-    for one in chats:
-        method = Watched()
-        record = kept_by(adapter, method, [one], 0.7).records[0]
-        first = [(view, keep) for view, keep, _ in method.seen if view.site.where == "tower"]
-        rest = [(view, keep) for view, keep, _ in method.seen if view.site.where == "layer"]
+    for chat in chats:
+        method, seen = watched(Placed())
+        record = kept_by(adapter, method, [chat], 0.7).records[0]
+        first = [(view, keep) for view, keep, _ in seen if view.site.where == "tower"]
+        rest = [shown for shown in seen if shown[0].site.where == "layer"]
         assert {view.site for view, _ in first} == {Site("tower", 1)}
         assert sum(keep * len(view.tokens) for view, keep in first) == record.kept[0]
-        assert [view.site.layer for view, _ in rest] == list(range(1, DEPTH))
-        assert tuple(keep for _, keep in rest) == record.kept[1:]
-        left = list(range(record.kept[0]))
-        for view, keep in rest:
-            scores = slow_scores(view, 0)
-            order = sorted(range(len(left)), key=lambda i: (-scores[i], i))
-            left = sorted(left[i] for i in order[:keep])
+        assert [view.site.layer for view, *_ in rest] == list(range(1, DEPTH))
+        assert tuple(keep for _, keep, _ in rest) == record.kept[1:]
+        left = left_by(rest, lambda view: slow_scores(view, 0))
         signals = {key: value[0].tolist() for key, value in rest[0][0].signals.items()}
         places = [signals["visual_positions"][place] for place in left]
         assert [signals["all_positions"].index(place) for place in places] == record.origin.tolist()
@@ -310,9 +263,9 @@ def test_the_towers_rollout_is_the_product_of_its_maps():
             rollout = (0.5 * mean + 0.5 * torch.eye(17)) @ rollout
             hidden = layer(hidden, attention_mask=None)
             hidden = hidden if isinstance(hidden, Tensor) else hidden[0]
-    method = Watched()
+    method, seen = watched(IVTP())
     record = kept_by(adapter, method, chats, 0.5).records[0]
-    view, keep, plan = method.seen[0]
+    view, keep, plan = seen[0]
     wanted = rollout[0, 1:]
     assert (view.signals["rollout"][0] - wanted).abs().max() < 1e-9
     assert keep == record.kept[0]
@@ -323,7 +276,7 @@ def test_the_towers_rollout_is_the_product_of_its_maps():
 def test_the_decoders_rollout_is_the_product_of_its_maps(one, tmp_path):
     """Two groups of two layers, with everything kept: each site sees the maps of its own group."""
     folder = save_llava(tmp_path)
-    method = Watched(group=2, layers=4, depth=DEPTH)
+    method, seen = watched(IVTP(group=2, layers=4, depth=DEPTH))
     kept_by(load_llava(folder), method, [one], 0.0)
     eager = load_llava(folder, attention="eager")
     inputs = eager.encode([one])
@@ -331,7 +284,7 @@ def test_the_decoders_rollout_is_the_product_of_its_maps(one, tmp_path):
         maps = eager.model(**inputs, output_attentions=True).attentions
     layout = eager.layout(inputs)
     visual, words = layout.visual[0], layout.words[0]
-    views = [view for view, _, _ in method.seen]
+    views = [view for view, *_ in seen]
     assert [view.site.layer for view in views] == [2, 4]
     for view, (lower, upper) in zip(views, ((0, 1), (2, 3)), strict=True):
         low, high = (0.5 * maps[n][0].mean(0) for n in (lower, upper))

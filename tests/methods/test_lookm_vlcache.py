@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.compressor import CacheView
 from espalier.methods.lookm import LookM
@@ -190,19 +189,6 @@ def test_vlcache_finds_what_code_for_comparisons_finds() -> None:
     for found, (sparsity, share) in zip(density, COMPARED, strict=True):
         assert math.isclose(1 - found, sparsity, abs_tol=1e-6)
         assert math.isclose(found / sum(density) * 0.4 * 4, share, abs_tol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "params", "line"),
-    [
-        ("vlcache", {"p": 1.5}, r"method\.params\.p=1\.5 .*0 to 1"),
-        ("lookm", {"merging": "sum"}, r"merging='sum' must be one of pivot, average"),
-        ("lookm", {"recent": 0}, r"method\.params\.recent=0 .*1 or more"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(name: str, params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        build_method(name, params)
 
 
 def test_vlcache_of_even_attention_counts_every_entry() -> None:

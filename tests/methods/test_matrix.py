@@ -109,7 +109,7 @@ def test_what_is_refused_says_why(name: str, family: str) -> None:
     assert re.search(REFUSED[name, family], line)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize(("case", "name", "row"), CELLS)
 def test_a_method_on_a_family(case: tuple[str, dict[str, Any]], name: str, row: int) -> None:
     adapter, method, chats = adapter_of(name), build(case), FAMILIES[name].chats

@@ -7,28 +7,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Need, Site, View
 from espalier.methods.pact import PACT
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
-from tests.methods.released import merged, numbers, released_view, shares, vectors
+from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import check_on_engine, kept_by
+from tests.methods.twins import check_released, check_slow, outcome, released
 from tests.tiny import Recorder
 
 LAYER = Site("layer", 4)
 
 
-def slow_pact(method: PACT, view: View, row: int, keep: int) -> list[int]:
-    return sorted(slow_clusters(method, view, row, keep))
-
-
-def slow_clusters(method: PACT, view: View, row: int, keep: int) -> dict[int, list[int]]:
-    """Token by token: the centres, and what comes to each."""
+def slow_pact(method: PACT, view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """Token by token: the centres, and the mean of what comes to each."""
     keys = view.signals["next_visual_keys"][row].double().transpose(0, 1).flatten(1)
     units = normalize(keys, dim=1)
     far = (1 - units @ units.T).fill_diagonal_(0).tolist()
@@ -61,7 +57,7 @@ def slow_clusters(method: PACT, view: View, row: int, keep: int) -> dict[int, li
         nearest = min(sorted(centres), key=lambda j: far[i][j])
         if i not in centres and far[i][nearest] <= method.coef_pruned * cutoff:
             into[nearest].append(i)
-    return into
+    return {centre: view.tokens[row, tokens].mean(dim=0) for centre, tokens in into.items()}
 
 
 @pytest.mark.parametrize(
@@ -69,13 +65,7 @@ def slow_clusters(method: PACT, view: View, row: int, keep: int) -> dict[int, li
 )
 @pytest.mark.parametrize("keep", [1, 5, 14, 30, 47])
 def test_equals_the_slow_one(method: PACT, keep: int) -> None:
-    view = make_view(method, seed=keep)
-    plan = method.plan(view, keep)
-    for row in range(3):
-        into = slow_clusters(method, view, row, keep)
-        assert plan.kept[row].tolist() == sorted(into)
-        wanted = [view.tokens[row, into[centre]].mean(dim=0) for centre in sorted(into)]
-        torch.testing.assert_close(merged(view, plan, row), torch.stack(wanted), atol=1e-5, rtol=0)
+    check_slow(method, make_view(method, seed=keep), slow_pact, (keep,))
 
 
 def test_six_tokens_by_hand() -> None:
@@ -91,27 +81,23 @@ def test_six_tokens_by_hand() -> None:
     view = released_view(LAYER, tokens, 3, **signals)
     plan = PACT(keep=0.7, cutoff=0.2).plan(view, 2)
     assert plan.kept.tolist() == [[2, 3]]
-    torch.testing.assert_close(merged(view, plan), torch.tensor([[1.0, 0.5], [0, 4]]))
+    torch.testing.assert_close(outcome(view, plan)[0], torch.tensor([[1.0, 0.5], [0, 4]]))
     # 1 - cos(0.3) = 0.045: with less the others of the three are centres, too.
     assert PACT(keep=0.7, cutoff=0.04).plan(view, 4).kept.tolist() == [[0, 1, 2, 3]]
     # With more than all the distances the second centre is the second densest.
     assert PACT(keep=0.7, cutoff=2.0).plan(view, 2).kept.tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("case", vectors("pact"), ids=lambda case: str(case["seed"]))
+@released("pact")
 def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     seed, n_tokens = case["seed"], case["tokens"]
+    keys = numbers(seed + 200, 2, n_tokens, 2) + 0.6 * numbers(seed + 100, 2, 1, 2)
     signals = {
         "next_mean_attention": shares(seed + 300, 1, n_tokens),
-        "next_visual_keys": (
-            numbers(seed + 200, 2, n_tokens, 2) + 0.6 * numbers(seed + 100, 2, 1, 2)
-        ).unsqueeze(0),
+        "next_visual_keys": keys.unsqueeze(0),
     }
     view = released_view(LAYER, numbers(seed, 1, n_tokens, 8), 16, **signals)
-    plan = PACT(**case["params"]).plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
-    sums = merged(view, plan).double().sum(dim=1)
-    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
+    check_released(PACT(**case["params"]), view, case)
 
 
 def test_the_signals_are_those_of_the_layer_to_come() -> None:
@@ -144,20 +130,6 @@ def test_the_signals_are_those_of_the_layer_to_come() -> None:
     torch.testing.assert_close(
         early.views[0].signals["next_visual_keys"], late.views[0].signals["visual_keys"]
     )
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"L": 0}, r"L=0 .*1 or more"),
-        ({"keep": 1.5}, r"keep=1\.5 .*0 to 1"),
-        ({"cutoff": 3.0}, r"cutoff=3\.0 .*or null"),
-        ({"coef_pruned": -1.0}, r"coef_pruned=-1\.0 .*0 or more"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("pact", params)
 
 
 def test_on_a_model() -> None:

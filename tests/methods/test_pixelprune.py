@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 
 from espalier.methods.base import Need, Site, View
 from espalier.methods.pixelprune import UNPREDICTED, PixelPrune
-from tests.methods.released import numbers, released_view, vectors
+from tests.methods.released import numbers, released_view
 from tests.methods.runs import adapter_of, kept_by
 from tests.methods.towers import TOWERS, chats_of, check_in_tower
+from tests.methods.twins import released
 from tests.tiny import Recorder
 
 SITE = Site("tower", -1)
@@ -81,7 +82,7 @@ def test_a_flat_rectangle_by_hand() -> None:
     assert int(more.spare) == 3
 
 
-@pytest.mark.parametrize("case", vectors("pixelprune"), ids=lambda case: str(case["seed"]))
+@released("pixelprune")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
     size = case["rows"] * case["columns"]
     level = ((numbers(case["seed"], size, 1) + 1) * 1.2).floor() / 2
@@ -93,6 +94,7 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
     assert int(plan.spare) == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_in_a_tower(name: str) -> None:
     check_in_tower(name, PixelPrune())

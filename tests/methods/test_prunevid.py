@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.prunevid import PruneVid
 from espalier.methods.select.segments import segments_of
 from espalier.methods.select.stills import pair_mean
 from tests.methods.crop_views import slow_apportion
 from tests.methods.engine import check_method
-from tests.methods.released import merged, numbers, released_video, scenes, shares, vectors
+from tests.methods.released import numbers, released_video, scenes, shares
+from tests.methods.twins import check_slow, outcome, released
 
 PREFIX = Site("prefix")
 
 
-def slow_prunevid(method: PruneVid, view: View, size: int, keep: int) -> tuple[list[int], Tensor]:
+def slow_prunevid(method: PruneVid, view: View, _row: int, keep: int) -> dict[int, Tensor]:
     """One video, by the text: pairs of frames one by one, and clusters as lists."""
+    size = 9
     frames = view.tokens[0].double().unflatten(0, (-1, size))
     means = [frame.mean(0) for frame in frames]
     clusters = slow_clusters(means, max(1, int(len(frames) * method.gamma + 1e-9)))
@@ -57,7 +57,7 @@ def slow_prunevid(method: PruneVid, view: View, size: int, keep: int) -> tuple[l
         tokens = [frames.flatten(0, 1)[entry].mean(0) for entry in part]
         for centre, members in slow_clusters(tokens, quota).items():
             values[part[centre][0]] = torch.stack([tokens[i] for i in members]).mean(0)
-    return sorted(values), torch.stack([values[token] for token in sorted(values)])
+    return values
 
 
 def slow_clusters(values: list[Tensor], count: int) -> dict[int, list[int]]:
@@ -82,10 +82,7 @@ def slow_clusters(values: list[Tensor], count: int) -> dict[int, list[int]]:
 @pytest.mark.parametrize(("frames", "keep"), [(1, 5), (5, 7), (9, 30), (9, 75), (6, 54)])
 def test_the_first_stage_equals_the_slow_one(method: PruneVid, frames: int, keep: int) -> None:
     view = released_video(PREFIX, scenes(frames + keep, frames, 9, 6), 3)
-    plan = method.plan(view, keep)
-    kept, values = slow_prunevid(method, view, 9, keep)
-    assert plan.kept[0].tolist() == kept
-    torch.testing.assert_close(merged(view, plan), values.float(), atol=1e-5, rtol=0)
+    check_slow(method, view, slow_prunevid, (keep,))
 
 
 #: Clusters of 15 frames, and the lengths of the segments that `refine_clusters` and `segment_lengths` of the released
@@ -113,10 +110,10 @@ def test_two_frames_by_hand() -> None:
     plan = PruneVid().plan(view, 3)
     # Two points are equally dense: the first counts as denser, and the second is as far from it.
     assert plan.kept.tolist() == [[0, 1, 4]]
-    assert merged(view, plan).tolist() == [[3, 0], [0, 3], [-2, 2]]
+    assert outcome(view, plan)[0].tolist() == [[3, 0], [0, 3], [-2, 2]]
 
 
-@pytest.mark.parametrize("case", vectors("prunevid"), ids=lambda case: str(case["seed"]))
+@released("prunevid")
 def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
     size = case["rows"] * case["columns"]
     tokens = scenes(case["seed"], case["frames"], size, case["width"])
@@ -124,7 +121,8 @@ def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
         loose = numbers(case["seed"] + 90, case["frames"], case["loose"], case["width"])
         tokens[:, size - case["loose"] :] = loose
     view = released_video(PREFIX, tokens, case["columns"])
-    sums = merged(view, PruneVid(**case["params"]).plan(view, case["keep"])).double().sum(dim=1)
+    plan = PruneVid(**case["params"]).plan(view, case["keep"])
+    sums = outcome(view, plan)[0].double().sum(dim=1)
     assert sorted(sums.tolist()) == pytest.approx(case["sums"], abs=2e-4)
 
 
@@ -150,20 +148,6 @@ def test_the_stages_share_the_budget() -> None:
     assert PruneVid().fractions(0.2, 2) == (0.5, 0.2)
     assert PruneVid().fractions(0.8, 2) == (1.0, 0.8)
     assert [site.layer for site in PruneVid(M=0).sites(2)] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"tau": 1.5}, r"tau=1\.5 .*a cosine"),
-        ({"gamma": 0.0}, r"gamma=0\.0 .*\(0, 1\]"),
-        ({"alpha": 0.0}, r"alpha=0\.0 .*\(0, 1\]"),
-        ({"M": -1}, r"M=-1 .*0 or more, or null"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("prunevid", params)
 
 
 @pytest.mark.slow

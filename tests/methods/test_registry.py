@@ -153,6 +153,8 @@ def test_parameters_arrive():
             r"method\.params\.gamma=0 is out of range; valid: 1 or more, auto or best",
         ),
         ("pearl", {"gamma": "many"}, r"gamma='many' must be an integer or one of auto, best"),
+        ("dycoke", {"reading": "both"}, r"\.reading='both' must be one of paper, official"),
+        ("lookm", {"merging": "sum"}, r"\.merging='sum' must be one of pivot, average"),
         ("visionzip", {"dominant_share": -0.1}, r"dominant_share=-0\.1 .*from 0 to 1"),
     ],
 )

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
-from espalier.methods.base import Site
+from espalier.methods.base import Site, View
 from espalier.methods.scissor import Scissor
 from tests.methods.engine import check_method
-from tests.methods.released import case_video, merged, released_video, scenes, vectors
+from tests.methods.released import case_video, released_video, scenes
+from tests.methods.twins import check_released, check_slow, outcome, released
 
 PREFIX = Site("prefix")
 
 
-def slow_scissor(tokens: Tensor, size: int, keep: int, tau: float | None) -> dict[int, Tensor]:
+def slow_scissor(method: Scissor, view: View, row: int, keep: int) -> dict[int, Tensor]:
     """One video, pair by pair: what stands at each kept token."""
+    tokens, size, tau = view.tokens[row].double(), 9, method.tau
     points = dict(enumerate(tokens))
 
     def left(tau: float) -> int:
@@ -73,11 +73,7 @@ def components(
 @pytest.mark.parametrize(("frames", "keep"), [(1, 4), (4, 7), (4, 20), (3, 26)])
 def test_equals_the_slow_one(tau: float | None, frames: int, keep: int) -> None:
     view = released_video(PREFIX, scenes(frames + keep, frames, 9, 4), 3)
-    plan = Scissor(tau=tau).plan(view, keep)
-    values = slow_scissor(view.tokens[0].double(), 9, keep, tau)
-    assert plan.kept[0].tolist() == list(values)
-    wanted = torch.stack(list(values.values())).float()
-    torch.testing.assert_close(merged(view, plan), wanted, atol=1e-5, rtol=0)
+    check_slow(Scissor(tau=tau), view, slow_scissor, (keep,))
 
 
 def test_two_frames_by_hand() -> None:
@@ -92,7 +88,7 @@ def test_two_frames_by_hand() -> None:
         plan = Scissor(tau=tau).plan(view, 4)
         assert plan.kept.tolist() == [[0, 2, 4, 5]]
         values = [first, [0, 3], [-3, 0], [0, -1]]
-        torch.testing.assert_close(merged(view, plan), torch.tensor(values))
+        torch.testing.assert_close(outcome(view, plan)[0], torch.tensor(values))
     # Solved: 0.8 and more leave 5, since the pair's cosine is 0.8.
     torch.testing.assert_close(Scissor().plan(view, 4).kept, plan.kept)
     assert Scissor().plan(view, 5).kept.tolist() == [[0, 1, 2, 4, 5]]
@@ -102,18 +98,10 @@ def test_two_frames_by_hand() -> None:
     assert Scissor(tau=0.75).plan(view, 6).kept.tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
-@pytest.mark.parametrize("case", vectors("scissor"), ids=lambda case: str(case["seed"]))
+@released("scissor")
 @pytest.mark.parametrize("solved", [True, False])
 def test_merges_as_the_released_code(case: dict[str, Any], solved: bool) -> None:
-    view = case_video(case, PREFIX)
-    plan = Scissor(tau=None if solved else case["tau"]).plan(view, case["keep"])
-    sums = merged(view, plan).double().sum(dim=1)
-    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
-
-
-def test_a_tau_out_of_range_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"method\.params\.tau=1\.5 .*a cosine, -1 to 1, or null"):
-        build_method("scissor", {"tau": 1.5})
+    check_released(Scissor(tau=None if solved else case["tau"]), case_video(case, PREFIX), case)
 
 
 def test_on_a_model() -> None:

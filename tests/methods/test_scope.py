@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.scope import SCOPE
-from tests.methods.crop_views import ROWS, groups, slow_apportion
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.crop_views import ROWS, crop_view, groups, slow_apportion
+from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import attended_case, check_released, check_slow, released
 
 VISION = Site("vision")
 
@@ -41,13 +42,8 @@ def slow_scope(method: SCOPE, view: View, row: int, keep: int) -> list[int]:
 @pytest.mark.parametrize("method", [SCOPE(), SCOPE(alpha=0.5)], ids=str)
 @pytest.mark.parametrize("name", ROWS)
 def test_equals_the_slow_one(name: str, method: SCOPE):
-    grid, tile = ROWS[name]
-    generator = torch.Generator().manual_seed(0)
-    n_tokens = grid.shape[1]
-    signals = {"cls_attention": torch.rand(1, n_tokens, generator=generator), "tile": tile}
-    view = View(VISION, torch.randn(1, n_tokens, 24, generator=generator), grid, signals)
-    for keep in (1, 5, n_tokens // 3, n_tokens):
-        assert method.plan(view, keep).kept[0].tolist() == slow_scope(method, view, 0, keep)
+    view = crop_view(method, name, width=24)
+    check_slow(method, view, slow_scope, (1, 5, view.tokens.shape[1] // 3, view.tokens.shape[1]))
 
 
 def test_coverage_by_hand():
@@ -63,20 +59,12 @@ def test_coverage_by_hand():
     assert SCOPE(alpha=0).plan(view, 1).kept.tolist() == [[3]]
 
 
-@pytest.mark.parametrize("case", vectors("scope"), ids=lambda case: str(case["seed"]))
+@released("scope")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
-    attention = shares(case["seed"] + 100, 1, case["tokens"])
-    tokens = numbers(case["seed"], 1, case["tokens"], 8)
-    view = released_view(VISION, tokens, case["tokens"], cls_attention=attention)
-    plan = SCOPE(**case["params"]).plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
+    check_released(SCOPE(**case["params"]), attended_case(case, VISION), case)
 
 
-def test_values_out_of_range_name_the_key():
-    with pytest.raises(MethodError, match=r"method\.params\.alpha=-1"):
-        SCOPE(alpha=-1.0)
-
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 def test_on_models(name: str):
     check_on_engine(name, SCOPE(), slow_scope)

@@ -524,5 +524,4 @@ def test_top_in_tiles_gives_each_tile_its_quota_of_its_best():
 
 
 def test_slot_sizes():
-    slot = torch.tensor([[0, 1, 1, -1, 1]])
-    assert slot_sizes(slot).tolist() == [[1, 3, 3, 0, 3]]
+    assert slot_sizes(torch.tensor([[0, 1, 1, -1, 1]])).tolist() == [[1, 3, 3, 0, 3]]

@@ -57,8 +57,7 @@ def test_the_best_of_groups():
     group = torch.tensor([[0, 1, 0, 1, 1, 2]])
     scores = torch.tensor([[1.0, 5, 2, 5, 7, 0]])
     quotas = torch.tensor([[1, 2, 1, 0, 0, 0]])
-    mask = best_of_groups(scores, group, quotas)
-    assert indices_of(mask, 4).tolist() == [[1, 2, 4, 5]]
+    assert indices_of(best_of_groups(scores, group, quotas), 4).tolist() == [[1, 2, 4, 5]]
     assert top_of_groups(scores, group, quotas, 4).tolist() == [[1, 2, 4, 5]]
 
 
@@ -131,8 +130,7 @@ def test_crops_read_across_their_borders():
     """The released order by hand: cut first, either crop would read the cells over it alone, 0 or 4."""
     grid, tile = joined(cropped(2, (1, 2)))
     values = torch.tensor([[0.0, 4, 0, 4, *[9.0] * 8]])
-    got = Regions.of(Crops.of(grid, tile)).sampled(values)
-    assert got[0, 4:].tolist() == [0, 1, 3, 4] * 2
+    assert Regions.of(Crops.of(grid, tile)).sampled(values)[0, 4:].tolist() == [0, 1, 3, 4] * 2
 
 
 def test_crops_that_are_not_stitched_have_no_region():

@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget, equivalent_tokens
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import MethodError, Site, TokenReducer, View
+from espalier.methods.dart import DART
 from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
 from espalier.methods.select.raters import rater_weights
 from espalier.methods.select.recycle import split
 from espalier.methods.sparsevlm import SparseVLM
 from tests.methods.cases import make_view, replaced
+from tests.methods.engine import check_method
+from tests.methods.twins import check_slow
 from tests.tiny import tiny_spec
 
 OFFICIAL = SparseVLM(raters="above", assignment="euclidean", cluster="mean")
@@ -97,15 +100,7 @@ def test_layers_keep_their_share_of_the_depth(depth: int, layers: tuple[int, ...
     assert tuple(site.layer for site in PAPER.sites(depth)) == layers
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(MethodError, match=r"method\.params\.layers=.*4 layers or more, not 3"):
-        PAPER.sites(3)
-    with pytest.raises(MethodError, match=r"method\.params\.layers=\(2, 2\)"):
-        SparseVLM(layers=(2, 2), schedule=(2, 1))
-    with pytest.raises(MethodError, match=r"method\.params\.schedule=\(3, 4\).*2 positive numbers"):
-        SparseVLM(layers=(2, 4), schedule=(3, 4))
-    with pytest.raises(MethodError, match=r"method\.params\.cluster='max'.*sum, mean"):
-        SparseVLM(cluster="max")  # type: ignore[arg-type]
+def test_a_prompt_without_words_behind_the_image_is_refused():
     view = make_view(PAPER, SQUARE)
     with pytest.raises(MethodError, match="words after the image"):
         PAPER.plan(replaced(view, text_positions=torch.arange(9)[None]), 12)
@@ -170,10 +165,8 @@ def test_far_points_and_equal_points_have_centres_too():
 # ---------------------------------------------------------------- the whole plan
 
 
-def slow_plan(
-    method: SparseVLM, view: View, row: int, keep: int
-) -> tuple[list[int], torch.Tensor, list[int]]:
-    """Kept indices, new tokens and raters, word by word and token by token."""
+def slow_raters(method: SparseVLM, view: View, row: int) -> list[int]:
+    """The words that rate, word by word."""
     signals = {key: value[row].double() for key, value in view.signals.items()}
     last = signals["all_positions"].max()
     words = [t for t, place in enumerate(signals["text_positions"]) if place > last]
@@ -187,9 +180,14 @@ def slow_plan(
             relevance[t] += exps[t] / sum(exps.values()) / len(embedded)
     mean = sum(relevance.values()) / len(words)
     above = method.raters == "above"
-    raters = [t for t in words if (relevance[t] > mean if above else relevance[t] >= mean)]
+    return [t for t in words if (relevance[t] > mean if above else relevance[t] >= mean)]
+
+
+def slow_sparsevlm(method: SparseVLM, view: View, row: int, keep: int) -> dict[int, torch.Tensor]:
+    """What is kept, and what it becomes, token by token."""
+    attention, raters = view.signals["text_attention"][row].double(), slow_raters(method, view, row)
     n = view.tokens.shape[1]
-    scores = [sum(float(signals["text_attention"][t, j]) for t in raters) for j in range(n)]
+    scores = [sum(float(attention[t, j]) for t in raters) for j in range(n)]
     order = sorted(range(n), key=lambda j: (-scores[j], j))
     top, recycled, clusters = split(n, keep, method.tau, method.theta)
     tokens = view.tokens[row].double()
@@ -199,9 +197,7 @@ def slow_plan(
         centres, squared = slow_clusters(tokens[pool], clusters)
         units = torch.nn.functional.normalize(tokens[pool], dim=1)
         members: dict[int, list[int]] = {centre: [centre] for centre in centres}
-        for i in range(recycled):
-            if i in centres:
-                continue
+        for i in (i for i in range(recycled) if i not in centres):
             if method.assignment == "cosine":
                 members[max(centres, key=lambda c: float(units[i] @ units[c]))].append(i)
             else:
@@ -210,8 +206,7 @@ def slow_plan(
             gathered = tokens[[pool[i] for i in some]]
             together = gathered.sum(dim=0) if method.cluster == "sum" else gathered.mean(dim=0)
             values[pool[centre]] = together
-    kept = sorted(values)
-    return kept, torch.stack([values[j] for j in kept]), raters
+    return values
 
 
 def with_padding(view: View) -> View:
@@ -235,17 +230,11 @@ def with_padding(view: View) -> View:
 @pytest.mark.parametrize("method", [PAPER, OFFICIAL, SparseVLM(tau=0)], ids=["p", "o", "tau0"])
 def test_equals_the_slow_one(method: SparseVLM, keep: int):
     view = with_padding(make_view(method, SQUARE * 2, seed=keep))
-    plan = method.plan(view, keep)
-    plan.check(144, keep)
-    for row in range(2):
-        kept, values, raters = slow_plan(method, view, row, keep)
-        weights = method.weights(view)[row]
+    check_slow(method, view, slow_sparsevlm, (keep,), atol=1e-4)
+    for row, weights in enumerate(method.weights(view)):
+        raters = slow_raters(method, view, row)
         assert weights.nonzero().flatten().tolist() == raters
         assert 0 < len(raters) < 6
-        assert plan.kept[row].tolist() == kept
-        if plan.merge is not None:
-            merged = plan.merge.apply(view.tokens, keep)[row]
-            assert torch.allclose(merged, values.float(), atol=1e-4)
 
 
 def test_words_that_are_all_alike_all_rate():
@@ -296,3 +285,10 @@ def test_words_that_differ_by_rounding_alone_all_rate(above):
             places, after = torch.arange(n_tokens)[None], torch.ones(1, n_words, dtype=torch.bool)
             found = rater_weights(embedded, places, words, after, above)
             torch.testing.assert_close(found, torch.full((1, n_words), 1 / n_words))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("method", [PAPER, OFFICIAL, DART()], ids=str)
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_5_vl", "onevision_mixed"])
+def test_methods_that_read_words_in_the_engine(name: str, method: TokenReducer):
+    check_method(name, method)

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.sttm import STTM
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import grid_of
 from tests.methods.engine import check_method
-from tests.methods.released import case_video, merged, numbers, released_video, scenes, vectors
+from tests.methods.released import case_video, numbers, released_video, scenes
 from tests.methods.runs import kept_by
+from tests.methods.twins import check_released, outcome, released
 
 SITE = Site("layer", 2)
 
@@ -144,7 +143,7 @@ def check_equal(video: Tensor, method: STTM, keep: int | None) -> int:
     values = slow_sttm(video, method, keep)
     assert plan.kept[0].tolist() == list(values)
     wanted = torch.stack(list(values.values())).float()
-    torch.testing.assert_close(merged(view, plan), wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(outcome(view, plan)[0], wanted, atol=1e-5, rtol=0)
     return len(values)
 
 
@@ -158,8 +157,7 @@ def test_equals_the_slow_one(frames: int, rows: int, columns: int, space: float,
     for keep in (1, 5, size // 3, size - 4, size - 1, size):
         check_equal(video, STTM(tau_space=space, root=root), keep)
     for time in (0.6, 0.9):
-        count = check_equal(video, STTM(tau_space=space, tau_time=time, root=root), None)
-        assert count <= size
+        assert check_equal(video, STTM(tau_space=space, tau_time=time, root=root), None) <= size
 
 
 def test_two_frames_by_hand() -> None:
@@ -181,7 +179,7 @@ def test_two_frames_by_hand() -> None:
         assert plan.kept[0].tolist() == [0, 2, *lower, *turned]
         first = torch.tensor([1.0, 0, 0] if turned else [2.5, 1.5, 0])
         torch.testing.assert_close(
-            merged(view, plan)[:2], torch.stack([first, torch.tensor([3.0, 0, 0])])
+            outcome(view, plan)[0][:2], torch.stack([first, torch.tensor([3.0, 0, 0])])
         )
     # Solved: all but the likest pairs stay, and the turned quarter goes last of those that overlap.
     solved = STTM(tau_space=0.94, root=0)
@@ -193,26 +191,10 @@ def test_two_frames_by_hand() -> None:
     assert solved.plan(view, 32).kept[0].tolist() == list(range(32))
 
 
-@pytest.mark.parametrize("case", vectors("sttm"), ids=lambda case: str(case["seed"]))
+@released("sttm")
 def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
     view = case_video(case, SITE)
-    plan = STTM(**case["params"]).answer(view, view.tokens.shape[1] - 1)
-    assert plan.kept[0].tolist() == case["kept"]
-    sums = merged(view, plan).double().sum(dim=1)
-    assert sums.tolist() == pytest.approx(case["sums"], abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"tau_space": 1.5}, r"tau_space=1\.5 .*a cosine, -1 to 1"),
-        ({"tau_time": -2.0}, r"tau_time=-2\.0 .*a cosine, -1 to 1, or null"),
-        ({"root": -1}, r"root=-1 .*0 or more"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("sttm", params)
+    check_released(STTM(**case["params"]), view, {"keep": view.tokens.shape[1] - 1} | case)
 
 
 def test_views_of_a_picture_are_merged_apart() -> None:
@@ -221,8 +203,8 @@ def test_views_of_a_picture_are_merged_apart() -> None:
     method = STTM(tau_space=-1.0)
     both = View(SITE, tokens, grid)
     views = [View(SITE, tokens[:, part], grid[:, part]) for part in (slice(0, 24), slice(24, 48))]
-    apart = torch.cat([merged(view, method.plan(view, 7)) for view in views])
-    torch.testing.assert_close(merged(both, method.plan(both, 14)), apart)
+    apart = torch.cat([outcome(view, method.plan(view, 7))[0] for view in views])
+    torch.testing.assert_close(outcome(both, method.plan(both, 14))[0], apart)
 
 
 def test_on_a_model() -> None:

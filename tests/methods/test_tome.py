@@ -14,12 +14,13 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import Assignment, MethodError, Plan, Site, View
+from espalier.methods.base import Assignment, MethodError, Site, View
 from espalier.methods.tome import ToMe
 from tests.families import FAMILIES
 from tests.methods.cases import make_view, replaced
-from tests.methods.runs import adapter_of, kept_by
+from tests.methods.runs import adapter_of, kept_by, watched
 from tests.methods.towers import TOWERS, check_in_tower
+from tests.methods.twins import outcome
 from tests.tiny import model_of
 
 SQUARE = [((0, 0, 12, 12),)]
@@ -173,8 +174,7 @@ def by_hand(method: ToMe, keep: int, sizes: list[float]) -> tuple[list[int], lis
         {"block_keys": keys, "sizes": torch.tensor([sizes])},
     )
     plan = method.plan(view, keep)
-    assert plan.merge is not None
-    return plan.kept[0].tolist(), plan.merge.apply(tokens, keep)[0, :, 0].tolist()
+    return plan.kept[0].tolist(), outcome(view, plan)[0, :, 0].tolist()
 
 
 def test_a_small_case_by_hand():
@@ -230,8 +230,7 @@ def test_identical_keys_merge_the_first(method: ToMe):
     signals = {key: torch.ones_like(value) for key, value in view.signals.items()}
     signals["block_keys"] = torch.eye(1, 16).expand(1, 144, 16)
     plan = method.plan(replaced(view, **signals), 140)
-    gone = sorted(set(range(144)) - set(plan.kept[0].tolist()))
-    assert gone == [0, 2, 4, 6]
+    assert sorted(set(range(144)) - set(plan.kept[0].tolist())) == [0, 2, 4, 6]
     assert isinstance(plan.merge, Assignment)
     assert plan.merge.slot[0, :8].tolist() == [0, 0, 0, 1, 0, 2, 0, 3]  # all into place 1
 
@@ -268,6 +267,7 @@ def test_values_that_are_not_finite_are_refused():
 # ---------------------------------------------------------------- engine
 
 
+@pytest.mark.sampled(3)
 @every_variant
 @pytest.mark.parametrize("name", TOWERS)
 def test_on_models(name: str, method: ToMe):
@@ -324,16 +324,10 @@ def test_the_projector_reads_what_a_tower_by_hand_gives(method: ToMe, ratio: flo
 
 
 def test_sizes_in_the_engine_add_up_to_the_picture():
-    adapter, chats, seen = adapter_of("llava"), FAMILIES["llava"].chats, []
-
-    class Watched(ToMe):
-        def plan(self, view: View, keep: int) -> Plan:
-            seen.append(view)
-            return super().plan(view, keep)
-
-    kept_by(adapter, Watched(), chats, 0.5)
-    assert {view.site for view in seen} == {Site("tower", 0), Site("tower", 1)}
-    for view in seen:
+    method, seen = watched(ToMe())
+    kept_by(adapter_of("llava"), method, FAMILIES["llava"].chats, 0.5)
+    assert {view.site for view, *_ in seen} == {Site("tower", 0), Site("tower", 1)}
+    for view, *_ in seen:
         sizes = view.signals["sizes"]
         assert sizes.sum(dim=1).eq(16).all()
         assert (sizes.amax() > 1) == (view.site.layer > 0)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import MethodError, Plan, PlanError, Site, View
+from espalier.methods.base import Plan, PlanError, Site, View
 from espalier.methods.select.bipartite import merge_in_sequence
 from espalier.methods.tome import ToMe
 from tests.families import FAMILIES
 from tests.methods.cases import make_view
-from tests.methods.runs import adapter_of, kept_by
+from tests.methods.runs import adapter_of, kept_by, watched
 from tests.methods.towers import TOWERS, chats_of, check_in_tower
 
 RELEASED = ToMe(order="released")
@@ -144,6 +144,7 @@ def test_equal_cosines_go_to_the_lower_place():
 # ---------------------------------------------------------------- engine
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOWERS)
 def test_on_models(name: str):
     check_in_tower(name, RELEASED)
@@ -152,19 +153,13 @@ def test_on_models(name: str):
 @pytest.mark.parametrize("name", TOWERS)
 def test_each_site_is_shown_what_the_last_one_left(name: str):
     """Tokens by place: what a plan orders is the sequence of the next block, a class token in front."""
-    seen: list[tuple[View, Plan]] = []
-
-    class Watched(ToMe):
-        def plan(self, view: View, keep: int) -> Plan:
-            seen.append((view, super().plan(view, keep)))
-            return seen[-1][1]
-
+    method, seen = watched(RELEASED)
     adapter = adapter_of(name)
     extra = int(adapter.facts.class_attention == "token")
-    kept_by(adapter, Watched(order="released"), chats_of(name)[:1], 0.6)
+    kept_by(adapter, method, chats_of(name)[:1], 0.6)
     before: dict[tuple[int, ...], list[int]] = {}
-    assert {view.site.layer for view, _ in seen} == {0, 1}
-    for view, plan in seen:
+    assert {view.site.layer for view, *_ in seen} == {0, 1}
+    for view, _, plan in seen:
         sequence, n_tokens = view.signals["sequence"], view.tokens.shape[1]
         assert sequence.shape[1] == extra + n_tokens
         assert not extra or (sequence[:, 0] == -1).all()
@@ -217,8 +212,7 @@ def test_the_projector_reads_what_a_tower_by_hand_gives(ratio: float):
     assert record.origin.tolist() == places
     features = seen[0][0][places]
     assert (features - torch.stack([wanted[place] for place in places])).abs().max() < 1e-5
-    plain = kept_by(adapter, ToMe(), chats, ratio).records[0]
-    assert plain.origin.tolist() != places
+    assert kept_by(adapter, ToMe(), chats, ratio).records[0].origin.tolist() != places
 
 
 # ---------------------------------------------------------------- refusals
@@ -230,8 +224,3 @@ def test_an_order_must_hold_each_kept_token_once():
     for wrong in ([[0, 0, 1]], [[1, 2, 3]], [[0, 1]]):
         with pytest.raises(PlanError, match="each of the 3 kept tokens once"):
             Plan(kept, order=torch.tensor(wrong)).check(8, 3)
-
-
-def test_another_order_is_refused():
-    with pytest.raises(MethodError, match=r"method\.params\.order='random' .*raster, released"):
-        ToMe(order="random")

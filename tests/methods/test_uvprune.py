@@ -12,12 +12,12 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
-from espalier.methods.base import MethodError, Need, Site, View
-from espalier.methods.random import Random
+from espalier.methods.base import Need, Site, View
 from espalier.methods.uvprune import Criterion, UVPrune
-from tests.methods.cases import generators_for, make_view, permuted, replaced
+from tests.methods.cases import make_view, replaced
 from tests.methods.engine import NAMES, check_method
 from tests.methods.runs import adapter_of
+from tests.methods.twins import check_slow
 from tests.tiny import CHATS, Recorder
 
 SQUARE = [((0, 0, 6, 8),)]
@@ -47,8 +47,9 @@ def test_two_layers_give_the_sum_over_all(keep: int):
 CRITERIA = get_args(Criterion)
 
 
-def slow_scores(criterion: str, view: View, row: int) -> list[float]:
+def slow_uvprune(method: UVPrune, view: View, row: int, keep: int) -> list[int]:
     """Token by token and word by word, in plain Python."""
+    criterion = method.criterion
     here = {key: value[row].double() for key, value in view.signals.items()}
     n_tokens, n_words = view.tokens.shape[1], 9
 
@@ -65,19 +66,15 @@ def slow_scores(criterion: str, view: View, row: int) -> list[float]:
             return now
         return now - cosine(here["projected"][i], here["text_embeddings"][j])
 
-    return [sum(worth(i, j) for j in range(n_words)) for i in range(n_tokens)]
+    scores = [sum(worth(i, j) for j in range(n_words)) for i in range(n_tokens)]
+    return sorted(range(n_tokens), key=lambda i: (-scores[i], i))[:keep]
 
 
 @pytest.mark.parametrize("keep", [1, 9, 30, 48])
 @pytest.mark.parametrize("criterion", CRITERIA)
 def test_each_criterion_equals_the_slow_one(criterion: Criterion, keep: int):
     method = UVPrune(criterion=criterion)
-    view = make_view(method, SQUARE * 3, seed=keep)
-    kept = method.plan(view, keep).kept
-    for row in range(3):
-        scores = slow_scores(criterion, view, row)
-        best = sorted(range(48), key=lambda i: (-scores[i], i))[:keep]
-        assert kept[row].tolist() == sorted(best)
+    check_slow(method, make_view(method, SQUARE * 3, seed=keep), slow_uvprune, (keep,))
 
 
 def test_two_layers_of_attention_give_the_sum_over_all():
@@ -119,10 +116,6 @@ def test_a_criterion_reads_no_more_than_it_needs():
 def test_attention_needs_two_layers_to_vary():
     for depth, layer in ((80, 20), (20, 5), (6, 2), (3, 2)):
         assert UVPrune(criterion="attention_variation").sites(depth) == (Site("layer", layer),)
-    with pytest.raises(MethodError, match=r"method\.params\.L=1 .*valid: 2 or more"):
-        UVPrune(L=1, criterion="attention_variation")
-    with pytest.raises(MethodError, match=r"method\.params\.criterion='cosine' .*attention"):
-        UVPrune(criterion="cosine")  # type: ignore[arg-type]
 
 
 def test_rows_with_fewer_words_are_not_pulled_by_the_padding():
@@ -135,44 +128,10 @@ def test_rows_with_fewer_words_are_not_pulled_by_the_padding():
     assert torch.equal(kept, UVPrune().plan(view, 9).kept)
 
 
-def test_the_choice_follows_the_tokens():
-    view = make_view(UVPrune(), SQUARE * 2)
-    order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
-    words = {key: value for key, value in view.signals.items() if "text" in key}
-    moved = permuted(replace(view, signals={"projected": view.signals["projected"]}), order)
-    moved = replace(moved, signals={**moved.signals, **words})
-    kept = order[UVPrune().plan(moved, 11).kept].sort(dim=1).values
-    assert torch.equal(kept, UVPrune().plan(view, 11).kept)
-
-
-def recall(method, direction: float) -> float:
-    """Share of six tokens kept that the layers moved along (or against) the words."""
-    view = make_view(UVPrune(), SQUARE * 16)
-    places = torch.rand(16, 48, generator=torch.Generator().manual_seed(3)).argsort(dim=1)[:, :6]
-    signals = {**view.signals, "projected": view.tokens}
-    signals["text_states"] = signals["text_embeddings"]
-    tokens = view.tokens.clone()
-    mean = signals["text_states"].mean(1, keepdim=True)
-    tokens[torch.arange(16).unsqueeze(1), places] += direction * mean
-    view = replace(view, tokens=tokens, signals=signals, generators=generators_for(range(16)))
-    kept = method.plan(view, 9).kept
-    return float((kept.unsqueeze(2) == places.unsqueeze(1)).any(dim=1).float().mean())
-
-
-def test_what_moved_towards_the_words_is_kept_and_random_does_not_keep_it():
-    floor = recall(Random(), 3.0)
-    assert recall(UVPrune(), 3.0) > 0.95 > floor + 0.5
-    assert recall(UVPrune(), -3.0) < floor  # the canary: what moved away goes first
-
-
 def test_the_layer_is_the_papers_or_a_quarter_of_the_depth():
     for depth, layer in ((80, 20), (28, 20), (21, 20), (20, 5), (6, 1), (3, 1)):
         assert UVPrune().sites(depth) == (Site("layer", layer),)
     assert UVPrune(L=3).sites(6) == (Site("layer", 3),)
-    with pytest.raises(MethodError, match=r"method\.params\.L=6 .*to 5 \(the model has 6 "):
-        UVPrune(L=6).sites(6)
-    with pytest.raises(MethodError, match=r"method\.params\.L=0 "):
-        UVPrune(L=0)
 
 
 @pytest.mark.parametrize("layer", [1, 3])
@@ -195,6 +154,7 @@ def test_words_at_the_site_are_the_models_hidden_states(layer: int):
         assert not found[len(wanted) :].any()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_in_the_engine(name: str):
     check_method(name, UVPrune(L=2))

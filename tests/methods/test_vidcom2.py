@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.vidcom2 import VidCom2
 from tests.methods.cases import VIDEOS, grid_of
-from tests.methods.released import case_video, numbers, released_video, vectors
+from tests.methods.released import case_video, numbers, released_video
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import check_released, check_slow, released
 
 PREFIX = Site("prefix")
 
@@ -71,12 +70,10 @@ def gauss(gap: Tensor) -> float:
 
 
 @pytest.mark.parametrize("method", [VidCom2(), VidCom2(channels=1.0, temperature=0.5)], ids=str)
-@pytest.mark.parametrize("keep", [1, 5, 20, 47, 48])
-def test_equals_the_slow_one(method: VidCom2, keep: int) -> None:
+def test_equals_the_slow_one(method: VidCom2) -> None:
     grid = torch.stack([grid_of(tiling) for tiling in VIDEOS])
     view = View(PREFIX, numbers(5, 3, 48, 7), grid)
-    kept = method.plan(view, keep).kept.tolist()
-    assert kept == [slow_vidcom2(method, view, row, keep) for row in range(3)]
+    check_slow(method, view, slow_vidcom2, (1, 5, 20, 47, 48))
 
 
 def test_three_frames_by_hand() -> None:
@@ -98,20 +95,9 @@ def test_three_frames_by_hand() -> None:
     assert VidCom2().plan(view, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize(
-    "case", vectors("vidcom2") + vectors("vidcom2_vllm"), ids=lambda case: str(case["seed"])
-)
+@released("vidcom2", "vidcom2_vllm")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
-    assert VidCom2().plan(case_video(case, PREFIX), case["keep"]).kept[0].tolist() == case["kept"]
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [({"channels": 0.0}, r"channels=0\.0 .*\(0, 1\]"), ({"temperature": 0.0}, "above 0")],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\..*{line}"):
-        build_method("vidcom2", params)
+    check_released(VidCom2(), case_video(case, PREFIX), case)
 
 
 def test_on_a_model() -> None:

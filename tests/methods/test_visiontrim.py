@@ -10,22 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from espalier.harness.errors import UserError
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Site, View
 from espalier.methods.visiontrim import VisionTrim
 from tests.methods.cases import make_view
-from tests.methods.released import merged, numbers, released_view, shares, vectors
+from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import check_slow, outcome, released
 
 PREFIX = Site("prefix")
 
 
-def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> list[int]:
-    return sorted(slow_tokens(method, view, row, keep))
-
-
-def slow_tokens(method: VisionTrim, view: View, row: int, keep: int) -> dict[int, Tensor]:
+def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> dict[int, Tensor]:
     """Token by token: what is kept, and what it becomes."""
     signals = {key: value[row].double() for key, value in view.signals.items()}
     tokens = view.tokens[row].double()
@@ -59,16 +54,7 @@ def slow_tokens(method: VisionTrim, view: View, row: int, keep: int) -> dict[int
 )
 @pytest.mark.parametrize("keep", [1, 2, 5, 14, 30, 47])
 def test_equals_the_slow_one(method: VisionTrim, keep: int) -> None:
-    view = make_view(method, seed=keep)
-    plan = method.plan(view, keep)
-    for row in range(3):
-        values = slow_tokens(method, view, row, keep)
-        assert plan.kept[row].tolist() == sorted(values)
-        if plan.merge is not None:
-            wanted = torch.stack([values[i] for i in sorted(values)])
-            torch.testing.assert_close(merged(view, plan, row).double(), wanted, atol=1e-5, rtol=0)
-        else:
-            assert math.floor(method.dominant * keep + 0.5) == keep
+    check_slow(method, make_view(method, seed=keep), slow_visiontrim, (keep,))
 
 
 def test_six_tokens_by_hand() -> None:
@@ -86,10 +72,10 @@ def test_six_tokens_by_hand() -> None:
     plan = VisionTrim(dominant=0.5).plan(view, 4)
     assert plan.kept.tolist() == [[0, 1, 3, 5]]
     grown = torch.tensor([[0.0, 9], [5, -3], [-3, 5], [-9, -9]])
-    torch.testing.assert_close(merged(view, plan), grown)
+    torch.testing.assert_close(outcome(view, plan)[0], grown)
     once = VisionTrim(dominant=0.5, rounds=1).plan(view, 4)
     torch.testing.assert_close(
-        merged(view, once), torch.tensor([[0.0, 9], [3, -1], [-1, 3], [-9, -9]])
+        outcome(view, once)[0], torch.tensor([[0.0, 9], [3, -1], [-1, 3], [-9, -9]])
     )
     # Three quarters: 3 of 4 by attention, the first of the equal ones; and one by words.
     assert VisionTrim().plan(view, 4).kept.tolist() == [[0, 1, 3, 5]]
@@ -97,7 +83,7 @@ def test_six_tokens_by_hand() -> None:
     assert VisionTrim(dominant=1.0).plan(view, 3).merge is None
 
 
-@pytest.mark.parametrize("case", vectors("visiontrim"), ids=lambda case: str(case["seed"]))
+@released("visiontrim")
 def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     """As in the code, a patch pays itself no attention, and `tower_received` lacks the class token's."""
     seed, n_tokens = case["seed"], case["tokens"]
@@ -113,21 +99,9 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     plan = VisionTrim().plan(view, case["keep"])
     kept = plan.kept[0].tolist()
     assert set(case["kept"]) <= set(kept)
-    sums = merged(view, plan).double().sum(dim=1)
+    sums = outcome(view, plan)[0].double().sum(dim=1)
     centres = [place for place, token in enumerate(kept) if token not in case["kept"]]
     assert sums[centres].tolist() == pytest.approx(case["sums"], abs=2e-4)
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"dominant": 1.5}, r"dominant=1\.5 .*0 to 1"),
-        ({"rounds": -1}, r"rounds=-1 .*0 or more"),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_one_line(params: dict, line: str) -> None:
-    with pytest.raises(UserError, match=rf"method\.params\.{line}"):
-        build_method("visiontrim", params)
 
 
 def test_on_a_model() -> None:

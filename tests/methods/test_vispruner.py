@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.select.nearest import Nearest
 from espalier.methods.vispruner import VisPruner
-from tests.methods.crop_views import ROWS, best, groups, slow_apportion
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.crop_views import ROWS, best, crop_view, groups, slow_apportion
+from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import attended_case, check_released, check_slow, released
 
 VISION = Site("vision")
 
@@ -49,13 +50,7 @@ def test_equals_the_slow_one(
 ):
     """`many` = 1: the nearest are listed anew when half of the tokens are left."""
     monkeypatch.setattr(Nearest, "many", many)
-    grid, tile = ROWS[name]
-    generator = torch.Generator().manual_seed(0)
-    n_tokens = grid.shape[1]
-    signals = {"cls_attention": torch.rand(1, n_tokens, generator=generator), "tile": tile}
-    view = View(VISION, torch.randn(1, n_tokens, 6, generator=generator), grid, signals)
-    for keep in (1, 5, n_tokens // 2, n_tokens - 1, n_tokens):
-        assert method.plan(view, keep).kept[0].tolist() == slow_vispruner(method, view, 0, keep)
+    check_slow(method, crop_view(method, name), slow_vispruner)
 
 
 def test_duplicates_by_hand():
@@ -68,20 +63,12 @@ def test_duplicates_by_hand():
     assert VisPruner().plan(view, 5).kept.tolist() == [[0, 1, 3, 4, 5]]
 
 
-@pytest.mark.parametrize("case", vectors("vispruner"), ids=lambda case: str(case["seed"]))
+@released("vispruner")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
-    attention = shares(case["seed"] + 100, 1, case["tokens"])
-    tokens = numbers(case["seed"], 1, case["tokens"], 8)
-    view = released_view(VISION, tokens, case["tokens"], cls_attention=attention)
-    plan = VisPruner(**case["params"]).plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
+    check_released(VisPruner(**case["params"]), attended_case(case, VISION), case)
 
 
-def test_values_out_of_range_name_the_key():
-    with pytest.raises(MethodError, match=r"method\.params\.important_ratio=1\.5"):
-        VisPruner(important_ratio=1.5)
-
-
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
 def test_on_models(name: str):
     check_on_engine(name, VisPruner(), slow_vispruner)

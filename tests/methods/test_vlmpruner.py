@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.vlmpruner import VLMPruner
 from tests.methods.cases import make_view
-from tests.methods.released import numbers, released_view, vectors
+from tests.methods.released import numbers, released_view
 from tests.methods.runs import check_on_engine
+from tests.methods.twins import check_released, check_slow, outcome, released
 
 LAYER = Site("layer", 2)
 
@@ -62,9 +62,7 @@ def slow_vlmpruner(method: VLMPruner, view: View, row: int, keep: int) -> list[i
 @pytest.mark.parametrize("method", [VLMPruner(), VLMPruner(2, 2, 0.3, 3, 6)], ids=str)
 def test_equals_the_slow_one(method: VLMPruner):
     view = make_view(method, [((0, 0, 4, 6),), ((0, 0, 3, 8),), ((0, 0, 3, 4), (1, 0, 4, 3))])
-    for keep in (1, 3, 9, 17, 24):
-        kept = method.plan(view, keep).kept.tolist()
-        assert kept == [slow_vlmpruner(method, view, row, keep) for row in range(3)]
+    check_slow(method, view, slow_vlmpruner, (1, 3, 9, 17, 24))
 
 
 def by_hand(tokens: list[list[float]], lengths: list[float]) -> View:
@@ -86,39 +84,24 @@ def test_what_goes_merges_by_hand():
     view = by_hand([[2.0, 0], [4, 0], [0, 1], [0, -1]], [9.0, 8, 1, 5])
     plan = VLMPruner(pivot_image_token=2).plan(view, 2)
     assert plan.kept.tolist() == [[0, 2]]
-    assert plan.merge is not None
-    merged = plan.merge.apply(view.tokens, 2)
-    torch.testing.assert_close(merged, torch.tensor([[[0.3 * 2 + 0.7 * 4, 0], [0, 1]]]))
+    torch.testing.assert_close(
+        outcome(view, plan), torch.tensor([[[0.3 * 2 + 0.7 * 4, 0], [0, 1]]])
+    )
 
 
-def released_case(case: dict[str, Any]) -> tuple[View, Tensor]:
+@released("vlmpruner")
+def test_keeps_and_merges_what_the_released_code_does(case: dict[str, Any]):
     """Tokens around a common direction, and keys of two heads."""
     seed, n_tokens = case["seed"], case["tokens"]
     tokens = numbers(seed, 1, n_tokens, 8) + 0.8 * numbers(seed + 100, 1, 1, 8)
     keys = numbers(seed + 200, 1, 2, n_tokens, 4)
-    return released_view(LAYER, tokens, 24, visual_keys=keys), tokens
-
-
-@pytest.mark.parametrize("case", vectors("vlmpruner"), ids=lambda case: str(case["seed"]))
-def test_keeps_and_merges_what_the_released_code_does(case: dict[str, Any]):
-    view, tokens = released_case(case)
-    plan = VLMPruner(**case["params"]).plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
-    assert plan.merge is not None
-    sums = plan.merge.apply(tokens, case["keep"])[0].sum(dim=1)
-    torch.testing.assert_close(sums, torch.tensor(case["sums"]), atol=2e-5, rtol=0)
+    view = released_view(LAYER, tokens, 24, visual_keys=keys)
+    check_released(VLMPruner(**case["params"]), view, case, atol=2e-5)
 
 
 def test_the_count_is_met_where_all_tokens_are_alike():
     view = by_hand([[1.0, 1]] * 12, [1.0] * 12)
     assert VLMPruner().plan(view, 9).kept.shape == (1, 9)
-
-
-@pytest.mark.parametrize("params", [{"threshold": 1.5}, {"token_batch": 0}, {"K": 0}], ids=str)
-def test_values_out_of_range_name_the_key(params: dict[str, Any]):
-    ((key, value),) = params.items()
-    with pytest.raises(MethodError, match=rf"method\.params\.{key}={value}"):
-        VLMPruner(**params)
 
 
 @pytest.mark.parametrize("name", ["llava"])

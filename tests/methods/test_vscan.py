@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Assignment, MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.vscan import VScan
-from tests.methods.crop_views import ROWS, best, groups, slow_apportion
-from tests.methods.released import numbers, released_view, shares, vectors
+from tests.methods.crop_views import ROWS, best, crop_view, groups, slow_apportion
+from tests.methods.released import numbers, released_view, shares
+from tests.methods.twins import check_released, check_slow, outcome, released
 
 PREFIX = Site("prefix")
 LOCAL = "cls_attention@5/24"
 
 
-def slow_vscan(method: VScan, view: View, row: int, keep: int) -> tuple[list[int], Tensor]:
+def slow_vscan(method: VScan, view: View, row: int, keep: int) -> dict[int, Tensor]:
     """Kept tokens of the first stage, and what they become."""
     deep, shallow = view.signals["cls_attention"][row], view.signals[LOCAL][row]
     tokens = view.tokens[row].double()
@@ -46,25 +47,13 @@ def slow_vscan(method: VScan, view: View, row: int, keep: int) -> tuple[list[int
                 }
                 joined[max(sorted(like), key=lambda j: like[j])].append(i)
         merged |= {i: tokens[some].mean(dim=0) for i, some in joined.items()}
-    return sorted(merged), torch.stack([merged[i] for i in sorted(merged)])
+    return merged
 
 
 @pytest.mark.parametrize("method", [VScan(window=2), VScan(local=0.3, window=3)], ids=str)
 @pytest.mark.parametrize("name", ROWS)
 def test_the_first_stage_equals_the_slow_one(name: str, method: VScan):
-    grid, tile = ROWS[name]
-    n_tokens = grid.shape[1]
-    generator = torch.Generator().manual_seed(0)
-    deep, shallow = torch.rand(2, 1, n_tokens, generator=generator)
-    signals = {"cls_attention": deep, LOCAL: shallow, "tile": tile}
-    view = View(PREFIX, torch.randn(1, n_tokens, 6, generator=generator), grid, signals)
-    for keep in (1, 5, n_tokens // 2, n_tokens - 1, n_tokens):
-        plan = method.plan(view, keep)
-        kept, merged = slow_vscan(method, view, 0, keep)
-        assert plan.kept[0].tolist() == kept
-        assert isinstance(plan.merge, Assignment)
-        found = plan.merge.apply(view.tokens, keep)[0]
-        torch.testing.assert_close(found, merged.float(), atol=1e-5, rtol=0)
+    check_slow(method, crop_view(method, name), slow_vscan)
 
 
 def test_two_windows_by_hand():
@@ -75,23 +64,18 @@ def test_two_windows_by_hand():
     view = released_view(PREFIX, tokens, 4, cls_attention=deep, **{LOCAL: shallow})
     plan = VScan(window=2, local=0.7).plan(view, 3)
     assert plan.kept.tolist() == [[0, 6, 7]]
-    assert isinstance(plan.merge, Assignment)
     # 0 takes 3 in, 6 takes 1, 2, 4 and 5.
     merged = torch.tensor([[[3.0, 0], [0, 7 / 5], [-1, 0]]])
-    torch.testing.assert_close(plan.merge.apply(tokens, 3), merged)
+    torch.testing.assert_close(outcome(view, plan), merged)
 
 
-@pytest.mark.parametrize("case", vectors("vscan"), ids=lambda case: str(case["seed"]))
+@released("vscan")
 def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]):
     """The second stage needs a model in the released code; it is a top-k of one row of attention."""
     deep, shallow = shares(case["seed"] + 100, 1, 576), shares(case["seed"] + 200, 1, 576)
     tokens = numbers(case["seed"], 1, 576, 4)
     view = released_view(PREFIX, tokens, 24, cls_attention=deep, **{LOCAL: shallow})
-    plan = VScan().plan(view, case["keep"])
-    assert plan.kept[0].tolist() == case["kept"]
-    assert plan.merge is not None
-    sums = plan.merge.apply(tokens, case["keep"])[0].sum(dim=1)
-    torch.testing.assert_close(sums, torch.tensor(case["sums"]), atol=2e-5, rtol=0)
+    check_released(VScan(), view, case, atol=2e-5)
 
 
 def test_the_stages_are_those_of_the_paper():
@@ -107,16 +91,3 @@ def test_the_second_stage_is_the_last_tokens_attention():
     grid = torch.zeros(1, 5, 4, dtype=torch.long)
     view = View(site, torch.zeros(1, 5, 2), grid, {"next_last_attention": scores})
     assert VScan().plan(view, 2).kept.tolist() == [[1, 3]]
-
-
-@pytest.mark.parametrize(
-    ("params", "line"),
-    [
-        ({"second": 0.0}, r"second=0\.0 .*\(0, 1\]"),
-        ({"local_layer": 0}, r"local_layer=0 .*1 to 24"),
-        ({"window": 0}, r"window=0 .*1 or more"),
-    ],
-)
-def test_values_out_of_range_name_the_key(params: dict[str, Any], line: str):
-    with pytest.raises(MethodError, match=rf"method\.params\.{line}"):
-        VScan(**params)

@@ -73,8 +73,7 @@ def test_tokens_are_the_units_that_the_models_packing_puts_there(adapters, name)
     features = unit_features(adapter, inputs)
     items = adapter.items(inputs)[adapter.model.config.image_token_id]
     for item, expected in zip(items, packings(adapter, inputs, features), strict=True):
-        newline = expected.isnan().all(1)
-        assert torch.equal(~item.prunable, newline)
+        assert torch.equal(~item.prunable, expected.isnan().all(1))
         got = mix(features, item.source, item.share)
         assert (got - expected)[item.prunable].abs().max() < 1e-6
         if item.share is not None:

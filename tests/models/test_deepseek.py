@@ -47,6 +47,7 @@ def real_geometry(name, **changes):
 # ---------------------------------------------------------------------- which unit is which token
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*NAMES, *DEEPSEEK2])
 def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
     """The projector's outputs are replaced by their number, counted over its calls; the model packs them."""
@@ -524,8 +525,7 @@ def test_modes_differ_in_their_views_only():
     for name in MODES:
         spec = mode(name)
         nominal[name] = spec.facts.visual_tokens
-        expected = replace(spec, name=base.name, processor=base.processor, facts=base.facts)
-        assert expected == base
+        assert replace(spec, name=base.name, processor=base.processor, facts=base.facts) == base
         work = base.facts.nominal_work
         assert replace(spec.facts, visual_tokens=256, nominal_work=work) == base.facts
     assert nominal == {"tiny": 64, "small": 100, "base": 256, "large": 400, "gundam": 856}

@@ -75,8 +75,7 @@ def test_renumbered_tokens_have_the_masks_and_tables_of_a_prompt_without_the_oth
         logits = adapter.model(**longer, use_cache=False).logits
     for handle in handles:
         handle.remove()
-    expected = logits[:, inputs["input_ids"].shape[1] - 1 :]
-    assert (got.logits - expected).abs().max() < 1e-6
+    assert (got.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]).abs().max() < 1e-6
     with Session(adapter, Scatter(where), MOST) as session:
         original = session.generate(inputs, **generation(adapter, inputs))
     assert (got.logits[:, 0] - original.logits[:, 0]).abs().max() > 1e-3
@@ -126,8 +125,7 @@ PICTURE = "<start_of_image>"
 )
 def test_prompts_are_those_of_the_released_template(turns, text):
     adapter = TINY.adapter
-    media = adapter.load_media(turns)
-    assert adapter.prompt_text(turns, media) == f"<bos>{text}{MODEL}"
+    assert adapter.prompt_text(turns, adapter.load_media(turns)) == f"<bos>{text}{MODEL}"
     inputs = adapter.encode([turns])
     tokens = adapter.processor.tokenizer.decode(inputs["input_ids"][0])
     picture = f"\n\n{PICTURE}{16 * '<image_soft_token>'}<end_of_image>\n\n"
@@ -175,8 +173,7 @@ def test_flops_are_those_that_torch_counts_and_pairs_those_of_the_masks(ratio):
     with Session(adapter, Scatter((2,)), Budget("kept", ratio)) as session, counter:
         record = session.generate(inputs, **settings).records[0]
     counted = counter.get_flop_counts()["Global"]
-    embedding = counted.pop(torch.ops.aten.convolution)
-    assert embedding > 0
+    assert counted.pop(torch.ops.aten.convolution) > 0
     before = tower_flops(facts, record.work) + projector_flops(facts, record.work.units)
     text = text_flops(facts, record.entering, record.text, causal=False)
     assert sum(counted.values()) == before + text + head_flops(facts)

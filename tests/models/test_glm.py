@@ -47,8 +47,7 @@ def test_beams_see_the_pictures_of_a_prompt_in_their_order(name: str) -> None:
     _, logits = answered(tiny.adapter, inputs)
     with Session(tiny.adapter, NoReduction(), Budget("kept", 0.0)) as session:
         beams = session.generate(inputs, max_new_tokens=1, num_beams=2, output_logits=True)
-    first = beams.logits[:, 0].view(3, -1, logits.shape[-1])
-    assert (first - logits[:, :1]).abs().max() < 1e-6
+    assert (beams.logits[:, 0].view(3, -1, logits.shape[-1]) - logits[:, :1]).abs().max() < 1e-6
 
 
 def test_both_types_of_checkpoints_answer_alike(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.llada_v import RENAMES, planes
+from espalier.harness.models.llada_v import RENAMES
+from espalier.harness.models.llava_releases import planes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec
@@ -131,6 +132,7 @@ def test_the_prompt_in_front_of_the_decoder_is_the_one_of_the_description(name: 
         close(row[valid], wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", list(DENOISING))
 def test_every_token_sees_every_other_and_no_padding(name: str, attention: str) -> None:

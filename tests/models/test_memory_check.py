@@ -130,8 +130,7 @@ def test_a_plan_leaves_room_for_the_longest_prompt(
     if fits or offload:
         check_memory(spec, needed, room)
     else:
-        line = refusal(spec, needed, room)
-        assert "model.offload=true, slowly" in line
+        assert "model.offload=true, slowly" in refusal(spec, needed, room)
 
 
 @pytest.fixture

@@ -126,15 +126,13 @@ def test_pooled_frames_are_traced_to_their_units(side, how, pooled, row_newlines
     features = torch.randn(10 + 3 * side**2, 5, dtype=torch.float64)
     item = pooling.item(3, 10, row_newlines)
     expected = pooled_as_published(features[10:].view(3, side**2, 5), side, how).flatten(0, 1)
-    got = mix(features, item.source, item.share)[item.prunable]
-    assert (got - expected).abs().max() < 1e-9
+    assert (mix(features, item.source, item.share)[item.prunable] - expected).abs().max() < 1e-9
     assert item.work.units == item.work.tokens == 3 * side**2
     assert item.work.pairs == 3 * side**4
     newlines = 3 * pooled if row_newlines else 1
     assert len(item) == 3 * pooled**2 + newlines
     frame, _, row, column = item.grid[item.prunable].T
-    raster = torch.arange(3 * pooled**2)
-    assert torch.equal(frame * pooled**2 + row * pooled + column, raster)
+    assert torch.equal(frame * pooled**2 + row * pooled + column, torch.arange(3 * pooled**2))
 
 
 @pytest.mark.parametrize("how", ["average", "bilinear"])

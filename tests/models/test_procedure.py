@@ -85,8 +85,7 @@ def test_a_begin_token_written_into_the_prompt_costs_later_pieces_their_first_to
 
 
 def test_the_first_difference_is_told() -> None:
-    equal = PromptTokens("", (0, SEEN, 5), (0, SEEN, 5), {0: "<s>", 5: "▁"})
-    assert equal.difference is None
+    assert PromptTokens("", (0, SEEN, 5), (0, SEEN, 5), {0: "<s>", 5: "▁"}).difference is None
     different = PromptTokens("", (0, SEEN, 4), (0, SEEN, 5, 4), {0: "<s>", 4: "\n", 5: "▁"})
     assert different.difference == "token 2: here 4 '\\n', in the original 5 '▁'; 3 and 4 tokens"
     longer = PromptTokens("", (0, 4, 4), (0, 4), {0: "<s>", 4: "\n"})

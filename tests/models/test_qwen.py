@@ -439,8 +439,7 @@ def test_each_pair_of_frames_stands_behind_its_time():
         grids = {**inputs, "video_grid_thw": torch.tensor([[1, rows, columns]] * pairs)}
         expected = expected_positions(adapter, grids, 0, 0.0)
         assert torch.equal(prompt_positions(adapter, inputs)[1:, 0], expected)
-        places = adapter.layout(inputs).grid[0]
-        assert places[:, 0].unique().tolist() == list(range(frames))
+        assert adapter.layout(inputs).grid[0][:, 0].unique().tolist() == list(range(frames))
 
 
 def test_times_are_those_of_the_frames_that_were_taken():

@@ -94,6 +94,7 @@ def gap(first: Tensor, second: Tensor) -> float:
     return (first - second).abs().max().item() / second.abs().max().item()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (1,), (2,), (4,)])
 @pytest.mark.parametrize("name", NAMES)
@@ -109,8 +110,7 @@ def test_dropping_at_a_layer_equals_layers_run_by_hand_on_what_stays(name, where
         assert not kept.all()
         expected = by_hand(tiny.adapter, longer, [(first, kept)])[-steps:]
         assert gap(got.logits[0], expected) < (1e-6 if dtype == "float64" else 2e-5)
-        everything = by_hand(tiny.adapter, longer)[-steps:]
-        assert gap(got.logits[0, :1], everything[:1]) > 1e-3
+        assert gap(got.logits[0, :1], by_hand(tiny.adapter, longer)[-steps:][:1]) > 1e-3
 
 
 def test_hiding_tokens_from_linear_layers_is_not_dropping_them():
@@ -182,6 +182,7 @@ def deep_adapter(name: str) -> Any:
     return adapter
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "minicpm_v"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
@@ -226,6 +227,7 @@ def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
         assert gap(alone.logits[0], expected) < 1e-6
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["qwen3_5_mixed", "qwen3_5_moe_mixed", "minicpm_v"])
 @pytest.mark.parametrize("label", METHODS)
 def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
@@ -257,8 +259,7 @@ def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
         seen[number] = mask
         visual = adapter.layout(inputs).visual[0]
         assert record.held[number] == int(stays[:, visual].sum()) // len(stays)
-    expected = by_hand(adapter, longer, seen=seen)[-got.ids.shape[1] :]
-    assert gap(got.logits[0], expected) < 1e-6
+    assert gap(got.logits[0], by_hand(adapter, longer, seen=seen)[-got.ids.shape[1] :]) < 1e-6
     assert gap(got.logits[0, 1:], by_hand(adapter, longer)[prompt:]) > 1e-5
     assert all(record.held[number] == 0 for number in set(range(5)) - set(FULL))
     if method.scope == "visual":

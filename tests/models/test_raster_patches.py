@@ -86,8 +86,7 @@ def test_pictures_of_hunyuan_are_numbered_in_each_row_alone() -> None:
     for row, question in enumerate(chats):
         inputs = adapter.encode([question])
         alone, delta = library(model, **inputs)
-        real = batch["attention_mask"][row].bool()
-        assert torch.equal(positions[:, row, real], alone[:, 0])
+        assert torch.equal(positions[:, row, batch["attention_mask"][row].bool()], alone[:, 0])
         assert deltas[row] == delta[0] == 0
     # The second picture of row 0, the first of row 2, and text: number of the picture, or place.
     assert positions[3].max(1).values.tolist() == positions[0].max(1).values.tolist()
@@ -119,5 +118,4 @@ def test_the_config_files_build_the_released_architectures(
     assert sum(parameter.numel() for parameter in built.parameters()) == parameters
     images = random_processor(ADAPTERS.load(spec.adapter), spec).image_processor
     for size, tokens in (((480, 640), spec.facts.visual_tokens), ((3508, 2480), page)):
-        patches = torch.tensor(images.get_number_of_image_patches(*size)).prod()
-        assert patches // 4 == tokens
+        assert torch.tensor(images.get_number_of_image_patches(*size)).prod() // 4 == tokens

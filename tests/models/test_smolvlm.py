@@ -45,5 +45,4 @@ def test_a_picture_s_views_are_its_tiles_then_the_whole() -> None:
     assert items[0].grid[:, 1].unique_consecutive().tolist() == [*range(1, 9), 0]
     box = adapter.view_box(PictureView((56, 28), 6, 2, 2, 8, False))
     assert (box.left, box.top, box.right, box.bottom) == (0.25, 0.5, 0.5, 1.0)
-    views = adapter.pictures(inputs)
-    assert views.pixels[0].shape == (9 + 17, 3, IMAGE, IMAGE)
+    assert adapter.pictures(inputs).pixels[0].shape == (9 + 17, 3, IMAGE, IMAGE)

@@ -91,8 +91,7 @@ def test_one_call_is_not_made_for_prompts_with_and_without_the_token() -> None:
 def test_another_engine_gets_the_same_tokens(lead: str) -> None:
     adapter = with_tokens(adapter_of("llava"), lead, adds_end=False)
     prompt = served_prompt(adapter, CHATS[0])
-    begin = adapter.processor.tokenizer.bos_token_id
-    assert prompt.ids.count(begin) == 1
+    assert prompt.ids.count(adapter.processor.tokenizer.bos_token_id) == 1
     assert len(prompt.ids) - 1 == prompt.text  # the placeholder
     bodies: list[dict[str, Any]] = []
 

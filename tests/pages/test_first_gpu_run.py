@@ -15,6 +15,7 @@ from espalier.harness.config.group_lists import choices
 from espalier.harness.paths import ROOT
 from espalier.harness.reports.tables.anchors import read_anchors
 from lab.pages.anchors_page import page
+from tests.pages.test_readme import commands
 
 PAGE = (ROOT / "docs/first_gpu_run.md").read_text()
 
@@ -22,17 +23,10 @@ PAGE = (ROOT / "docs/first_gpu_run.md").read_text()
 BUDGETS = ["192", "128", "64"]
 
 
-def commands() -> list[str]:
-    """Return the lines of all bash blocks in order, without comments."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-    lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line]
-
-
-RUNS = [line for line in commands() if line.startswith("python run.py")]
+RUNS = [line for line in commands(PAGE) if line.startswith("python run.py")]
 CHECKS = [
     line
-    for line in commands()
+    for line in commands(PAGE)
     if line.startswith("python -m espalier benchmarks") and not line.endswith("list")
 ]
 
@@ -56,7 +50,7 @@ def test_benchmarks_that_are_fetched_and_checked_are_there(line: str) -> None:
 
 
 def test_modules_and_targets_are_there() -> None:
-    for line in commands():
+    for line in commands(PAGE):
         words = shlex.split(line)
         if line.startswith("python -m"):
             assert find_spec(words[2]) is not None

@@ -36,9 +36,9 @@ class MyMethod(Uniform):
 """
 
 
-def commands() -> list[str]:
+def commands(page: str = README) -> list[str]:
     """Return the lines of all bash blocks in order, without comments."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     lines = [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line]
 

@@ -10,8 +10,8 @@ import pytest
 
 from espalier.harness.cli import report as command
 from espalier.harness.errors import UserError
-from espalier.harness.reports.html.page_assembly import assemble
-from espalier.harness.reports.html.page_content import (
+from espalier.harness.reports.html.page import (
+    assemble,
     gather,
     kind_of,
     lines,

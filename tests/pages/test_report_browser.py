@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from espalier.harness.reports.curves.plot_style import looks
-from espalier.harness.reports.html.page_assembly import LIMIT, assemble
+from espalier.harness.reports.html.page import LIMIT, assemble
 from tests.pages.test_report import content, root
 from tests.report.test_curves import add_run
 

@@ -239,8 +239,7 @@ def test_a_job_runs_it_from_another_folder(
 
 def test_python_takes_the_same_names(folder: Path) -> None:
     model = espalier.load("seedling")
-    applied = espalier.apply(model, "own.py:Tuned", ratio=0.9, K=5)
-    assert applied is not None
+    assert espalier.apply(model, "own.py:Tuned", ratio=0.9, K=5) is not None
     with pytest.raises(UserError, match=r"method='own.py:Tund'.*valid: .*own.py:Tuned"):
         espalier.apply(model, "own.py:Tund")
     with pytest.raises(UserError, match=r"k=5 is no arg.*K=5\?.*hyper-parameters K, layers;"):

@@ -93,8 +93,7 @@ def test_its_names_run_and_rows_name_it(bench: Bench, site: Path) -> None:
     assert done.code == 0, done.err
     (plugin,) = done.last["extra"]["plugins"]
     assert plugin["name"] == "good_plugin 1.0"
-    by_place = bench("method=good_plugin.m:FirstTokens").last
-    assert by_place["extra"]["plugins"] == [plugin]
+    assert bench("method=good_plugin.m:FirstTokens").last["extra"]["plugins"] == [plugin]
     # Any of its files counts, those of its configs do not.
     (site / "good_plugin" / "conf" / "method" / "more.yaml").write_text("# nothing\n")
     assert bench("method=first", "method.params.K=3").last["run_key"] == done.last["run_key"]
@@ -176,8 +175,7 @@ def test_a_family_is_found_by_its_name_and_its_checkpoints(bench: Bench) -> None
     assert ADAPTERS.load(family_of("twin")).__name__ == "Twin"
     with pytest.raises(UserError, match=r"unknown.*good_plugin.family:Other' is no model family"):
         family_of("nothing")
-    model = espalier.load("twin")
-    assert model.spec.adapter == "good_plugin.family:Twin"
+    assert espalier.load("twin").spec.adapter == "good_plugin.family:Twin"
 
 
 def test_nothing_is_imported_before_its_name_is_asked_for(site: Path) -> None:
@@ -200,5 +198,4 @@ def test_nothing_is_imported_before_its_name_is_asked_for(site: Path) -> None:
 
 
 def test_a_section_of_a_plugin_is_composed(bench: Bench) -> None:
-    section = compose_section("method", "first")
-    assert section["code"] == "good_plugin.m:FirstTokens"
+    assert compose_section("method", "first")["code"] == "good_plugin.m:FirstTokens"

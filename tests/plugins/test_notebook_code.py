@@ -90,8 +90,7 @@ def test_other_cells_do_not_count(cell: str, before: str, after: str) -> None:
 
 
 def test_modules_that_it_uses_count_by_their_files() -> None:
-    expected = {"espalier.methods.reducers", "espalier.methods.select.topk", "torch"}
-    assert expected <= code()[1]
+    assert {"espalier.methods.reducers", "espalier.methods.select.topk", "torch"} <= code()[1]
     assert own_code([FastV])[1].keys() == {"espalier.methods.fastv"}
 
 

@@ -9,8 +9,15 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
-from espalier.harness.reports.curves.cache_report import PRESETS, REPORT, main
-from espalier.harness.reports.curves.cache_results import ablation, compared, read_caches, stacked
+from espalier.harness.reports.curves.cache_report import (
+    PRESETS,
+    REPORT,
+    ablation,
+    compared,
+    main,
+    read_caches,
+    stacked,
+)
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.store import Store
 from tests import commands

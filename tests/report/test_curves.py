@@ -177,11 +177,9 @@ def test_a_run_without_scores_is_named(root: Path) -> None:
 
 
 def test_labels_keep_order_and_distance() -> None:
-    placed = spread([0.1, 0.11, 0.12, 0.8], 0.05)
-    assert placed == pytest.approx([0.06, 0.11, 0.16, 0.8])
+    assert spread([0.1, 0.11, 0.12, 0.8], 0.05) == pytest.approx([0.06, 0.11, 0.16, 0.8])
     assert spread([0.2, 0.5], 0.05) == pytest.approx([0.2, 0.5])
-    chain = spread([0.0, 0.05, 0.06, 0.14], 0.05)
-    assert min(np.diff(chain)) >= 0.05 - 1e-9
+    assert min(np.diff(spread([0.0, 0.05, 0.06, 0.14], 0.05))) >= 0.05 - 1e-9
 
 
 # ---------------------------------------------------------------- every method against random

@@ -24,12 +24,15 @@ from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.paths import CONF
-from espalier.harness.reports.curves.decoder_figures import draw_decoders, draw_guidance, draw_ratio
-from espalier.harness.reports.curves.decoder_report import REPORT, main
-from espalier.harness.reports.curves.decoder_results import (
+from espalier.harness.reports.curves.decoder_report import (
+    REPORT,
     accepted_share,
     decoders,
+    draw_decoders,
+    draw_guidance,
+    draw_ratio,
     guidances,
+    main,
     ratios,
     read_decoders,
 )

@@ -14,8 +14,12 @@ from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.paths import CONF
-from espalier.harness.reports.curves.diffusion_report import REPORT, main
-from espalier.harness.reports.curves.step_panels import cost_frame, read_step_panels
+from espalier.harness.reports.curves.diffusion_report import (
+    REPORT,
+    cost_frame,
+    main,
+    read_step_panels,
+)
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests.report.stored_rows import settings

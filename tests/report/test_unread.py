@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import write_curves
-from espalier.harness.reports.curves.method_report import page as sweep_page
-from espalier.harness.reports.html.page_assembly import assemble
+from espalier.harness.reports.html.page import assemble
 from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS, is_marked, too_many
-from espalier.harness.store.store_index import entries, table_cells
+from espalier.harness.store.run_entries import entries, table_cells
 from tests.pages.test_report import content
-from tests.report.test_curves import N, add_run
+from tests.report.test_curves import N, add_run, report_of
 
 
 @pytest.fixture
@@ -55,9 +53,8 @@ def test_without_such_points_nothing_is_said_of_them(root: Path, tmp_path: Path)
     assert r"\ddag" not in latex.read_text()
 
 
-def test_the_page_of_a_sweep_marks_them(root: Path) -> None:
-    (panel,) = read_panels(root, ())
-    text = "\n".join(sweep_page(panel, "tiny", {}, []))
+def test_the_page_of_a_sweep_marks_them(root: Path, tmp_path: Path) -> None:
+    text = report_of(root, tmp_path / "report")["boxes.md"]
     assert f"70.0{MARK}, " in text
     assert f"{FOOTNOTE}." in text
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from espalier.harness.paths import ROOT
-from espalier.harness.store.parquet_tables import read_rows
+from espalier.harness.store.exports import dated_rows
 from espalier.harness.store.upkeep import DIRTY
 
 STORES = ("demo", "demo_speculative")
@@ -26,7 +26,7 @@ OF_DECODERS = ("target_ms", "window_ms", "draft_ms")
 
 
 def rows_of(store: str) -> list[Mapping[str, Any]]:
-    return list(read_rows(ROOT / "results" / store))
+    return [row for _, row in dated_rows(ROOT / "results" / store)]
 
 
 def times(row: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], float]]:

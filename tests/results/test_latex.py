@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from espalier import results
-from espalier.harness.reports.curves.point_frame import PointFrame
+from espalier.harness.reports.frame import PointFrame
 from espalier.harness.specs.comparable import sweep_names
 
 DEMO = Path(__file__).parents[2] / "results" / "demo"

@@ -18,7 +18,7 @@ from espalier.harness.reports import results
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.frame import POINTS, ROWS, SAMPLES
 from espalier.harness.store import SCHEMA, Store
-from espalier.harness.store.parquet_tables import read_tables, write_tables
+from espalier.harness.store.exports import read_tables, write_tables
 from lab.pages import rows_page
 from tests.report.test_curves import add_run
 
@@ -113,8 +113,7 @@ def test_what_is_passed_over_is_named(root: Path, capsys: pytest.CaptureFixture[
     Store(root).run("begun").journal.append({"doc_id": 0})
     damaged = Store(root).run("damaged").path / "row.json"
     damaged.write_text('{"schema": 1, "run')
-    frame = results.load(root)
-    assert len(frame) == 5
+    assert len(results.load(root)) == 5
     said = told(capsys)
     for line in (
         "1 row passed over: without settings, from an older version",

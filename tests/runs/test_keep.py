@@ -15,7 +15,7 @@ from espalier.harness.runs import console
 from espalier.harness.runs.progress_bar import Board, BoardCell, cell_text
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
-from espalier.harness.store.store_index import entries, table_cells
+from espalier.harness.store.run_entries import entries, table_cells
 from espalier.harness.store.stored_answers import AnsweredRun
 from espalier.harness.store.sweep_files import find
 from tests.runs import helpers
@@ -53,8 +53,7 @@ def test_the_row_has_what_was_set_what_was_reached_and_what_was_clipped(bench: B
     assert row["extra"]["achieved"]["kept"] == (40 + 64) / 3
     # Stored, and served under the same key.
     assert bench("method=fastv", "keep=64").last == row | {"status": "cached"}
-    spec = (bench.store / "runs" / row["run_key"] / "spec.json").read_text()
-    assert '"keep": 64' in spec
+    assert '"keep": 64' in (bench.store / "runs" / row["run_key"] / "spec.json").read_text()
 
 
 def test_more_than_there_are_keeps_all_and_clips_every_picture(bench: Bench) -> None:

@@ -189,8 +189,7 @@ def test_the_version_of_what_unpacks_quantised_weights_is_part_of_the_key(
     place = {"model": f"model.path={folder}", "draft": f"method.draft_options={{path: {folder}}}"}
     spec = spec_of(store, "method=vanilla_sd", place[side])
 
-    parts = key_parts(spec, method_of(spec.method), Digests())
-    assert "bitsandbytes" in parts["packages"]
+    assert "bitsandbytes" in key_parts(spec, method_of(spec.method), Digests())["packages"]
     assert "bitsandbytes" not in parts_of(spec_of(store))["packages"]
 
 

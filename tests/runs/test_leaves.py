@@ -12,7 +12,7 @@ from espalier.harness.runs.hints import commands
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_digest import digest_of, journal_answers, matches_row
 from espalier.harness.store.failures import read
-from espalier.harness.store.store_index import DONE, FAILED, UNFINISHED, entries
+from espalier.harness.store.run_entries import DONE, FAILED, UNFINISHED, entries
 from espalier.harness.store.sweep_files import find
 from tests.runs.helpers import Bench, make_bench
 

@@ -83,8 +83,7 @@ def test_a_run_of_its_settings_names_the_row_that_it_replaces(bench: Bench, meth
     assert line in done.err
     assert row["status"] == "done"
     check_comparable(rows)
-    frame = results.load(bench.store)
-    assert older not in set(frame.run_key)
+    assert older not in set(results.load(bench.store).run_key)
     # Once more the new row is the run's.
     again = bench(*argv, *SETTINGS)
     assert again.last["status"] == "cached"

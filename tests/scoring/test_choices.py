@@ -304,8 +304,7 @@ def test_chinese_options_are_read_by_their_texts() -> None:
 
 
 def test_options_that_are_not_there_have_no_letter() -> None:
-    texts = ["root", None, "nan", float("nan"), "", 5]
-    assert lettered(texts) == {"A": "root", "F": "5"}
+    assert lettered(["root", None, "nan", float("nan"), "", 5]) == {"A": "root", "F": "5"}
 
 
 @pytest.mark.parametrize(

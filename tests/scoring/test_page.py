@@ -63,8 +63,7 @@ def test_a_formula_within_a_text_stands_for_one_that_stands_alone() -> None:
 
 
 def test_a_page_has_no_score_of_what_it_has_not() -> None:
-    found = score_page(texts(ENGLISH), ENGLISH)
-    assert found == PageScores(0, None, 0, None, None, ())
+    assert score_page(texts(ENGLISH), ENGLISH) == PageScores(0, None, 0, None, None, ())
 
 
 def test_edits_of_a_page_are_added_up_before_they_are_divided() -> None:

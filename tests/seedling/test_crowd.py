@@ -184,8 +184,7 @@ def test_a_relation_without_a_clear_answer_is_not_asked():
     names = ("star", "star", "cross")
     colours = ("red", "blue", "white")
     objects = [SceneObject("shape", *fields) for fields in zip(names, colours, boxes, strict=True)]
-    question = relation_question(objects, question_stream("val", 0, 0))
-    assert question.family == "attribute"
+    assert relation_question(objects, question_stream("val", 0, 0)).family == "attribute"
 
 
 def test_targets_label_the_patches_of_each_object():

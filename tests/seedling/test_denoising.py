@@ -161,8 +161,7 @@ def test_as_many_places_are_masked_as_the_share_says(rows):
 def test_shares_fall_one_into_each_slice():
     rng = np.random.default_rng(0)
     for _ in range(20):
-        shares = stratified_shares(7, rng)
-        assert sorted((shares * 7).astype(int)) == list(range(7))
+        assert sorted((stratified_shares(7, rng) * 7).astype(int)) == list(range(7))
     firsts = [stratified_shares(7, rng)[0] for _ in range(400)]
     assert abs(np.mean(firsts) - 0.5) < 4 * (1 / 12 / 400) ** 0.5
 

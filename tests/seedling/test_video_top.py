@@ -225,6 +225,7 @@ def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monke
         assert torch.equal(value, started[name]) != learns, name
 
 
+@pytest.mark.slow
 def test_without_a_fit_the_stage_goes_on_from_what_is_there(tmp_path):
     """One step at a rate of 0 leaves every weight as shipped, or as the stage before left it in the run folder."""
     later = load_recipe(continued=True)["video_top"]
@@ -245,6 +246,7 @@ def test_without_a_fit_the_stage_goes_on_from_what_is_there(tmp_path):
         assert torch.equal(value, shifted[name]), name
 
 
+@pytest.mark.slow
 def test_a_stage_ends_with_the_share_that_it_keeps_of_its_start(tmp_path):
     """Also where it went on from a checkpoint, and in the layers that learned alone."""
     small = {**TOP, "steps": 2, "save_every": 1, "validate_every": 2}

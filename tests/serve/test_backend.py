@@ -167,8 +167,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_a_served_run_has_the_engine_in_its_settings() -> None:
     spec = spec_of()
-    parts = key_parts(spec, method_of(spec.method), Digests())
-    assert "backend" not in parts["settings"]
+    assert "backend" not in key_parts(spec, method_of(spec.method), Digests())["settings"]
 
 
 def test_the_setting_is_that_of_the_run() -> None:

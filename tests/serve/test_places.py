@@ -152,16 +152,14 @@ def test_frames_are_pooled_and_end_in_a_newline(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(places.grid, rectangle(3, 2, 2))
     assert places.prunable.tolist() == [True] * 12 + [False]
     assert (places.units, places.blended, places.span) == (48, True, 13)
-    units = places.of_units(torch.arange(48.0))
-    assert units.tolist()[:4] == [2.5, 4.5, 10.5, 12.5]
+    assert places.of_units(torch.arange(48.0)).tolist()[:4] == [2.5, 4.5, 10.5, 12.5]
 
 
 def test_tiles_of_internvl_end_in_the_thumbnail() -> None:
     vision = SimpleNamespace(image_size=[8, 8], patch_size=[2, 2])
     config = SimpleNamespace(vision_config=vision, downsample_ratio=0.5)
     name = "InternVLForConditionalGeneration"
-    places = places_of(name, config, "image", {}, 12)
-    assert places.tile.tolist() == [1] * 4 + [2] * 4 + [0] * 4
+    assert places_of(name, config, "image", {}, 12).tile.tolist() == [1] * 4 + [2] * 4 + [0] * 4
     assert places_of(name, config, "image", {}, 4).tile.tolist() == [0] * 4
     video = places_of(name, config, "video", {}, 8)
     assert video.grid[:, 0].tolist() == [0] * 4 + [1] * 4

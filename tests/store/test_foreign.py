@@ -156,11 +156,10 @@ def test_a_sweep_that_is_none_is_passed_over(damage: str, store: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", FILES)
-@pytest.mark.parametrize("name", ["index.columns", "index.exported"])
 def test_an_index_that_is_none_is_not_needed(
-    name: str, damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = store / name
+    path = store / "index.duckdb"
     if path.is_dir():
         shutil.rmtree(path)
     FILES[damage](path)

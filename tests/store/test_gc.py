@@ -12,8 +12,8 @@ import pytest
 
 from espalier.harness.cli.store import main
 from espalier.harness.store import Store
-from espalier.harness.store.parquet_tables import write_tables
-from espalier.harness.store.store_index import entries
+from espalier.harness.store.exports import write_tables
+from espalier.harness.store.run_entries import entries
 from espalier.harness.store.upkeep import NAMED, format_counts
 from tests.store.test_upkeep import add, age, run_cli
 

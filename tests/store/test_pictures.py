@@ -77,8 +77,7 @@ def test_stacks_and_counts_are_made_again(tmp_path: Path, argv: tuple[str, ...])
         Digests(),
         places=False,
     )
-    row = {"run_key": job.key, **job.outline()}
-    assert job_of_row(row, tmp_path).key == job.key
+    assert job_of_row({"run_key": job.key, **job.outline()}, tmp_path).key == job.key
 
 
 def row_of_line(*argv: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from espalier.harness.cli.store import main
 from espalier.harness.errors import StoreLost, UserError
-from espalier.harness.store import Store, Unreadable, parquet_tables
+from espalier.harness.store import Store, Unreadable, exports
 from tests.store.test_upkeep import add, age
 
 NOBODY = 65_534
@@ -74,7 +74,7 @@ def test_rows_that_are_there_are_served_and_nothing_is_written(store: Path) -> N
     for command in (["ls"], ["show", "aaaaaaaaaaaaaaaa"], ["verify", "--dry"]):
         code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
         assert code == 0
-    assert [path for path in sorted(store.rglob("*")) if path.name != "index.columns"] == before
+    assert [path for path in sorted(store.rglob("*")) if path.name != "index.duckdb"] == before
 
 
 @as_root
@@ -82,7 +82,7 @@ def test_tables_of_a_store_of_another_user_can_be_written(store: Path, open_path
     own = open_path / "own"
     own.mkdir()
     own.chmod(0o777)
-    assert by_another_user(lambda: parquet_tables.write_tables(store, own).rows) == 1
+    assert by_another_user(lambda: exports.write_tables(store, own).rows) == 1
 
 
 @as_root

@@ -15,16 +15,16 @@ from espalier.harness.cli.store import main
 from espalier.harness.errors import UserError
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_digest import digest_of
+from espalier.harness.store.exports import read_tables
 from espalier.harness.store.files.lease import file_time
-from espalier.harness.store.parquet_tables import read_tables
-from espalier.harness.store.schema import upgraded
-from espalier.harness.store.store_index import (
+from espalier.harness.store.run_entries import (
     UNFINISHED,
     RunEntry,
     entries,
     select_runs,
     table_cells,
 )
+from espalier.harness.store.schema import upgraded
 
 DAY = 86_400.0
 
@@ -190,7 +190,7 @@ def test_gc_lists_and_removes_what_nobody_needs(
     assert [text.partition(":")[0] for text in out] == [str(dead), str(forced), str(old)]
     assert stays == "stays: 3 runs: 2 done, 1 unfinished"
     assert line == f"3 may go, 3 bytes; --yes moves them to {store / '.trash'}"
-    assert [one for one in sorted(store.rglob("*")) if one.name != "index.columns"] == before
+    assert [one for one in sorted(store.rglob("*")) if one.name != "index.duckdb"] == before
     run_cli(capsys, "gc", "--store", store, "--yes")
     assert not any(path.exists() for path in (dead, forced, old))
     assert fresh.exists()
@@ -317,8 +317,8 @@ def test_a_version_that_nobody_knows_is_refused_by_name(schema: int, word: str) 
 def test_tables_of_an_export_are_never_half_there(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from espalier.harness.store.exports import write_tables
     from espalier.harness.store.files import durable
-    from espalier.harness.store.parquet_tables import write_tables
 
     folder = tmp_path / "tables"
     write_tables(store, folder)

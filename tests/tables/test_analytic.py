@@ -158,8 +158,7 @@ def test_residuals_of_deepseek_ocr_are_those_that_were_found_by_hand(judged) -> 
         *(-0.012, -0.025, 0.026, 0.026, 0.043, 0.043, 0.043),  # Base
         *(-0.136, -0.095, -0.095, 0.039, -0.103, 0.039, 0.039),  # Large
     ]
-    differences = residuals(judged, "RTPrune", "4", "GFLOPs")
-    assert differences == pytest.approx(by_hand, abs=6e-4)
+    assert residuals(judged, "RTPrune", "4", "GFLOPs") == pytest.approx(by_hand, abs=6e-4)
     base = residuals(judged, "RTPrune", "7", "GFLOPs")[1:13]
     wanted = [-0.004, 0.022, 0.049, -0.025, 0.002, 0.028, -0.045, -0.018, 0.008, 0.035, -0.039]
     assert base == pytest.approx([*wanted, -0.012], abs=6e-4)
@@ -190,8 +189,7 @@ def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
     assert exact["D3ToM", "262.60"] == pytest.approx(2 * 262.599, abs=0.01)
     # Two FLOPs a multiply-add, as RTPrune counts; masked pairs are spared, 11 routers of 64 experts are not.
     spared, routers = 12 * 4 * 1280 * 283 * 282 / 2, 11 * 2 * 283 * 1280 * 64
-    printed = 235.6878336e9
-    assert exact["RTPrune", "235.7"] == pytest.approx((printed - spared + routers) / 1e9)
+    assert exact["RTPrune", "235.7"] == pytest.approx((235.6878336e9 - spared + routers) / 1e9)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +266,7 @@ def test_an_unknown_command_is_refused(capsys) -> None:
 
 def test_cells_and_files(tmp_path, capsys, judged) -> None:
     assert analytic.main(["--cells", "--write", str(tmp_path / "out")]) == 0
-    printed_lines = capsys.readouterr().out.splitlines()
-    assert len(printed_lines) == len(judged) + 2
+    assert len(capsys.readouterr().out.splitlines()) == len(judged) + 2
     with (tmp_path / "out" / "analytic.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [float(line["formula"]) for line in lines] == [verdict.claim.value for verdict in judged]

@@ -211,8 +211,7 @@ def test_layers_and_steps_of_formulas_are_those_of_the_runs() -> None:
     assert layers["D3ToM"] == layers["D3ToM-t"] == {analytic_d3tom.K}
     for cell, run in runs("d3tom"):
         if cell.table == "2":
-            generation = run.overrides["++benchmark.generation.steps"]
-            assert generation == analytic_d3tom.PAPER.steps
+            assert run.overrides["++benchmark.generation.steps"] == analytic_d3tom.PAPER.steps
 
 
 #: What names of budgets and methods state, as patterns, and the override that each is: of the number in the name.

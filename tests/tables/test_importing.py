@@ -71,8 +71,7 @@ def test_a_damaged_table_is_refused_by_file_and_line(
 ) -> None:
     known = write_paper(tmp_path / "known")
     before = (known / "toy_table1.csv").read_bytes()
-    damaged = write_paper(tmp_path / "damaged", cells)
-    assert main([str(damaged), "--out", str(known)]) == 2
+    assert main([str(write_paper(tmp_path / "damaged", cells)), "--out", str(known)]) == 2
     line = capsys.readouterr().err
     assert "toy_table1.csv" in line
     assert told in line

@@ -17,6 +17,7 @@ import run
 from espalier.harness.config.grids import grids_of
 from espalier.harness.config.group_table import listing
 from espalier.harness.paths import ROOT
+from espalier.harness.reports.curves.plot_style import STYLE
 from espalier.harness.reports.tables import table_picture as picture
 from espalier.harness.reports.tables.cell_runs import LISTED, preset, runs_of, titles
 from espalier.harness.reports.tables.published_tables import read_paper
@@ -155,7 +156,7 @@ def test_the_words_of_a_figure_stay_on_it() -> None:
     figures = [table for table in tables if table.entry.panels]
     assert min(len(table.entry.panels) for table in figures) == 1
     for table in figures:
-        with rc_context(picture.STYLE):
+        with rc_context(STYLE):
             drawn = picture.draw(table)
             # The canvas of a figure that is not shown draws nothing, and lays nothing out.
             drawn.draw_without_rendering()

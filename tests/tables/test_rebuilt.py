@@ -25,7 +25,7 @@ from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build
 from espalier.harness.reports.tables.table_formats import FORMATS, PAGE_LINES
 from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes, choose, read_rows
 from espalier.harness.store import Store
-from espalier.harness.store.parquet_tables import write_tables
+from espalier.harness.store.exports import write_tables
 from espalier.harness.store.row_text import MARK, MEANS
 from lab.analytic.formulas import verdicts
 from tests.tables.stored import CELLS, commit, write_paper
@@ -389,7 +389,7 @@ def test_models_that_are_printed_side_by_side_stand_one_after_another(number: st
 
 def test_what_the_printed_digits_leave_open_is_allowed_on_top() -> None:
     cell = PrintedCell("P", "1", "m", "SD", "", "b", "", "accuracy", "80.0", "%")
-    row = MeasuredResult("k", (), 50, True, None, "", 0.0, 0, {}, {})
+    row = MeasuredResult("k", (), 50, "", 0.0, {}, {})
     filled = FilledCell(cell, CellRun({}, "metrics.acc.value", 1.0), row=row)
     allowed, half = cell.allowed, cell.half
     assert (allowed, half) == (0.5, pytest.approx(0.05))
@@ -406,7 +406,7 @@ def test_what_the_printed_digits_leave_open_is_allowed_on_top() -> None:
 def test_accepted_lengths_are_near_by_their_own_scale() -> None:
     cell = PrintedCell("P", "1", "m", "SD", "", "b", "", "mean accepted length M", "4.26", "tokens")
     run = CellRun({}, "extra.speculative.mean_run", 1.0)
-    row = MeasuredResult("k", (), 50, True, None, "", 0.0, 0, {}, {})
+    row = MeasuredResult("k", (), 50, "", 0.0, {}, {})
     filled = FilledCell(cell, run, row=row)
     verdicts = [replace(filled, value=value).verdict for value in (4.31, 4.32, 3.77)]
     assert verdicts == ["near", "FAR", "FAR"]

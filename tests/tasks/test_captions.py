@@ -138,8 +138,7 @@ def test_a_task_tokenizes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     captions = object.__new__(task.CaptionTask)
     captions._words = {}
     samples = made(2)
-    whole = captions.cider(samples)
-    assert whole == pytest.approx(cider(samples, plain(samples)))
+    assert captions.cider(samples) == pytest.approx(cider(samples, plain(samples)))
     assert captions.cider(samples[1:]) == pytest.approx(cider(samples[1:], plain(samples)))
     assert captions.cider([*samples[:2], samples[0]]) >= 0
     assert asked == [set(plain(samples)), set(), set()]

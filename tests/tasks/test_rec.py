@@ -201,8 +201,7 @@ def test_a_task_is_told_how_the_model_writes_boxes(
     fill_box_settings([task], spec.model, spec.benchmark)  # type: ignore[list-item]
     told = task.lmms_eval_specific_kwargs
     assert (told["boxes"], told["resized"]) == (boxes, resized)
-    asked = referring.doc_to_text({"expression": "the dog"}, told)
-    assert asked == question(boxes, "the dog")
+    assert referring.doc_to_text({"expression": "the dog"}, told) == question(boxes, "the dog")
 
 
 def test_what_the_user_sets_of_the_prompt_stays() -> None:

@@ -29,15 +29,6 @@ def data_of(name: str) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def tasks() -> dict:
-    from lmms_eval.tasks import TaskManager, get_task_dict
-
-    manager = TaskManager(include_path=str(FOLDER), include_defaults=False)
-    assert set(manager.all_tasks) == set(METRICS)
-    return get_task_dict(list(METRICS), manager, task_type="chat")
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_task_hands_over_frames_and_a_question(tasks, name):
     task = tasks[name]

@@ -87,8 +87,10 @@ def read_key(variable: str) -> str | None:
     return key or None
 
 
-class JudgeClient:
-    """Sends requests to one server; an asynchronous context manager. The key is only in the header of requests.
+class JudgeClient(httpx.AsyncClient):
+    """Sends requests to one server; as an asynchronous context manager it closes its connections at the end.
+
+    The key is only in the header of requests.
 
     Args:
         spec: address, model, time limit and the name of the variable with the key.
@@ -98,7 +100,7 @@ class JudgeClient:
         self._spec = spec
         self._key = read_key(spec.key_env)
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        self._http = httpx.AsyncClient(
+        super().__init__(
             headers={
                 "Content-Type": "application/json",
                 "Accept-Encoding": "gzip, deflate",
@@ -109,14 +111,6 @@ class JudgeClient:
             trust_env=not _on_this_machine(spec.base_url or ""),
             limits=httpx.Limits(max_connections=spec.concurrency),
         )
-
-    async def __aenter__(self) -> JudgeClient:
-        """Open nothing yet: connections are made when they are needed."""
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        """Close all connections."""
-        await self._http.aclose()
 
     async def ask(self, request: Mapping[str, Any]) -> JudgeReply:
         """Return the server's answer.
@@ -145,7 +139,7 @@ class JudgeClient:
     async def _post(self, body: bytes) -> httpx.Response:
         """Return the server's whole answer, unpacked, up to `MOST_BYTES`."""
         address = f"{self._spec.base_url}/chat/completions"
-        async with self._http.stream("POST", address, content=body) as response:
+        async with self.stream("POST", address, content=body) as response:
             packed = response.headers.get("Content-Encoding", "identity").strip().lower()
             if packed not in ("identity", "", "gzip", "deflate"):
                 raise RequestError(f"the answer is packed as {self._line(packed)!r}", passing=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +14,16 @@ from espalier.harness.evaluation.judging.client import (
     RequestError,
     request_of,
 )
-from espalier.harness.evaluation.judging.judge_prompt import JudgePrompt
+from espalier.harness.evaluation.judging.judge_prompt import JudgeQuestion, JudgeResults
 from espalier.harness.evaluation.judging.verdicts import StoredVerdict, VerdictStore, key_of
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.secrets import without_keys
-
-#: Identity of a sample: its task and its document.
-Sample = tuple[str, int]
 
 #: Seconds before the first repetition of a request, doubled each time, and the longest pause.
 PAUSE, LONGEST = 1.0, 30.0
 
 #: If this many questions get no verdict before any gets one, the judge is given up.
 HOPELESS = 16
-
-
-@dataclass(frozen=True)
-class JudgeQuestion:
-    """A question to the judge about one sample.
-
-    Attributes:
-        sample: identity of the sample.
-        prompt: the prompt.
-        parts: texts for its placeholders.
-        holds: returns whether a text is a verdict that can be scored.
-    """
-
-    sample: Sample
-    prompt: JudgePrompt
-    parts: Mapping[str, str]
-    holds: Callable[[str], bool]
-
-
-@dataclass
-class JudgeResults:
-    """Results of a round of questions.
-
-    Attributes:
-        verdicts: texts by sample.
-        unjudged: samples without a verdict, each with the reason in one line.
-        cached: number of verdicts from the store.
-        failed: number of failed requests, repeated or not.
-        served: the server's names of its model.
-    """
-
-    verdicts: dict[Sample, str] = field(default_factory=dict)
-    unjudged: dict[Sample, str] = field(default_factory=dict)
-    cached: int = 0
-    failed: int = 0
-    served: set[str] = field(default_factory=set)
 
 
 def collect_verdicts(
@@ -135,9 +95,8 @@ class _JudgeRound:
                 if not self.results.verdicts and len(self.results.unjudged) >= HOPELESS:
                     raise
                 return
-        answer = StoredVerdict(reply.text, reply.served, tries)
-        verdict = self._store.put(key, request, answer, questions[0].holds)
-        self._settle(questions, verdict)
+        verdict = StoredVerdict(reply.text, reply.served, tries)
+        self._settle(questions, self._store.put(key, request, verdict, questions[0].holds))
 
     async def _verdict(
         self, client: JudgeClient, request: Mapping[str, Any], holds: Callable[[str], bool]
@@ -147,20 +106,26 @@ class _JudgeRound:
         Raises:
             RequestError: the last failure, when retries are used up or useless.
         """
-        tries = self._spec.retries + 1
-        for number in range(1, tries + 1):
-            await self._calm()
+        number = 0
+        while True:
+            number += 1
+            while (remaining := self._resume - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(remaining)
             try:
                 reply = await client.ask(request)
                 if holds(reply.text):
                     return reply, number
-                raise _unreadable(reply, number)
+                cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
+                excerpt = " ".join(reply.text.split())[:80]
+                raise RequestError(
+                    f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}",
+                    single=True,
+                )
             except RequestError as trouble:
                 self.results.failed += 1
-                if not trouble.passing or number == tries:
+                if not trouble.passing or number > self._spec.retries:
                     raise
                 self._delay(trouble, number)
-        raise AssertionError("unreachable: the last try returns or raises")
 
     def _delay(self, trouble: RequestError, number: int) -> None:
         """Set the time of the next request, for all questions: they go to the same server.
@@ -180,23 +145,10 @@ class _JudgeRound:
             now = asyncio.get_running_loop().time()
             self._resume = max(self._resume, now + wait)
 
-    async def _calm(self) -> None:
-        loop = asyncio.get_running_loop()
-        while (remaining := self._resume - loop.time()) > 0:
-            await asyncio.sleep(remaining)
-
     def _settle(self, questions: Sequence[JudgeQuestion], verdict: StoredVerdict) -> None:
         self.results.verdicts |= {question.sample: verdict.text for question in questions}
         if verdict.served is not None:
             self.results.served.add(verdict.served)
-
-
-def _unreadable(reply: JudgeReply, number: int) -> RequestError:
-    cut = " (cut at judge.max_tokens)" if reply.ended == "length" else ""
-    excerpt = " ".join(reply.text.split())[:80]
-    return RequestError(
-        f"no score in {number} answers of the judge{cut}, the last: {excerpt!r}", single=True
-    )
 
 
 def _first(group: BaseExceptionGroup) -> BaseException:

@@ -1,18 +1,18 @@
-"""A judge's prompt, a system message and a question with placeholders for a sample's parts; the check before a run."""
+"""A judge's prompt, a system message and a question with placeholders; the questions and results of a round."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from espalier.harness.errors import Refused, UserError, foreign
+from espalier.harness.errors import UserError, foreign
+from espalier.harness.evaluation.samples import Key
 from espalier.harness.settings import Text, check_keys, read_value
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import digest
 
 #: A placeholder for a part of a sample. Other braces, such as those of JSON, stay.
@@ -48,6 +48,42 @@ class JudgePrompt:
         return [*system, {"role": "user", "content": user}]
 
 
+@dataclass(frozen=True)
+class JudgeQuestion:
+    """A question to the judge about one sample.
+
+    Attributes:
+        sample: identity of the sample.
+        prompt: the prompt.
+        parts: texts for its placeholders.
+        holds: returns whether a text is a verdict that can be scored.
+    """
+
+    sample: Key
+    prompt: JudgePrompt
+    parts: Mapping[str, str]
+    holds: Callable[[str], bool]
+
+
+@dataclass
+class JudgeResults:
+    """Results of a round of questions.
+
+    Attributes:
+        verdicts: texts by sample.
+        unjudged: samples without a verdict, each with the reason in one line.
+        cached: number of verdicts from the store.
+        failed: number of failed requests, repeated or not.
+        served: the server's names of its model.
+    """
+
+    verdicts: dict[Key, str] = field(default_factory=dict)
+    unjudged: dict[Key, str] = field(default_factory=dict)
+    cached: int = 0
+    failed: int = 0
+    served: set[str] = field(default_factory=set)
+
+
 def prompt_of(key: str, table: Mapping[str, Any], name: str | None = None) -> JudgePrompt:
     """Return the prompt in a table `{name, system, user}`; `name` is the default name.
 
@@ -78,28 +114,3 @@ def read_prompt(path: Path) -> JudgePrompt:
     if not isinstance(table, Mapping):
         raise UserError(f"{key} must be a YAML table with user and, if wanted, system and name")
     return prompt_of(key, {str(name): value for name, value in table.items()}, path.stem)
-
-
-def check_judge(spec: RunSpec) -> None:
-    """Refuse a judged benchmark without a judge; the server is not contacted yet.
-
-    Raises:
-        Refused: no judge is set; other benchmarks can run.
-        UserError: the file of `judge.prompt` or the key cannot be used.
-    """
-    if "judge" not in spec.benchmark.needs:
-        return
-    judge = spec.judge
-    missing = [name for name in ("base_url", "model") if getattr(judge, name) is None]
-    if missing:
-        raise Refused(
-            f"benchmark={spec.benchmark.name!r} is scored by a judge, and judge.{missing[0]}=null; valid: "
-            "judge.base_url=http://localhost:8000/v1 judge.model=<its name there>, of any server that speaks "
-            "OpenAI's chat completions (docs/judges.md)"
-        )
-    # Imports httpx, a quarter of a second that runs without a judge need not wait for.
-    from espalier.harness.evaluation.judging.client import read_key
-
-    read_key(judge.key_env)
-    if judge.prompt is not None:
-        read_prompt(judge.prompt)

@@ -10,7 +10,7 @@ import string
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 #: Special tokens as tokenizers write them, such as <|im_end|>, </s>, <loc_16> and [PAD].
 SPECIAL = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z]{2,}\d*\]")
@@ -97,17 +97,6 @@ LEAD = re.compile(
 )
 
 
-class LetterPatterns(NamedTuple):
-    """The patterns for a set of letters."""
-
-    stated: re.Pattern[str]
-    first: re.Pattern[str]
-    bracketed: re.Pattern[str]
-    last: re.Pattern[str]
-    another: re.Pattern[str]
-    listed: re.Pattern[str]
-
-
 def lettered(texts: Iterable[Any]) -> dict[str, str]:
     """Return options by letter, from A on; None, NaN, "" and "nan" are missing options."""
     pairs = zip(string.ascii_uppercase, texts, strict=False)
@@ -135,20 +124,20 @@ def letter(answer: str, options: Mapping[str, str] | Sequence[str]) -> str:
     if same_text or not core:
         return same_text[0] if len(same_text) == 1 else ""
     forms = _letter_patterns("".join(texts))
-    stated = _stated(forms.stated, text, forms.another)
+    stated = _stated(forms["stated"], text, forms["another"])
     if stated is not None:
         return stated
-    first = forms.first.match(text)
+    first = forms["first"].match(text)
     if first:
-        listed = _stated(forms.listed, text, forms.another)
+        listed = _stated(forms["listed"], text, forms["another"])
         denied = first["marked"] is None and DENIED.match(text, first.end())
-        several = listed == "" or _several(first, text, forms.another)
+        several = listed == "" or _several(first, text, forms["another"])
         return "" if denied or several else _of(first)
     last_word = text.rstrip().rpartition("\n")[2].strip(ENDS)
     if len(last_word) == 1 and last_word.upper() in texts:
         return last_word.upper()
-    for pattern in (forms.bracketed, forms.last):
-        stated = _stated(pattern, text, forms.another)
+    for pattern in (forms["bracketed"], forms["last"]):
+        stated = _stated(pattern, text, forms["another"])
         if stated is not None:
             return stated
     return _named(text, texts)
@@ -185,7 +174,7 @@ def _core(text: str) -> str:
 
 
 @cache
-def _letter_patterns(letters: str) -> LetterPatterns:
+def _letter_patterns(letters: str) -> dict[str, re.Pattern[str]]:
     capital, small = f"[{letters}]", f"[{letters.lower()}]"
     noun = "".join(
         rf"(?!{article}{NOUN.replace('(?!', '(?=', 1)})" for article in "AI" if article in letters
@@ -197,7 +186,7 @@ def _letter_patterns(letters: str) -> LetterPatterns:
     linked = rf"[\s:=→>-]*(?:(?i:{LINK})[\s:=,]*)*"
     must = rf"\s*(?:(?i:is|are|be)\b|[:=是为は은])[\s:=]*(?:(?i:{LINK})[\s:=,]*)*"
     capitals = rf"\(?{capital}{AFTER}"
-    return LetterPatterns(
+    return dict(
         stated=re.compile(
             rf"(?:(?i:{ANSWER}){linked}|(?i:{OPTION}){must}|(?:{CHOOSE})[\s:]*){either}"
         ),
@@ -246,7 +235,13 @@ def _named(text: str, texts: Mapping[str, str]) -> str:
         return ""
     cores = {name: _core(option_text) for name, option_text in texts.items() if option_text}
     option_text = text.casefold()
-    contained = {name: core for name, core in cores.items() if _holds(option_text, core)}
+    contained = {
+        name: core
+        for name, core in cores.items()
+        # A short word may be part of any answer.
+        if (len(core) > 2 or core.isdigit() or not core.isascii())
+        and holds_words(option_text, core)
+    }
     longest = [
         name
         for name, core in contained.items()
@@ -255,9 +250,9 @@ def _named(text: str, texts: Mapping[str, str]) -> str:
     return longest[0] if len(longest) == 1 else ""
 
 
-def _holds(text: str, core: str) -> bool:
-    if not core.isascii():
-        return core in text
-    if len(core) < 3 and not core.isdigit():
-        return False
-    return re.search(rf"(?<!\w){re.escape(core)}(?!\w)", text) is not None
+def holds_words(text: str, sought: str) -> bool:
+    """Return whether a text contains another as whole words."""
+    if not sought.isascii():
+        # Chinese and Japanese words have no blanks between them.
+        return sought in text
+    return re.search(rf"(?<!\w){re.escape(sought)}(?!\w)", text) is not None

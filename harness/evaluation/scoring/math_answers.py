@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
+from itertools import accumulate
 
 #: Longer texts are no numbers: this also bounds the depth of brackets.
 LONGEST = 100
@@ -108,19 +110,15 @@ def _parts(text: str) -> list[str]:
 
 def _group(text: str) -> str:
     """Return a text up to the brace that closes it; "" without one."""
-    depth = 1
-    for place, letter in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(letter, 0)
-        if not depth:
-            return text[:place]
-    return ""
+    depths = accumulate({"{": 1, "}": -1}.get(letter, 0) for letter in text)
+    return text[: next((place for place, depth in enumerate(depths) if depth < 0), 0)]
 
 
+@dataclass
 class _Arithmetic:
     r"""Numbers with + - * /, powers, fractions, roots, brackets and \pi; factors may stand side by side."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    _text: str
 
     def value(self) -> float:
         """Return the value of the whole text; raises ValueError or ArithmeticError if it has none."""
@@ -168,7 +166,12 @@ class _Arithmetic:
             return self._argument() / self._argument()
         if self._takes(r"\sqrt"):
             degree = self._closed("]") if self._takes("[") else 2.0
-            return self._root(self._argument(), degree)
+            value = self._argument()
+            if value < 0 and degree % 2 == 1:
+                return -float((-value) ** (1 / degree))
+            if value < 0:
+                raise ValueError
+            return float(value ** (1 / degree))
         if self._takes(r"\pi"):
             return math.pi
         if bracket := self._takes("(", "{", "["):
@@ -193,11 +196,3 @@ class _Arithmetic:
             return self._factor()
         digit, self._text = self._text[:1], self._text[1:]
         return float(digit)
-
-    @staticmethod
-    def _root(value: float, degree: float) -> float:
-        if value < 0 and degree % 2 == 1:
-            return -float((-value) ** (1 / degree))
-        if value < 0:
-            raise ValueError
-        return float(value ** (1 / degree))

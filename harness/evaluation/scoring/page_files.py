@@ -70,16 +70,12 @@ def tested_pages(folder: Path, part: str) -> list[Row]:
             tests_of.setdefault((test["pdf"], test["page"]), []).append(
                 test | {"category": category}
             )
-    for name in dict.fromkeys(name for name, _ in tests_of):
-        tests = [
-            test
-            for (file_name, _), page_tests in tests_of.items()
-            if file_name == name
-            for test in page_tests
-        ]
-        if not any(test["type"] == BASELINE for test in tests):
-            baseline = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
-            tests_of.setdefault((name, 1), []).append(baseline | {"category": BASELINE})
+    tested = {
+        test["pdf"] for tests in tests_of.values() for test in tests if test["type"] == BASELINE
+    }
+    for name in dict.fromkeys(name for name, _ in tests_of if name not in tested):
+        baseline = {"id": f"{name}_{BASELINE}", "type": BASELINE, "pdf": name, "page": 1}
+        tests_of.setdefault((name, 1), []).append(baseline | {"category": BASELINE})
     rows = []
     for (name, page), tests in tests_of.items():
         image = data / "images" / f"{name.removesuffix('.pdf')}_pg{page}.png"
@@ -130,8 +126,9 @@ LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
 
 
 def _json(file: Path) -> Iterable[Any]:
+    text = _text(file)
     try:
-        pages = json.loads(_text(file))
+        pages = json.loads(text)
     except FOREIGN as error:
         raise UserError(
             f"{str(file)!r} is damaged: {error}; valid: the file as released"

@@ -17,6 +17,8 @@ from nltk.stem import PorterStemmer
 from nltk.translate.bleu_score import sentence_bleu
 from rapidfuzz.distance import Levenshtein
 
+from espalier.harness.evaluation.scoring.choices import holds_words
+
 if TYPE_CHECKING:
     from jieba import Tokenizer
 
@@ -39,11 +41,9 @@ def window_distance(part: str, text: str, below: float) -> float:
         return 1.0
     best = length
     for start in range(len(text) - length + 1):
+        # Beyond the cut-off it is the cut-off plus one.
         distance = Levenshtein.distance(part, text[start : start + length], score_cutoff=best)
-        if distance < best:
-            best = distance
-            if not best:
-                break
+        best = min(best, distance)
     return best / length if best < limit else 1.0
 
 
@@ -63,12 +63,9 @@ def near_matches(pattern: str, text: str, edits: int) -> list[NearMatch]:
     if not pattern:
         return []
     if not edits:
-        places = []
-        at = text.find(pattern)
-        while at >= 0:
-            places.append(NearMatch(at, 0))
-            at = text.find(pattern, at + 1)
-        return places
+        # Matches of a look-ahead may overlap.
+        exact = re.finditer(f"(?={re.escape(pattern)})", text)
+        return [NearMatch(match.start(), 0) for match in exact]
     # Read backwards, the end of a match is its start.
     backwards = _ends(pattern[::-1], text[::-1])
     starts = [
@@ -134,11 +131,7 @@ def equal(answer: str, reference: str) -> bool:
 
 def contains(answer: str, reference: str) -> bool:
     """Return whether an answer contains a reference as whole words; case and blanks do not count."""
-    sought, text = plain_answer(reference), plain_answer(answer)
-    if not sought.isascii():
-        # Chinese and Japanese words have no blanks between them.
-        return sought in text
-    return re.search(rf"(?<!\w){re.escape(sought)}(?!\w)", text) is not None
+    return holds_words(plain_answer(answer), plain_answer(reference))
 
 
 def anls(answer: str, reference: str) -> float:
@@ -173,10 +166,9 @@ def words(answer: str, reference: str) -> tuple[list[str], list[str]]:
 
     jieba returns blanks and punctuation as words. Cost: O(n), but O(n^2) in a run of characters outside its dictionary.
     """
-    if CHINESE.search(answer) or CHINESE.search(reference):
-        cut = _jieba().lcut
-        return cut(answer), cut(reference)
-    return answer.split(), reference.split()
+    is_chinese = CHINESE.search(answer) or CHINESE.search(reference)
+    cut = _jieba().lcut if is_chinese else str.split
+    return cut(answer), cut(reference)
 
 
 def shares(answer: Sequence[str], reference: Sequence[str]) -> tuple[float, float, float]:
@@ -204,8 +196,8 @@ def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
 
     It equals nltk's METEOR if WordNet knows no synonym. Cost: O(n log n).
     """
-    matches, unmatched = _matched(
-        [word.lower() for word in answer], [word.lower() for word in reference]
+    matches, unmatched = _paired(
+        *({place: word.lower() for place, word in enumerate(part)} for part in (answer, reference))
     )
     stem = PorterStemmer().stem
     answer_stems, reference_stems = (
@@ -252,12 +244,6 @@ def _jieba() -> Tokenizer:
         cutter.FREQ, cutter.total = cutter.gen_pfdict(cutter.get_dict_file())
     cutter.initialized = True
     return cutter
-
-
-def _matched(
-    answer: Sequence[str], reference: Sequence[str]
-) -> tuple[dict[int, int], tuple[dict[int, str], dict[int, str]]]:
-    return _paired(dict(enumerate(answer)), dict(enumerate(reference)))
 
 
 def _paired(

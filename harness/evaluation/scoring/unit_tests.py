@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, product
 from typing import Any
 
 import lxml.html
@@ -151,29 +152,19 @@ def has_formula(wanted: str, answer: str) -> bool:
 
 def _without_braces(sequence: Sequence[str]) -> Iterator[str]:
     """Yield tokens without braces around one token, and without groups that no command precedes."""
-    partner = _partners(sequence)
-    dropped: set[int] = set()
-    for start, end in partner.items():
-        inside = end - start - 1
-        before = sequence[start - 1] if start else ""
-        # After a command, another argument, a script or an option, a group is an argument.
-        free = not before.startswith("\\") and before not in ("}", "^", "_", "]")
-        if inside == 1 or free:
-            dropped |= {start, end}
-    for place, token in enumerate(sequence):
-        if place not in dropped:
-            yield token
-
-
-def _partners(sequence: Sequence[str]) -> dict[int, int]:
     opened: list[int] = []
-    partner = {}
-    for place, token in enumerate(sequence):
+    dropped: set[int] = set()
+    for end, token in enumerate(sequence):
         if token == "{":
-            opened.append(place)
+            opened.append(end)
         elif token == "}" and opened:
-            partner[opened.pop()] = place
-    return partner
+            start = opened.pop()
+            before = sequence[start - 1] if start else ""
+            # After a command, another argument, a script or an option, a group is an argument.
+            free = not before.startswith("\\") and before not in ("}", "^", "_", "]")
+            if end - start == 2 or free:
+                dropped |= {start, end}
+    yield from (token for place, token in enumerate(sequence) if place not in dropped)
 
 
 #: Largest span of a cell; answers may give any number.
@@ -204,18 +195,17 @@ class Grid:
     def neighbours(self, corner: Place, down: int, right: int) -> set[Place]:
         """Return the next cells in a direction, across gaps; a cell that spans several rows may have several."""
         cell = self.cells[corner]
+        rows = range(corner[0], corner[0] + (1 if down else cell.rows))
+        columns = range(corner[1], corner[1] + (1 if right else cell.columns))
         corners = set()
-        for row in range(corner[0], corner[0] + (1 if down else cell.rows)):
-            for column in range(corner[1], corner[1] + (1 if right else cell.columns)):
-                at = (row, column)
-                while True:
-                    at = (at[0] + down, at[1] + right)
-                    if not (0 <= at[0] < self.height and 0 <= at[1] < self.width):
-                        break
-                    neighbour = self.squares.get(at)
-                    if neighbour is not None and neighbour != corner:
-                        corners.add(neighbour)
-                        break
+        for row, column in product(rows, columns):
+            while 0 <= (row := row + down) < self.height and (
+                0 <= (column := column + right) < self.width
+            ):
+                neighbour = self.squares.get((row, column))
+                if neighbour is not None and neighbour != corner:
+                    corners.add(neighbour)
+                    break
         return corners
 
     def headings(self, corner: Place, down: int, right: int) -> set[Place]:
@@ -261,23 +251,19 @@ def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
 
 
 def _of_pipes(answer: str) -> Iterator[Grid]:
-    table: list[str] = []
-    for line in [*answer.strip().split("\n"), ""]:
-        if "|" in line:
-            table.append(line)
-            continue
+    for is_table, lines in groupby(answer.strip().split("\n"), lambda line: "|" in line):
+        table = list(lines)
         rows = [_cells(line) for line in table if not (line.strip() and set(line) <= set("- :|"))]
-        if len(table) >= 2 and any(rows):
+        if is_table and len(table) >= 2 and any(rows):
             yield laid_out(
                 [
                     [
                         GridCell(text, heading=not (number and place))
                         for place, text in enumerate(row)
                     ]
-                    for number, row in enumerate(row for row in rows if row)
+                    for number, row in enumerate(filter(None, rows))
                 ]
             )
-        table = []
 
 
 def _cells(line: str) -> list[str]:
@@ -427,12 +413,8 @@ def has_text(test: Mapping[str, Any], answer: str) -> bool:
         wanted, page = wanted.lower(), page.lower()
     alike = fuzz.ratio if len(page) < len(wanted) else fuzz.partial_ratio
     first, last = test.get("first_n"), test.get("last_n")
-    if first and last:
-        page = page[:first] + page[-last:]
-    elif first:
-        page = page[:first]
-    elif last:
-        page = page[-last:]
+    if first or last:
+        page = (page[:first] if first else "") + (page[-last:] if last else "")
     return bool(alike(wanted, page) / 100 >= 1 - test.get("max_diffs", 0) / max(len(wanted), 1))
 
 
@@ -441,9 +423,8 @@ def in_order(test: Mapping[str, Any], answer: str) -> bool:
     page, edits = plain(answer), test.get("max_diffs", 0)
     before = near_matches(plain(test["before"]), page, edits)
     after = near_matches(plain(test["after"]), page, edits)
-    if not before or not after:
-        return False
-    return min(place.start for place in before) < max(place.start for place in after)
+    starts, ends = ([place.start for place in places] for places in (before, after))
+    return bool(starts and ends) and min(starts) < max(ends)
 
 
 def is_well_formed(test: Mapping[str, Any], answer: str) -> bool:

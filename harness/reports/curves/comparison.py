@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +31,8 @@ from espalier.harness.reports.curves.stored_rows import (
     select_model,
     with_settings,
 )
-from espalier.harness.specs.comparable import passed_over, sweep_names
+from espalier.harness.reports.frame import POINTS, UNPRUNED, PointFrame, typed
+from espalier.harness.specs.comparable import Row, passed_over, policy, sweep_names
 from espalier.harness.stats import (
     Interval,
     average_retention,
@@ -42,7 +43,10 @@ from espalier.harness.stats import (
     paired_pvalue,
 )
 from espalier.harness.stats import retention_interval as retained
-from espalier.harness.store.row_text import FOOTNOTE, mark
+from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
+
+#: A method at one amount: the name of its curve, the share removed, and the tokens kept where these were set.
+MethodPoint = tuple[str, float, int | None]
 
 
 def read_panels(
@@ -117,52 +121,44 @@ def panel_of(
         UserError: as `read_panels`.
     """
     compared = runs_of(benchmark, results, swept)
-    runs, keys, units = compared.runs, compared.keys, compared.units
-    first_runs = {run.name: run for run in reversed(runs)}
-    seeds: dict[str, dict[float, list[RunScores]]] = {name: {} for name in first_runs}
-    for run in sorted(runs, key=lambda run: run.ratio):
-        seeds[run.name].setdefault(run.ratio, []).append(run)
+    runs = compared.runs
+    seeds: dict[str, dict[float, list[RunScores]]] = {}
+    for run in sorted(runs, key=lambda run: run.row["ratio"]):
+        seeds.setdefault(run.name, {}).setdefault(run.row["ratio"], []).append(run)
     # Average over seeds first, so that each sample counts once.
     scores = {
         name: {
-            ratio: by_unit(np.mean([[run.scores[key] for key in keys] for run in group], 0), units)
+            ratio: by_unit(compared.scores(group), compared.units)
             for ratio, group in by_ratio.items()
         }
         for name, by_ratio in seeds.items()
     }
-    unpruned_name = next((name for name, run in first_runs.items() if run.method == FULL), None)
+    first_runs = {run.name: run for run in reversed(runs)}
+    methods = {name: run.row["method"] for name, run in first_runs.items()}
+    unpruned_name = next((name for name, method in methods.items() if method == FULL), None)
     unpruned = {} if unpruned_name is None else scores.pop(unpruned_name)
     full = unpruned[min(unpruned)] if unpruned else None
-    floors = {
-        (run.policy, run.layer, run.evicts): name
-        for name, run in first_runs.items()
-        if run.method in FLOORS
-    }
+    floors = [run for name, run in first_runs.items() if methods[name] in FLOORS]
     curves = []
-    for name in sorted(scores, key=lambda name: (first_runs[name].method in CONTROLS, name)):
-        run = first_runs[name]
-        floor = _floor(run, floors, nearest)
+    for name in sorted(scores, key=lambda name: (methods[name] in CONTROLS, name)):
+        floor = _floor(first_runs[name], floors, nearest)
         floor = None if floor == name else floor
         points = tuple(
             _point(group, ratio, scores[name][ratio], scores.get(floor or "", {}).get(ratio), full)
             for ratio, group in seeds[name].items()
         )
-        curves.append(Curve(name, run.method in CONTROLS, floor, points, run.layer))
-    unread = any(run.unread for run in runs)
+        layer = first_runs[name].layer
+        curves.append(Curve(name, methods[name] in CONTROLS, floor, points, layer))
+    unread = {run.name for run in runs if is_marked(run.row)}
     return CurvePanel(
         benchmark=benchmark,
-        metric=runs[0].metric,
+        metric=compared.metric,
         n_samples=compared.n_samples,
         full=None if full is None else mean_interval(full),
         curves=_corrected(curves),
         unpruned=full,
-        full_mark=mark(any(run.unread for run in runs if run.name == unpruned_name)),
-        notes=(
-            *notes,
-            *compared.notes,
-            *_single_token_note(runs),
-            *([FOOTNOTE] if unread else []),
-        ),
+        full_mark=mark(unpruned_name in unread),
+        notes=(*notes, *compared.notes, *_single_token_note(runs), *[FOOTNOTE] * bool(unread)),
     )
 
 
@@ -173,7 +169,6 @@ class ComparedRuns:
     Attributes:
         n_samples: the largest number of samples that a run has; others are left out.
         runs: the newest of each cell, oldest first.
-        results: the results of `runs`, in their order.
         keys: all samples, ascending.
         units: the unit of statistics of each of `keys`.
         notes: lines that count the runs left out.
@@ -181,10 +176,41 @@ class ComparedRuns:
 
     n_samples: int
     runs: Sequence[RunScores]
-    results: Sequence[StoredResult]
     keys: Sequence[Key]
     units: Sequence[Key]
     notes: tuple[str, ...]
+
+    @property
+    def row(self) -> Row:
+        """The row of the first run, for what all share: model, benchmark and budget rule."""
+        return self.runs[0].row
+
+    @property
+    def metric(self) -> str:
+        """The headline metric."""
+        return str(self.row["extra"]["headline"])
+
+    @property
+    def unpruned(self) -> Scores | None:
+        """The unpruned model's score of each sample, None if it did not run."""
+        full = [run for run in self.runs if run.row["method"] == FULL]
+        return self.scores(full[:1]) if full else None
+
+    @property
+    def points(self) -> dict[MethodPoint, list[RunScores]]:
+        """The runs of each method at each amount, one for each seed."""
+        points: dict[MethodPoint, list[RunScores]] = {}
+        for run in self.runs:
+            # At ratio 0 nothing is removed.
+            if run.row["method"] != FULL and run.row["ratio"] > 0:
+                point = run.name, run.row["ratio"], run.row.get("keep")
+                points.setdefault(point, []).append(run)
+        return points
+
+    def scores(self, runs: Sequence[RunScores]) -> Scores:
+        """Return the score of each sample, seeds averaged."""
+        averaged: Scores = np.mean([[run.scores[key] for key in self.keys] for run in runs], axis=0)
+        return averaged
 
 
 def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False) -> ComparedRuns:
@@ -201,7 +227,7 @@ def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False
         names = sweep_names([result.row for result in newest])
         # Random dropping has one name in every report, also where it runs at several layers.
         runs = [
-            run if run.method in FLOORS else replace(run, name=name)
+            run if run.row["method"] in FLOORS else replace(run, name=name)
             for run, name in zip(runs, names, strict=True)
         ]
     if len({frozenset(run.scores) for run in runs}) > 1:
@@ -214,7 +240,6 @@ def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False
     return ComparedRuns(
         n_samples=n_samples,
         runs=runs,
-        results=newest,
         keys=keys,
         units=[runs[0].units[key] for key in keys],
         notes=(
@@ -222,6 +247,38 @@ def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False
             *passed_over(len(complete) - len(newest), "of other code, a newer one has their place"),
         ),
     )
+
+
+def points_of(panels: Sequence[CurvePanel]) -> PointFrame:
+    """Return a line for each point of panels; the unpruned model has its own, `none` at ratio 0."""
+    lines = []
+    for panel in panels:
+        curves = panel.curves
+        if panel.full is not None:
+            point = CurvePoint(0.0, panel.full, flops=1.0, unread=bool(panel.full_mark))
+            curves = (Curve(UNPRUNED, True, None, (point,)), *curves)
+        lines += [
+            {
+                **{
+                    "benchmark": panel.benchmark,
+                    "metric": panel.metric,
+                    "n_samples": panel.n_samples,
+                },
+                **{"curve": curve.name, "control": curve.control, "floor": curve.floor},
+                **{"ratio": point.ratio, "keep": point.keep, "flops_share": point.flops},
+                **point.score.named("score"),
+                **(point.retention.named("retention") if point.retention else {}),
+                **(point.gain.named("gain") if point.gain else {}),
+                "lost_p": point.loss_pvalue,
+                "gain_p": point.pvalue,
+                "gain_p_holm": point.corrected_pvalue,
+                "unread": point.unread,
+            }
+            for curve in curves
+            for point in curve.points
+        ]
+    columns = {name: [line.get(name) for line in lines] for name in POINTS}
+    return PointFrame(typed(columns, POINTS))
 
 
 def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float | str], Interval]:
@@ -245,10 +302,14 @@ def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float | str], Inte
 
 def _single_token_note(runs: Sequence[RunScores]) -> list[str]:
     """Return a line if all answers, of evicting and of unpruned runs, are one token long."""
-    evicting = [run for run in runs if run.discriminates is not None]
-    if not evicting or any(run.discriminates for run in evicting):
-        return []
-    if any(run.method == FULL and not run.single_token for run in runs):
+    # Missing in rows of older versions.
+    evicting = [run for run in runs if run.row["extra"].get("discriminates") is not None]
+    unpruned = [run.row["extra"] for run in runs if run.row["method"] == FULL]
+    if (
+        not evicting
+        or any(run.row["extra"]["discriminates"] for run in evicting)
+        or any(extra.get("first_token") != 1 for extra in unpruned)
+    ):
         return []
     names = ", ".join(sorted({run.name for run in evicting}))
     return [
@@ -256,14 +317,12 @@ def _single_token_note(runs: Sequence[RunScores]) -> list[str]:
     ]
 
 
-def _floor(
-    run: RunScores, floors: Mapping[tuple[str, int | None, bool], str], nearest: bool
-) -> str | None:
+def _floor(run: RunScores, floors: Sequence[RunScores], nearest: bool) -> str | None:
     """Return the name of the random baseline for a run: same layer, same policy."""
     by_layer = {
-        layer: name
-        for (policy, layer, evicts), name in floors.items()
-        if policy == run.policy and evicts == run.evicts
+        floor.layer: floor.name
+        for floor in floors
+        if policy(floor.row) == policy(run.row) and floor.evicts == run.evicts
     }
     layers = [layer for layer in by_layer if layer]
     if run.layer in by_layer or not nearest or not run.layer or not layers:
@@ -289,11 +348,11 @@ def _point(
         retention=None if unpruned is None else retained(scores, unpruned),
         gain=None if floor is None else difference_interval(scores, floor),
         pvalue=None if floor is None else paired_pvalue(scores, floor),
-        flops=fmean(run.flops for run in runs),
+        flops=fmean(run.row["flops"]["share_of_full"] for run in runs),
         loss_pvalue=None if unpruned is None or ratio == 0 else paired_pvalue(scores, unpruned),
         scores=scores,
-        unread=any(run.unread for run in runs),
-        keep=only([run.keep for run in runs]),
+        unread=any(is_marked(run.row) for run in runs),
+        keep=only([run.row.get("keep") for run in runs]),
     )
 
 

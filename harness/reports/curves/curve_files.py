@@ -17,19 +17,18 @@ from espalier.harness.errors import (
     tell_once,
     unknown_name,
 )
-from espalier.harness.reports.curves.comparison import panel_of, read_panels
+from espalier.harness.reports.curves.comparison import panel_of, points_of, read_panels
 from espalier.harness.reports.curves.curve_points import FLOORS, FULL, CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.curves.figures import Plot, Series, draw, percent_spot, save
 from espalier.harness.reports.curves.plot_style import NOTE, UNDRAWABLE, line_look, looks
-from espalier.harness.reports.curves.point_frame import frame_of
-from espalier.harness.reports.curves.printed_names import readable
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     filter_results,
     read_results,
     with_settings,
 )
+from espalier.harness.reports.printed_text import readable
 from espalier.harness.specs.comparable import settings
 from espalier.harness.stats import Interval
 from espalier.harness.store.files.folder_checks import existing_store
@@ -37,8 +36,6 @@ from espalier.harness.store.row_text import FOOTNOTE
 
 #: Suffixes of the files that are written.
 SUFFIXES = ("png", "svg", "md", "tex", "csv")
-
-UNPRUNED = "unpruned"
 
 #: Signs that stay in names of files, and the bytes of such a name.
 _UNSAFE = re.compile(r"[^\w .,+=()@%-]")
@@ -75,7 +72,7 @@ def write_panels(panels: Sequence[CurvePanel], out: Path) -> tuple[Path, ...]:
     pictures = save(draw_curves(panels), out)
     table, latex, points = (out.with_name(f"{out.name}.{kind}") for kind in SUFFIXES[2:])
     table.write_text(plain_page(markdown(panels)), encoding="utf-8")
-    frame = frame_of(panels)
+    frame = points_of(panels)
     frame.to_latex(latex, counts=True)
     frame.to_csv(points, index=False, encoding="utf-8")
     return *pictures, table, latex, points
@@ -103,6 +100,10 @@ def draw_curves(
         places = _places(panel.ratios)
         # The interval at ratio 0 is the unpruned model's.
         bare = {0.0} if panel.full is not None else set()
+        level = None
+        if panel.full is not None:
+            ends = (100 * end for end in (panel.full.value, panel.full.low, panel.full.high))
+            level = f"unpruned{panel.full_mark}", Interval(*ends)
         series = [
             Series(
                 curve.name,
@@ -129,7 +130,7 @@ def draw_curves(
                     for ratio, count in zip(panel.ratios, counts, strict=True)
                 },
                 log=True,
-                level=_level(panel),
+                level=level,
                 shift=0.012,
             )
         )
@@ -137,13 +138,6 @@ def draw_curves(
     if any(FOOTNOTE in panel.notes for panel in panels):
         foot += f"\n{FOOTNOTE}."
     return draw(plots, foot=foot)
-
-
-def _level(panel: CurvePanel) -> tuple[str, Interval] | None:
-    if panel.full is None:
-        return None
-    ends = (100 * end for end in (panel.full.value, panel.full.low, panel.full.high))
-    return UNPRUNED + panel.full_mark, Interval(*ends)
 
 
 def _places(ratios: Sequence[float]) -> dict[float, float]:
@@ -186,16 +180,17 @@ def read_selection(stores: Sequence[Path], filters: Sequence[str]) -> list[Store
                 raise unknown_name("filter", key, [*KEYS, *engine])
             results = filter_results(recorded, [condition])
             continue
-        values = set(text.split(","))
-        present = {_text(result, key) for result in results}
-        for value in sorted(values - present):
-            raise unknown_name(key, value, sorted(present))
+        values = {result.path: _text(result.row.get(key)) for result in results}
+        chosen = set(text.split(","))
+        for value in sorted(chosen - {*values.values()}):
+            raise unknown_name(key, value, sorted({*values.values()}))
+        # What the others are compared with stays.
+        compared = {"method": (FULL, *FLOORS), "variant": (FULL, *FLOORS)}
+        compared |= {"ratio": (FULL,), "keep": (FULL,)}
         results = [
             result
             for result in results
-            if _text(result, key) in values
-            or (key in ("method", "variant") and result.row["method"] in (FULL, *FLOORS))
-            or (key in ("ratio", "keep") and result.row["method"] == FULL)
+            if values[result.path] in chosen or result.row["method"] in compared.get(key, ())
         ]
     return results
 
@@ -223,10 +218,9 @@ def write_selection(
             try:
                 recorded, older = with_settings(group)
                 panels.append(panel_of(benchmark, recorded, notes=older, swept=True))
+                notes[f"{model} on {benchmark}"] = panels[-1].notes
             except UserError as error:
                 notes[f"no curves of {model} on {benchmark}"] = [str(error)]
-                continue
-            notes[f"{model} on {benchmark}"] = panels[-1].notes
         several = f"-{file_name(model)}-{file_name(rule)}" if len(groups) > 1 else ""
         try:
             paths += write_panels(panels, out.with_name(out.name + several)) if panels else ()
@@ -237,6 +231,5 @@ def write_selection(
     return paths, notes
 
 
-def _text(result: StoredResult, key: str) -> str:
-    value = result.row.get(key)
+def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

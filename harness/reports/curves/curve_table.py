@@ -15,35 +15,20 @@ from espalier.harness.reports.curves.curve_points import (
     CurvePoint,
     share,
 )
-from espalier.harness.specs.comparable import Row
+from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.stats import Interval
 
 #: The text of a frame's row, by heading of the column.
 Columns = Mapping[str, Callable[[Any], str]]
 
-#: A sort key of curves.
-Rank = Callable[[Curve], Any]
-
 #: Corrected p-values below this are marked; one table in twenty has a mark by chance.
 LEVEL = 0.05
 
 
-def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]], align: str = "lr") -> str:
-    """Return a table with a heading for each column; `align` has l or r for each, the last one for all further."""
-    sides = align.ljust(len(heads), align[-1])
-    rule = ["---:" if side == "r" else "---" for side in sides[: len(heads)]]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *lines))
-
-
-def cell_table(cells: pd.DataFrame, columns: Columns, align: str = "lr") -> str:
+def cell_table(cells: pd.DataFrame, columns: Columns) -> str:
     """Return a table with a line for each row of a frame."""
     lines = [[text(cell) for text in columns.values()] for cell in cells.itertuples()]
-    return markdown_table([*columns], lines, align)
-
-
-def row_text(text: Callable[[Row], str]) -> Callable[[Any], str]:
-    """Return the function of a column with a text of each result's row."""
-    return lambda cell: text(cell.result.row)
+    return markdown_table([*columns], lines)
 
 
 def grid_table(
@@ -64,29 +49,26 @@ def grid_table(
         text: of a row.
         align: as of `markdown_table`.
     """
-    texts = {
-        (getattr(cell, line), getattr(cell, column)): text(cell) for cell in cells.itertuples()
-    }
-    lines = [
-        [str(first), *(texts.get((first, second), "-") for second in heads)]
-        for first in dict.fromkeys(cells[line])
-    ]
+    texts: dict[Any, dict[Any, str]] = {}
+    for cell in cells.itertuples():
+        line_texts = texts.setdefault(getattr(cell, line), dict.fromkeys(heads, "-"))
+        line_texts[getattr(cell, column)] = text(cell)
+    lines = [[str(first), *line_texts.values()] for first, line_texts in texts.items()]
     return markdown_table([line, *heads.values()], lines, align)
 
 
 def markdown(panels: Sequence[CurvePanel]) -> str:
     """Return tables of scores, of retention and of gains over random for each benchmark, then means over all."""
-    return "\n".join([*(_benchmark(panel) for panel in panels), *over_all(panels)])
+    return "\n".join([*map(_benchmark, panels), *_over_all(panels)])
 
 
-def over_all(panels: Sequence[CurvePanel]) -> list[str]:
+def _over_all(panels: Sequence[CurvePanel]) -> list[str]:
     """Return a table of mean retention over several benchmarks, for curves and ratios that all of them have."""
     retentions = averages(panels)
     if len(panels) < 2 or not retentions:
         return []
     ratios = {point.amount: point.ratio for curve in panels[0].curves for point in curve.points}
     amounts = sorted({amount for _, amount in retentions}, key=lambda amount: ratios[amount])
-    headings = [share(amount) if isinstance(amount, float) else amount for amount in amounts]
     marks = {
         (curve.name, point.amount): point.mark
         for panel in panels
@@ -99,14 +81,15 @@ def over_all(panels: Sequence[CurvePanel]) -> list[str]:
         for name in dict.fromkeys(name for name, _ in retentions)
         if (keys := [(name, amount) for amount in amounts])
     ]
+    heads = [share(amount) if isinstance(amount, float) else amount for amount in amounts]
     return [
         f"### Mean retention over {len(panels)} benchmarks\n\n"
         "In percent of the unpruned score, each benchmark weighed alike, its samples resampled within it.\n\n"
-        + markdown_table(["method", *headings], lines)
+        + markdown_table(["method", *heads], lines)
     ]
 
 
-def mark(pvalue: float | None) -> str:
+def _star(pvalue: float | None) -> str:
     """Return a star for a corrected p-value below 0.05."""
     return "*" if pvalue is not None and pvalue < LEVEL else ""
 
@@ -119,7 +102,7 @@ def note_paragraphs(panel: CurvePanel) -> list[str]:
 def gains(panel: CurvePanel, group: BaselineGroup, names: Mapping[str, str]) -> str:
     """Return a table of scores by ratio with gains over random dropping; random dropping is the first line."""
     lines = [
-        [group.name(curve, names), *map(_gained, map(curve.at, panel.ratios))]
+        [group.name(curve, names), *_texts(panel, curve, _gained, "-")]
         for curve in (group.floor, *group.curves)
     ]
     return markdown_table(["method", *map(panel.heading, panel.ratios)], lines)
@@ -129,7 +112,7 @@ def gains_over(
     panel: CurvePanel,
     floor: str,
     names: Mapping[str, str],
-    rank: Rank,
+    rank: Callable[[Curve], Any],
     full: str,
     title: str = "",
     setting: str = "",
@@ -178,74 +161,81 @@ def _signs(panel: CurvePanel, name: str) -> str:
     if curve is None:
         return ""
     signs = {"above": "+", "below": "-", "": "."}
+    texts = _texts(panel, curve, lambda point: signs[point.verdict] + point.mark, " ")
+    return f"`{''.join(texts)}`"
+
+
+def _texts(
+    panel: CurvePanel, curve: Curve, text: Callable[[CurvePoint], str], gap: str = ""
+) -> list[str]:
+    """Return the text of a curve's point at each ratio of a panel, `gap` where it has none."""
     points = map(curve.at, panel.ratios)
-    return f"`{''.join(signs[point.verdict] + point.mark if point else ' ' for point in points)}`"
+    return [gap if point is None else text(point) for point in points]
 
 
-def _gained(point: CurvePoint | None) -> str:
-    if point is None:
-        return "-"
+def _gained(point: CurvePoint) -> str:
     if point.gain is None:
         return point.score.percent + point.mark
-    note = f" **{point.verdict}**{mark(point.corrected_pvalue)}" if point.verdict else ""
+    note = f" **{point.verdict}**{_star(point.corrected_pvalue)}" if point.verdict else ""
     return f"{100 * point.score.value:.1f}{point.mark}, {point.gain.points}{note}"
 
 
 def _benchmark(panel: CurvePanel) -> str:
+    heads = ["method", *map(panel.heading, panel.ratios)]
+
+    def table(text: Callable[[CurvePoint], str], curves: Iterable[Curve]) -> str:
+        return markdown_table(
+            heads, ([curve.name, *_texts(panel, curve, text)] for curve in curves)
+        )
+
+    lines = [
+        [
+            curve.name,
+            *_texts(panel, curve, lambda point: point.score.percent + point.mark),
+            _costs(curve),
+        ]
+        for curve in panel.curves
+    ]
+    if panel.full is not None:
+        gaps = [""] * (len(panel.ratios) - 1)
+        lines.insert(0, ["unpruned", panel.full.percent + panel.full_mark, *gaps, "100 %"])
     parts = [
         f"### {panel.benchmark}: {panel.metric}, {panel.n_samples} samples\n",
         "Score in percent with its 95 % interval, by share of visual tokens kept; last, the prefill FLOPs that these "
         "shares leave.\n",
-        _table(panel, lambda point: _interval(point.score) + point.mark, full=True),
+        markdown_table([*heads, "FLOPs"], lines),
     ]
     if panel.full is not None:
         parts += [
             "Retention: score in percent of the unpruned score, paired by sample; `*` where it differs from it, "
             "corrected for all cells of this table.\n",
-            _table(
-                panel,
-                lambda point: _interval(point.retention) + mark(point.loss_pvalue) + point.mark,
-            ),
+            table(_retention, panel.curves),
         ]
     if any(point.gain for curve in panel.curves for point in curve.points):
         parts += [
             "Points above random dropping at the same layer, paired by sample, with the p-value of "
             "the exact paired test; `*` where it is below 0.05 when corrected for all cells of this table.\n",
-            _table(panel, _gain, only=lambda curve: curve.floor is not None),
+            table(_gain, (curve for curve in panel.curves if curve.floor is not None)),
         ]
     return "\n".join([*parts, *note_paragraphs(panel)])
 
 
-def _table(
-    panel: CurvePanel,
-    cell: Callable[[CurvePoint], str],
-    full: bool = False,
-    only: Callable[[Curve], bool] = lambda curve: True,
-) -> str:
-    ratios = panel.ratios
-    lines = []
-    if full and panel.full is not None:
-        blank = [""] * (len(ratios) - 1)
-        lines.append(["unpruned", _interval(panel.full) + panel.full_mark, *blank, "100 %"])
-    for curve in filter(only, panel.curves):
-        points = map(curve.at, ratios)
-        cells = ["" if point is None else cell(point) for point in points]
-        lines.append([curve.name, *cells, *[_costs(curve)] * full])
-    return markdown_table(["method", *map(panel.heading, ratios), *["FLOPs"] * full], lines)
+def _costs(curve: Curve) -> str:
+    """Return the shares of prefill FLOPs along a curve in percent."""
+    shares = [f"{100 * point.flops:.0f}" for point in curve.points if point.flops is not None]
+    return " / ".join(shares) + " %" if shares else ""
 
 
 def _interval(interval: Interval | None) -> str:
     return "" if interval is None else interval.percent
 
 
-def _costs(curve: Curve) -> str:
-    """Return the shares of prefill FLOPs along a curve in percent."""
-    shares = [point.flops for point in curve.points if point.flops is not None]
-    return " / ".join(f"{100 * share:.0f}" for share in shares) + " %" if shares else ""
+def _retention(point: CurvePoint) -> str:
+    return _interval(point.retention) + _star(point.loss_pvalue) + point.mark
 
 
 def _gain(point: CurvePoint) -> str:
     if point.gain is None or point.pvalue is None:
         return ""
     pvalue_text = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
-    return f"{point.gain.points}, {pvalue_text}{mark(point.corrected_pvalue)}{point.mark}"
+    return f"{point.gain.points}, {pvalue_text}{_star(point.corrected_pvalue)}{point.mark}"

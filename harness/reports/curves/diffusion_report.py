@@ -6,73 +6,206 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+from matplotlib.figure import Figure
+
 from espalier.harness.cost.budget import Budget
-from espalier.harness.reports.curves.curve_points import FLOOR, Curve, share
+from espalier.harness.errors import UserError
+from espalier.harness.reports.curves.comparison import panel_of
+from espalier.harness.reports.curves.curve_points import FLOOR, FULL, CurvePanel, CurvePoint, share
 from espalier.harness.reports.curves.curve_table import gains_over, grid_table
-from espalier.harness.reports.curves.report_page import Page, Part, Report, config_names, texts
-from espalier.harness.reports.curves.step_panels import (
-    StepPanel,
-    cost_frame,
-    draw_steps,
-    read_step_panels,
+from espalier.harness.reports.curves.figures import Plot, Series, draw, marker, percent_spot
+from espalier.harness.reports.curves.plot_style import COLOURS, GREYS
+from espalier.harness.reports.curves.report_page import Page, Report, config_names
+from espalier.harness.reports.curves.stored_rows import (
+    StoredResult,
+    read_results,
+    results_of,
+    tidy,
 )
+from espalier.harness.reports.printed_text import readable
+from espalier.harness.specs.commands import RUN
 from espalier.harness.store.row_text import FOOTNOTE
 
 #: The method shown at every number of steps.
 FOLLOWED = "d3tom paper"
 
-INTRO, COSTS, GAINS = texts("denoisers", followed=FOLLOWED)
+
+@dataclass(frozen=True)
+class StepPanel:
+    """One benchmark at one number of denoising steps.
+
+    Attributes:
+        steps: denoising steps of an answer.
+        length: positions of an answer.
+        panel: scores of all methods.
+        costs: FLOPs and milliseconds of an answer by curve name and ratio; the unpruned model's under (`FULL`, 0).
+    """
+
+    steps: int
+    length: int
+    panel: CurvePanel
+    costs: dict[tuple[str, float], tuple[float, float]]
+
+
+def read_step_panels(
+    store: Path, model: str | None = None, where: Sequence[str] = ()
+) -> dict[str, list[StepPanel]]:
+    """Return the panels of each benchmark with denoised answers, by number of steps, most steps first.
+
+    Args:
+        store: root of the run store.
+        model: required if the store has several.
+        where: `key=value` conditions on settings.
+
+    Raises:
+        UserError: there are no results, they are of several models and `model` is None, results differ in a setting
+            that must be the same, or none is of random tokens.
+    """
+
+    def is_denoised(result: StoredResult) -> bool:
+        return result.row["budget_rule"] == "kept" and bool(result.row["extra"].get("diffusion"))
+
+    results = results_of(
+        read_results(store), is_denoised, "a model that denoises", store, "diffusion", model, where
+    )
+    frame = tidy(results, length="extra.diffusion.length", steps="extra.diffusion.steps")
+    frame["length"], frame["steps"] = frame.length.map(round), frame.steps.map(round)
+    panels: dict[str, list[StepPanel]] = {}
+    for benchmark, group in frame.groupby("benchmark"):
+        lengths = sorted(set(group.length))
+        if len(lengths) > 1:
+            raise UserError(
+                f"{benchmark}: answers of {', '.join(map(str, lengths))} positions cannot be compared; "
+                "valid: one length, with --where 'benchmark.generation.max_new_tokens=...', or a store for each"
+            )
+        for steps in sorted(set(group.steps), reverse=True):
+            members = group[group.steps == steps]
+            panel = panel_of(benchmark, [*members.result])
+            if FLOOR not in {curve.name for curve in panel.curves}:
+                raise UserError(
+                    f"no rows of method={FLOOR} on {benchmark} in {steps} steps to compare; valid: a store of `{RUN} "
+                    "+experiment=diffusion`"
+                )
+            # The rows of the panel; the last of equal cells is the newest.
+            costs = {
+                (row.curve, row.ratio): (row.prefill_flops, row.token_ms * lengths[0])
+                for row in members[members.n_samples == panel.n_samples].itertuples()
+            }
+            panels.setdefault(benchmark, []).append(StepPanel(steps, lengths[0], panel, costs))
+    return panels
+
+
+def cost_frame(step_panels: Sequence[StepPanel], curve: str) -> pd.DataFrame:
+    """Return the points of the unpruned model and of a curve, with the costs of an answer: FLOPs and milliseconds."""
+    lines = []
+    for step_panel in step_panels:
+        panel, costs = step_panel.panel, step_panel.costs
+        points = [] if panel.full is None else [(FULL, CurvePoint(0.0, panel.full))]
+        points += [
+            (curve, point)
+            for shown in panel.curves
+            for point in shown.points
+            if shown.name == curve and point.ratio
+        ]
+        lines += [
+            (panel.metric, panel.n_samples, step_panel.steps, point, *costs[name, point.ratio])
+            for name, point in points
+            if (name, point.ratio) in costs
+        ]
+    frame = pd.DataFrame(lines, columns=["metric", "n_samples", "steps", "point", "flops", "ms"])
+    return frame.assign(ratio=[point.ratio for point in frame.point])
+
+
+def draw_steps(frames: Mapping[str, pd.DataFrame], name: str) -> Figure:
+    """Return the figure of a method: a plot for each benchmark, a row for each number of steps and share kept.
+
+    Args:
+        frames: as of `cost_frame`, by benchmark.
+        name: of the method.
+    """
+    cells = pd.concat(frames.values())
+    pairs = sorted({(-steps, ratio) for steps, ratio in zip(cells.steps, cells.ratio, strict=True)})
+    rows: dict[tuple[int, float | None], str] = {}
+    for steps, ratio in pairs:
+        rows.setdefault((-steps, None), f"{-steps} steps")
+        rows[-steps, ratio] = share(ratio)
+    places = {key: float(place) for place, key in enumerate(rows)}
+    faces = {"every token": (GREYS[0], "white", True), name: (COLOURS[0], COLOURS[0], False)}
+    plots = [
+        Plot(
+            "dots",
+            title,
+            [
+                Series(
+                    label,
+                    [
+                        percent_spot(
+                            places[cell.steps, cell.ratio],
+                            cell.point.score,
+                            f"{cell.flops / 1e9:.1f}",
+                        )
+                        for cell in frame[(frame.ratio == 0) == is_full].itertuples()
+                    ],
+                    marker("o", color=colour, markerfacecolor=face, zorder=4),
+                    key=True,
+                )
+                for label, (colour, face, is_full) in faces.items()
+            ],
+            note=f"{readable(frame.metric.iloc[0])}, {frame.n_samples.iloc[0]} samples",
+            values="score (%)",
+            ticks=dict(zip(places.values(), rows.values(), strict=True)),
+            heads=frozenset(places[key] for key in rows if key[1] is None),
+        )
+        for title, frame in frames.items()
+    ]
+    foot = "Left: visual tokens kept. Bars: 95 % intervals. Right: GFLOP of an answer, decoder and head."
+    return draw(plots, "Merge tokens, or take fewer steps?", foot, shared=True)
 
 
 def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
     """Return the page of a store's denoised answers; Raises as `read_step_panels`."""
     by_benchmark = read_step_panels(store, model, where)
     panels = [panel for step_panels in by_benchmark.values() for panel in step_panels]
-    curves = {curve.name.split()[0] for panel in panels for curve in panel.panel.curves}
-    names = config_names(curves, Budget("kept", 0.0))
+    methods = {curve.name.split()[0] for panel in panels for curve in panel.panel.curves}
+    names = config_names(methods, Budget("kept", 0.0))
     frames = {name: cost_frame(group, FOLLOWED) for name, group in by_benchmark.items()}
-    frames = {name: frame for name, frame in frames.items() if len(frame)}
-    parts = [
-        Part(by_benchmark, COSTS, _costs(by_benchmark)),
-        Part(frames, figures={"merging": partial(draw_steps, name=FOLLOWED)}),
-        Part(panels, GAINS, _gains(panels, names)),
+    costs = []
+    for name, group in by_benchmark.items():
+        ratios = {0.0, *(ratio for panel in group for ratio in panel.panel.ratios)}
+        heads = {ratio: share(ratio) for ratio in sorted(ratios)}
+        costs.append((name, grid_table(frames[name], "steps", "ratio", heads, _cost, "r")))
+    gains = [
+        gains_over(
+            panel.panel,
+            FLOOR,
+            names,
+            lambda curve: curve.title(names),
+            "with every token",
+            f"{panel.panel.benchmark}, {panel.steps} steps",
+            f", answers of {panel.length} places",
+        )
+        for panel in panels
     ]
-    is_marked = any(FOOTNOTE in panel.panel.notes for panel in panels)
-    return Page(INTRO, parts, is_marked=is_marked)
-
-
-def _costs(by_benchmark: Mapping[str, Sequence[StepPanel]]) -> Iterable[str]:
-    """Yield score and cost of the followed method: a line for each number of steps, a column for each share."""
-    for benchmark, group in by_benchmark.items():
-        ratios = sorted({0.0, *(ratio for panel in group for ratio in panel.panel.ratios)})
-        heads = {ratio: share(ratio) for ratio in ratios}
-        table = grid_table(cost_frame(group, FOLLOWED), "steps", "ratio", heads, _cost, "r")
-        yield f"### {benchmark}\n\n{table}"
+    drawn = {name: frame for name, frame in frames.items() if len(frame)}
+    return Page(
+        {"followed": FOLLOWED, "costs": costs, "gains": gains},
+        {"merging": draw_steps(drawn, FOLLOWED)} if drawn else {},
+        {},
+        marked=any(FOOTNOTE in panel.panel.notes for panel in panels),
+    )
 
 
 def _cost(cell: Any) -> str:
     return f"{cell.point.score.percent}{cell.point.mark}; {cell.flops / 1e9:.2f}; {cell.ms:.0f}"
 
 
-def _gains(panels: Sequence[StepPanel], names: Mapping[str, str]) -> Iterable[str]:
-    """Yield the scores of one benchmark at one number of steps, random tokens first."""
-
-    def by_title(curve: Curve) -> str:
-        return curve.title(names)
-
-    for panel in panels:
-        title = f"{panel.panel.benchmark}, {panel.steps} steps"
-        setting = f", answers of {panel.length} places"
-        full = "with every token"
-        yield gains_over(panel.panel, FLOOR, names, by_title, full, title, setting)
-
-
-REPORT = Report("diffusion_report", __doc__, read_page, {})
+REPORT = Report("diffusion_report", "denoisers.md", __doc__, read_page, {})
 main = REPORT.main
 
 if __name__ == "__main__":

@@ -66,9 +66,8 @@ class Spot:
 
 def percent_spot(at: float, interval: Interval, text: str = "", bare: bool = False) -> Spot:
     """Return a spot of a share in percent, `bare` without its interval."""
-    if bare:
-        return Spot(at, 100 * interval.value, text=text)
-    return Spot(at, 100 * interval.value, 100 * interval.low, 100 * interval.high, text)
+    ends = (None, None) if bare else (100 * interval.low, 100 * interval.high)
+    return Spot(at, 100 * interval.value, *ends, text)
 
 
 @dataclass(frozen=True)
@@ -251,6 +250,8 @@ def _draw_plot(axes: Axes, plot: Plot) -> None:
         place_axis.set_minor_locator(NullLocator())
         for tick, at in zip(ticks, plot.ticks, strict=True):
             tick.label1.set_fontweight("bold" if at in plot.heads else "normal")
+    if not plot.series:
+        value_axis.set_ticks([])
     if plot.level is not None:
         _draw_level(axes, plot, plot.level[1])
     if plot.rows:
@@ -347,7 +348,8 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
     groups: list[tuple[float, int]] = []
     for value in wanted:
         centre, size = value, 1
-        while groups and centre - gap * (size - 1) / 2 < _top(groups[-1], gap) + gap:
+        # Half of the labels of both groups, and the gap between them.
+        while groups and centre - groups[-1][0] < gap * ((size + groups[-1][1]) / 2):
             group_centre, count = groups.pop()
             centre = (group_centre * count + centre * size) / (count + size)
             size += count
@@ -357,11 +359,6 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
         for centre, size in groups
         for position in range(size)
     ]
-
-
-def _top(group: tuple[float, int], gap: float) -> float:
-    centre, size = group
-    return centre + gap * (size - 1) / 2
 
 
 def _short(name: str) -> str:

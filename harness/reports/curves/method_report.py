@@ -7,14 +7,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from espalier.harness.reports.curves import curve_table, report_page
+from espalier.harness.reports.curves import curve_table
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import file_name
 from espalier.harness.reports.curves.curve_points import BaselineGroup, CurvePanel, CurvePoint
 from espalier.harness.reports.curves.figures import DASHED, Plot, Series, Spot, draw, marker, save
 from espalier.harness.reports.curves.plot_style import COLOURS
-from espalier.harness.reports.curves.printed_names import readable
-from espalier.harness.reports.curves.report_page import config_names, name_and_share, write_text
+from espalier.harness.reports.curves.report_page import config_names, name_and_share, write_page
+from espalier.harness.reports.printed_text import markdown_table, readable
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.row_text import FOOTNOTE
@@ -86,12 +86,6 @@ def _score(point: CurvePoint) -> str:
     return f"{100 * point.score.value:.1f}{point.mark}"
 
 
-INTRO, EARLIER, OVERVIEW = report_page.texts("reducers")
-
-#: Benchmark, name, share kept and reason of each cell without a result.
-Gaps = Sequence[tuple[str, ...]]
-
-
 def write_report(
     spec: RunSpec, run_keys: Collection[str], left_out: Sequence[tuple[RunSpec, str]] = ()
 ) -> Iterator[Path]:
@@ -110,36 +104,35 @@ def write_report(
     gaps = [(gap.benchmark.name, *name_and_share(gap), reason) for gap, reason in left_out]
     folder.mkdir(parents=True, exist_ok=True)
     for panel in panels:
-        path = folder / file_name(panel.benchmark)
-        yield write_text(folder / f"{path.name}.md", page(panel, model, names, gaps))
-        yield from save(draw_gains(panel, panel.groups(), names), path, ("svg",))
-    yield write_text(folder / "README.md", overview(panels, model, names))
-
-
-def page(panel: CurvePanel, model: str, names: Mapping[str, str], gaps: Gaps) -> list[str]:
-    """Return one benchmark's page: the figure, one table for each site, and the omitted cells."""
-    words = {"benchmark": panel.benchmark, "file": file_name(panel.benchmark), "model": model}
-    full = panel.full_text("with all of them")
-    parts = [INTRO.format(metric=panel.metric, n=panel.n_samples, full=full, **words)]
-    for group in panel.groups():
-        parts.append(f"## {group.title[0].upper()}{group.title[1:]}\n")
-        if group.floor.layer:
-            parts.append(EARLIER.format(layer=group.floor.layer))
-        parts.append(curve_table.gains(panel, group, names))
-    parts += curve_table.note_paragraphs(panel)
-    lines = [line for benchmark, *line in gaps if benchmark == panel.benchmark]
-    if lines:
-        table = curve_table.markdown_table(["method", "kept", "reason"], lines, "lrl")
-        parts += ["## Left out\n", table]
-    return parts
-
-
-def overview(panels: Sequence[CurvePanel], model: str, names: Mapping[str, str]) -> list[str]:
-    """Return one table over all benchmarks: for each ratio, whether a method is above or below random dropping."""
-    shares = ", ".join(map(panels[0].heading, panels[0].ratios))
-    parts = [OVERVIEW.format(model=model, run=RUN, shares=shares)]
-    if any(FOOTNOTE in panel.notes for panel in panels):
-        parts.append(f"{FOOTNOTE}.\n")
+        file, groups = file_name(panel.benchmark), panel.groups()
+        lines = [line for benchmark, *line in gaps if benchmark == panel.benchmark]
+        yield write_page(
+            folder / f"{file}.md",
+            "reducers.md",
+            **{"benchmark": panel.benchmark, "file": file, "model": model, "metric": panel.metric},
+            n=panel.n_samples,
+            full=panel.full_text("with all of them"),
+            groups=[
+                (
+                    f"{group.title[0].upper()}{group.title[1:]}",
+                    group.floor.layer,
+                    curve_table.gains(panel, group, names),
+                )
+                for group in groups
+            ],
+            notes=curve_table.note_paragraphs(panel),
+            gaps=lines and markdown_table(["method", "kept", "reason"], lines, "lrl"),
+        )
+        yield from save(draw_gains(panel, groups, names), folder / file, ("svg",))
+    # A table over all benchmarks: for each ratio, whether a method is above or below random dropping.
     pages = [f"[{panel.benchmark}]({file_name(panel.benchmark)}.md)" for panel in panels]
-    groups = panels[0].groups()
-    return [*parts, *(curve_table.sign_table(panels, group, pages, names) for group in groups)]
+    yield write_page(
+        folder / "README.md",
+        "overview.md",
+        **{"model": model, "run": RUN},
+        shares=", ".join(map(panels[0].heading, panels[0].ratios)),
+        marked=any(FOOTNOTE in panel.notes for panel in panels),
+        tables=[
+            curve_table.sign_table(panels, group, pages, names) for group in panels[0].groups()
+        ],
+    )

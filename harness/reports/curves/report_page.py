@@ -1,12 +1,12 @@
-"""The shape of the reports of caches, decoders and denoisers: results become parts, parts a page, and a command.
+"""The shape of the reports of caches, decoders and denoisers: results become a page and figures, by a command.
 
-Rows become a frame (stored_rows.py), a comparison selects from it, a specification names the tables and figures.
+Rows become a frame (stored_rows.py), a comparison selects from it, a template places tables and figures.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_points import share
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.stored_rows import WHERE
+from espalier.harness.reports.printed_text import render
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import RUN, PlainParser, command
 from espalier.harness.specs.labels import label
@@ -30,85 +31,64 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.row_text import FOOTNOTE
 
-#: Files written, and a line for each part that the store has no results of.
-Written = tuple[list[Path], list[str]]
-
-
-class Part(NamedTuple):
-    """A part of a page, left out if there are no results of it.
-
-    Attributes:
-        results: what it shows.
-        text: first paragraphs.
-        tables: paragraphs after these, made only if there are results.
-        figures: draw its figures from the results, by name of the file.
-        subject: name in the line that it is missing; see `Report.presets`.
-    """
-
-    results: Sized
-    text: str = ""
-    tables: Iterable[str] = ()
-    figures: Mapping[str, Callable[[Any], Figure]] = {}
-    subject: str = ""
-
 
 class Page(NamedTuple):
-    """A page of parts.
+    """What a report shows.
 
     Attributes:
-        intro: first paragraphs.
-        notes: lines on results that no part shows.
-        is_marked: whether some numbers bear a footnote mark.
+        values: of its template.
+        figures: by name of the file.
+        parts: what is shown of each subject (`Report.presets`); one without anything is named as missing.
+        notes: lines on results that are not shown.
+        marked: whether some numbers bear a footnote mark.
     """
 
-    intro: str
-    parts: Sequence[Part]
+    values: Mapping[str, Any]
+    figures: Mapping[str, Figure]
+    parts: Mapping[str, Sized]
     notes: Sequence[str] = ()
-    is_marked: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True)
 class Report:
-    """A page, how it is read from a store, and its command.
+    """A page of a kind of methods, how it is read from a store, and its command.
 
     Attributes:
         module: the file below `curves/` that specifies it.
+        template: of its page.
         about: help text of the command.
         read: returns the page of a store, of one model and of the rows that match `key=value` conditions.
         presets: the sweep that produces the results of a part, by its name.
     """
 
     module: str
+    template: str
     about: str | None
     read: Callable[[Path, str | None, Sequence[str]], Page]
     presets: Mapping[str, str]
 
     def write(
         self, store: Path, folder: Path, model: str | None = None, where: Sequence[str] = ()
-    ) -> Written:
-        """Write `README.md` and the figures into a folder, which is created; Raises as `read`."""
+    ) -> tuple[list[Path], list[str]]:
+        """Write `README.md` and the figures into a folder, which is created; Raises as `read`.
+
+        Returns:
+            The files written, and a line for each part that the store has no results of.
+        """
         page = self.read(store, model, where)
-        parts = [part for part in page.parts if len(part.results)]
-        figures = {
-            name: draw(part.results) for part in parts for name, draw in part.figures.items()
-        }
-        subjects = {part.subject for part in parts}
         missing = [
             f"no rows for {subject}; run: {RUN} {preset}"
             for subject, preset in self.presets.items()
-            if subject not in subjects
+            if not len(page.parts[subject])
         ]
         missing += page.notes
-        paragraphs = [page.intro]
-        for part in parts:
-            paragraphs += [*[part.text] * bool(part.text), *part.tables]
-        if missing:
-            paragraphs.append("## Left out\n\n" + "".join(f"- {line}\n" for line in missing))
-        if page.is_marked:
-            paragraphs.append(f"{FOOTNOTE}.\n")
         folder.mkdir(parents=True, exist_ok=True)
-        written = [path for name, figure in figures.items() for path in save(figure, folder / name)]
-        return [*written, write_text(folder / "README.md", paragraphs)], missing
+        written = [
+            path for name, figure in page.figures.items() for path in save(figure, folder / name)
+        ]
+        values = {**page.values, "figures": page.figures, "missing": missing, "marked": page.marked}
+        return [*written, write_page(folder / "README.md", self.template, **values)], missing
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Write tables and figures of a store; exit code 2 and one line if that fails."""
@@ -133,22 +113,11 @@ class Report:
         return 0
 
 
-def write_text(path: Path, paragraphs: Sequence[str]) -> Path:
-    """Write the paragraphs of a Markdown file; return its path."""
-    path.write_text(plain_page("\n".join(paragraphs)), encoding="utf-8")
+def write_page(path: Path, template: str, **values: Any) -> Path:
+    """Write a Markdown page by its template; return its path."""
+    text = render(template, footnote=FOOTNOTE, **values)
+    path.write_text(plain_page(text.rstrip() + "\n"), encoding="utf-8")
     return path
-
-
-def texts(report: str, **words: str) -> list[str]:
-    """Return the paragraphs of a report (texts/<report>.txt), which lines of three dashes separate.
-
-    Args:
-        report: name of the file.
-        **words: for the braces in them; without any, the braces stay.
-    """
-    file = Path(__file__).with_name("texts") / f"{report}.txt"
-    paragraphs = file.read_text(encoding="utf-8").split("---\n")
-    return [text.format(**words) for text in paragraphs] if words else paragraphs
 
 
 def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:

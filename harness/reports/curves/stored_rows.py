@@ -19,14 +19,12 @@ from espalier.harness.specs.comparable import (
     check_comparable,
     identity,
     passed_over,
-    policy,
     settings,
     text,
 )
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.store import RunDir, Store
-from espalier.harness.store.parquet_tables import is_table, read_tables
-from espalier.harness.store.row_text import is_marked
+from espalier.harness.store.exports import is_table, read_tables
 
 #: Help text of the `--where` option of the report commands.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
@@ -55,7 +53,7 @@ class StoredResult:
 def read_results(store: Path) -> list[StoredResult]:
     """Return all results of a store, oldest first; results that cannot be read are reported and skipped.
 
-    `store` can also be a folder of tables (harness/store/parquet_tables.py).
+    `store` can also be a folder of tables (harness/store/exports.py).
     """
     if is_table(store):
         return [
@@ -170,35 +168,27 @@ def newest_per_cell(
 
 @dataclass(frozen=True)
 class RunScores:
-    """The per-sample scores of one run's headline metric, and what its point needs.
+    """The per-sample scores of one run's headline metric.
 
     Attributes:
         name: of its curve: the method, its non-default parameters, and the engine's `policy` if it differs.
         layer: decoder layer before which tokens are first removed, 0 for any site before the decoder; None without a
             site, or if cache entries are evicted as well.
         evicts: whether only cache entries are removed and no tokens.
-        flops: share of the unreduced prefill's FLOPs.
         units: the unit of statistics of each sample: task and first document.
-        discriminates: for runs that evict cache entries, whether any answer is longer than one token.
-        single_token: whether every answer is one token.
-        unread: whether too many answers could not be read.
-        keep: tokens that stay of each sample, if set; the ratio is then the share that it removes of these samples.
     """
 
     name: str
-    method: str
-    policy: str
-    ratio: float
+    result: StoredResult
     layer: int | None
     evicts: bool
-    metric: str
-    flops: float
     scores: Mapping[Key, float]
     units: Mapping[Key, Key]
-    discriminates: bool | None = None
-    single_token: bool = False
-    unread: bool = False
-    keep: int | None = None
+
+    @property
+    def row(self) -> Row:
+        """The row of the run."""
+        return self.result.row
 
 
 def read_run_scores(result: StoredResult) -> RunScores:
@@ -221,26 +211,19 @@ def read_run_scores(result: StoredResult) -> RunScores:
             f"run {row['run_key']} ({row['benchmark']}) has {metric} for {len(scorings)} of {expected} samples; "
             + (f"{metric}: {reason}" if reason else "run it again with force=true")
         )
-    sites = extra.get("sites") or []
+    site = next(iter(extra.get("sites") or []), None)
+    # The tower, the projector and the prefix all come before layer 0. A run that also evicts cache entries is not
+    # comparable with random tokens alone.
+    layer = int(site["layer"]) if site and site["where"] == "layer" else 0
     return RunScores(
         name=name_of(row),
-        method=row["method"],
-        policy=policy(row),
-        ratio=row["ratio"],
-        # A run that also evicts cache entries is not comparable with random tokens alone.
-        layer=_layer(sites[0]) if sites and "cache" not in extra else None,
-        evicts="cache" in extra and not sites,
-        metric=metric,
-        flops=row["flops"]["share_of_full"],
+        result=result,
+        layer=layer if site and "cache" not in extra else None,
+        evicts="cache" in extra and not site,
         scores={key: scoring.scores[metric] for key, scoring in scorings.items()},
         units={
             key: (key[0], scoring.units.get(metric, key[1])) for key, scoring in scorings.items()
         },
-        # Missing in rows of older versions.
-        discriminates=extra.get("discriminates"),
-        single_token=extra.get("first_token") == 1,
-        unread=is_marked(row),
-        keep=row.get("keep"),
     )
 
 
@@ -267,8 +250,3 @@ def _agrees(row: Row, key: str, value: str) -> bool:
         return True
     value_text = text(table.get(key))
     return value in (value_text, brief(value_text))
-
-
-def _layer(site: Mapping[str, Any]) -> int:
-    """Return the decoder layer of a site; the tower, the projector and the prefix all come before layer 0."""
-    return int(site["layer"]) if site["where"] == "layer" else 0

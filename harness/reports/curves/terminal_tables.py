@@ -64,33 +64,22 @@ def stacked_tables(
     """
     room = max(width - sum(column.width for column in names), width // 3)
     columns = [column for group in groups for column in group]
-    parts = [columns] if fits(columns, room) else _parts(groups, room)
-    tables: list[RenderableType] = ["", Text(title, style="italic")]
-    for index, part in enumerate(parts):
-        tables += [*([""] if index else []), _table_within(names, part, width)]
-    return tables
-
-
-def _parts(groups: Sequence[Sequence[TerminalColumn]], room: int) -> list[list[TerminalColumn]]:
     parts: list[list[TerminalColumn]] = []
-    for group in groups:
+    for group in [columns] if fits(columns, room) else groups:
         parts.append([])
         for column in group:
             if parts[-1] and not fits([*parts[-1], column], room):
                 parts.append([])
             parts[-1].append(column)
-    return parts
-
-
-def _table_within(
-    names: Sequence[TerminalColumn], values: Sequence[TerminalColumn], width: int
-) -> Table:
-    table = side_by_side([*names, *values])
-    if not fits([*names, *values], width):
-        longest = max(range(len(names)), key=lambda index: names[index].width)
-        table.columns[longest].no_wrap = False
-        table.columns[longest].overflow = "fold"
-    return table
+    tables: list[RenderableType] = ["", Text(title, style="italic")]
+    for part in parts:
+        table = side_by_side([*names, *part])
+        if not fits([*names, *part], width):
+            longest = max(range(len(names)), key=lambda index: names[index].width)
+            table.columns[longest].no_wrap = False
+            table.columns[longest].overflow = "fold"
+        tables += [table, ""]
+    return tables[:-1]
 
 
 def _figure(key: str, form: str) -> Callable[[Row], str]:
@@ -136,7 +125,7 @@ GROUPS = (
 )
 
 
-def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[RenderableType]:
+def tables_of(rows: Sequence[Row], name: Callable[[Row], str], width: int) -> list[RenderableType]:
     """Return one line for each speculatively decoded row, in one table or several; empty if there is none.
 
     Args:
@@ -149,35 +138,30 @@ def tables_of(rows: Sequence[Mapping[str, Any]], name: Any, width: int) -> list[
         return []
     title = "speculative decoding: times in milliseconds; speed-ups over plain decoding (docs/speculative.md)"
     benchmarks = tuple(row["benchmark"] for row in decoded)
-    columns = [
-        TerminalColumn("benchmark", benchmarks, "left"),
-        *_names(decoded, name),
-        *_values(decoded),
-    ]
+    names, values = _columns(decoded, name)
+    columns = [TerminalColumn("benchmark", benchmarks, "left"), *names, *values.values()]
     if fits(columns, width):
         return [side_by_side(columns, title)]
     parts: list[RenderableType] = ["", Text(title, style="italic")]
     for benchmark in dict.fromkeys(benchmarks):
         group = [row for row in decoded if row["benchmark"] == benchmark]
-        values = _values(group)
-        groups = [
-            [column for column in values if column.heading in headings] for headings in GROUPS
-        ]
-        parts += stacked_tables(
-            _names(group, name), groups, width, f"{group[0]['model']}, {benchmark}"
-        )
+        names, values = _columns(group, name)
+        groups = [[values[heading] for heading in headings] for headings in GROUPS]
+        parts += stacked_tables(names, groups, width, f"{group[0]['model']}, {benchmark}")
     return parts
 
 
-def _names(rows: Sequence[Mapping[str, Any]], name: Any) -> list[TerminalColumn]:
-    return [
-        TerminalColumn("method", tuple(name(row) for row in rows), "left"),
+def _columns(
+    rows: Sequence[Row], name: Callable[[Row], str]
+) -> tuple[list[TerminalColumn], dict[str, TerminalColumn]]:
+    """Return the columns that name rows, and those of figures by heading."""
+    names = [
+        TerminalColumn("method", tuple(map(name, rows)), "left"),
         TerminalColumn("ratio", tuple(map(amount, rows)), "left"),
     ]
-
-
-def _values(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
-    return [TerminalColumn(head, tuple(map(text, rows))) for head, text in FIGURES.items()]
+    return names, {
+        head: TerminalColumn(head, tuple(map(text, rows))) for head, text in FIGURES.items()
+    }
 
 
 def latency_gains(row: Mapping[str, Any]) -> dict[str, float]:
@@ -188,11 +172,14 @@ def latency_gains(row: Mapping[str, Any]) -> dict[str, float]:
 
 def latency_text(row: Mapping[str, Any]) -> str:
     """Return these with their 95 % intervals, `prefill 1.85x [1.80, 1.91], step 1.10x`; empty without them."""
-    gains = (row["extra"].get("latency") or {}).get("gain") or {}
     texts = []
     for phase, ratio in latency_gains(row).items():
-        low, high = gains[phase]["low"], gains[phase]["high"]
-        ends = "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
+        gain = row["extra"]["latency"]["gain"][phase]
+        ends = (
+            ""
+            if None in (gain["low"], gain["high"])
+            else f" [{gain['low']:.2f}, {gain['high']:.2f}]"
+        )
         texts.append(f"{phase} {ratio:.2f}x{ends}")
     return ", ".join(texts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Any
 
@@ -13,7 +13,7 @@ from PIL import Image
 from espalier.harness.api.apply import apply
 from espalier.harness.api.loaded_models import Model, load
 from espalier.harness.errors import UserError
-from espalier.harness.reports.html.page_content import CodeOf, PageResults, kind_of
+from espalier.harness.reports.html.page import PageResults, kind_of
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import Row, name
@@ -25,6 +25,11 @@ MODEL = "seedling"
 #: Kinds of methods that prune tokens, and the largest number of ratios per method.
 PRUNING = ("control", "before the LLM", "inside the LLM")
 RATIOS = 6
+
+
+#: Returns the place of the user's class that a row names for a method, None for a name of conf/; raises UserError for
+#: code that is not the row's.
+CodeOf = Callable[[Row, str], str | None]
 
 
 def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:
@@ -39,44 +44,41 @@ def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:
 
     Cost: an answer for each curve, ratio and picture.
     """
-    pruning_curves = _pruning_curves(results)
-    if not pruning_curves:
+    pruning = _pruning_curves(results)
+    if not pruning:
         return {"pictures": [], "curves": {}}
     model, questions = load(MODEL), samples("seedling_rec", "val", 0, FIRST, EXAMPLES)
-    scenes = [Image.fromarray(sample_scene(question).image) for question in questions]
+    scenes = [
+        (Image.fromarray(sample_scene(sample).image), sample["question"]) for sample in questions
+    ]
     curves: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for curve, (row, ratios) in pruning_curves.items():
+    for curve, (row, ratios) in pruning.items():
         try:
             code = code_of(row, row["method"])
         except UserError as error:
             results.drop("no picture of kept tokens", f"{curve}: {error}")
             continue
-        for ratio in ratios:
+        for ratio in sorted(ratios)[:RATIOS]:
             try:
-                masks = _masks(model, row, code, ratio, scenes, questions)
+                masks = _masks(model, row, code, ratio, scenes)
+                curves.setdefault(curve, {})[f"{ratio:g}"] = masks
             except UserError as error:
                 results.drop("no picture of kept tokens", f"{curve} at {ratio:g}: {error}")
-                continue
-            curves.setdefault(curve, {})[f"{ratio:g}"] = masks
     pictures = [
-        {"source": _data_uri(scene), "question": question["question"].replace(" ?", "?")}
-        for scene, question in zip(scenes, questions, strict=True)
+        {"source": _data_uri(scene), "question": question.replace(" ?", "?")}
+        for scene, question in scenes
     ]
     return {"pictures": pictures, "curves": curves, "model": MODEL}
 
 
-def _pruning_curves(results: PageResults) -> dict[str, tuple[Row, list[float]]]:
+def _pruning_curves(results: PageResults) -> dict[str, tuple[Row, set[float]]]:
     """Return a row and the ratios of each pruning curve."""
-    pruning_curves: dict[str, tuple[Row, list[float]]] = {}
+    pruning: dict[str, tuple[Row, set[float]]] = {}
     for result in results.rows:
         row = result.row
         if kind_of(row) in PRUNING and not row["extra"].get("cache") and 0 < row["ratio"] < 1:
-            ratios = pruning_curves.setdefault(name(row), (row, []))[1]
-            if row["ratio"] not in ratios:
-                ratios.append(row["ratio"])
-    for _, ratios in pruning_curves.values():
-        ratios[:] = sorted(ratios)[:RATIOS]
-    return pruning_curves
+            pruning.setdefault(name(row), (row, set()))[1].add(row["ratio"])
+    return pruning
 
 
 def _masks(
@@ -84,19 +86,19 @@ def _masks(
     row: Row,
     code: str | None,
     ratio: float,
-    scenes: Sequence[Image.Image],
-    questions: Sequence[Mapping[str, Any]],
+    scenes: Sequence[tuple[Image.Image, str]],
 ) -> list[dict[str, Any]]:
-    masks = []
     # An instance, because some hyper-parameters have the name of an argument of `apply`.
     method = build_method(row["method"], row["settings"]["method"]["params"], code)
     with apply(model, method, ratio) as pruned:
-        for scene, question in zip(scenes, questions, strict=True):
-            answer = pruned.ask(scene, question["question"], max_new_tokens=1)
-            kept = set(answer.kept_indices)
-            mask = "".join("01"[index in kept] for index in range(answer.visual))
-            masks.append({"mask": mask, "side": isqrt(answer.visual)})
-    return masks
+        answers = [pruned.ask(scene, question, max_new_tokens=1) for scene, question in scenes]
+    return [
+        {
+            "mask": "".join("01"[index in answer.kept_indices] for index in range(answer.visual)),
+            "side": isqrt(answer.visual),
+        }
+        for answer in answers
+    ]
 
 
 def _data_uri(picture: Image.Image) -> str:

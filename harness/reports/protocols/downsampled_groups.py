@@ -7,28 +7,27 @@ loses them. A method is worth its selection if it keeps what downsampling loses,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.harness.errors import UserError, tell_once
+from espalier.harness.reports.curves.comparison import ComparedRuns, MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
-from espalier.harness.reports.curves.figures import Plot, Series, marker, percent_spot
+from espalier.harness.reports.curves.figures import marker
 from espalier.harness.reports.curves.plot_style import COLOURS
-from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
+from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
-    BenchmarkRuns,
-    Cell,
-    MethodPoint,
+    Line,
     ProtocolTable,
     grouped_runs,
-    is_control,
     kept_text,
+    method_text,
     nothing_to_show,
+    plots_by_method,
 )
-from espalier.harness.stats import Interval, by_unit, difference_interval, mean_interval
+from espalier.harness.stats import by_unit, difference_interval, mean_interval
 
 #: Groups with colour and face of their marks, apart in greyscale as well.
 LOOKS = (("difficult", COLOURS[0], COLOURS[0]), ("simple", "#6E6E6E", "#FFFFFF"))
@@ -56,7 +55,7 @@ def downsampled_groups(results: Sequence[StoredResult]) -> ProtocolTable:
     Raises:
         UserError: no benchmark has the unpruned model and downsampling with scores of 0 and 1.
     """
-    lines: list[Mapping[str, Cell]] = []
+    lines: list[Line] = []
     refused = None
     for group in grouped_runs(results):
         try:
@@ -65,113 +64,68 @@ def downsampled_groups(results: Sequence[StoredResult]) -> ProtocolTable:
             refused = error
             tell_once(f"--protocol={NAME}: left out: {error}")
             continue
+        unpruned = group.unpruned
         for point, runs in group.points.items():
-            if runs[0].method == FILTER and group.unpruned is not None:
-                lines += _lines(group, point, runs)
+            if runs[0].row["method"] == FILTER and unpruned is not None:
+                lines += _lines(group, point, group.scores(runs[:1]), unpruned == 1)
     if not lines:
         raise refused or nothing_to_show(
             NAME,
             "method=none and method=downsample",
             "-m method=none,downsample,random,fastv ratio=0.9",
         )
-    return ProtocolTable(NAME, TITLE, WORDS, lines, _plots(lines))
+    looks = {
+        name: marker("o", color=colour, markerfacecolor=face, zorder=4)
+        for name, colour, face in LOOKS
+    }
+    plots = plots_by_method(lines, ("model", "benchmark", "kept"), looks, "right (%)")
+    return ProtocolTable(NAME, TITLE, WORDS, lines, plots)
 
 
-def check_binary(group: BenchmarkRuns) -> None:
+def check_binary(group: ComparedRuns) -> None:
     """Raise UserError if a run has a sample that is neither right nor wrong."""
-    for run in group.compared.runs:
+    for run in group.runs:
         for (task, number), score in run.scores.items():
             if score not in (0.0, 1.0):
                 raise UserError(
-                    f"{group.benchmark}: {group.metric} of sample {task}/{number} is {score:.4g}, neither 0 nor 1; "
-                    "valid: benchmarks of right and wrong answers"
+                    f"{run.row['benchmark']}: {group.metric} of sample {task}/{number} is {score:.4g}, neither 0 nor "
+                    "1; valid: benchmarks of right and wrong answers"
                 )
 
 
 def _lines(
-    group: BenchmarkRuns, point: MethodPoint, filtering: Sequence[RunScores]
-) -> list[Mapping[str, Cell]]:
-    """Return a line for each method at the amount of a filter, the best on difficult samples first."""
-    unpruned = group.unpruned
-    assert unpruned is not None  # checked by the caller
-    filtered = group.scores(filtering[:1])
-    right = unpruned == 1
+    group: ComparedRuns, point: MethodPoint, filtered: Scores, right: NDArray[np.bool_]
+) -> Iterator[Line]:
+    """Yield a line for each method at the amount of a filter.
+
+    Args:
+        group: the runs of a benchmark.
+        point: the filter's.
+        filtered: its scores.
+        right: whether the unpruned model answers a sample right.
+    """
     difficult, simple = right & (filtered == 0), right & (filtered == 1)
-    lines: list[Mapping[str, Cell]] = []
+
+    def of(scores: Scores, members: NDArray[np.bool_]) -> Scores:
+        """Return the scores of some samples by unit of statistics."""
+        units = [unit for unit, member in zip(group.units, members, strict=True) if member]
+        return by_unit(scores[members], units)
+
     for compared_point, runs in group.points.items():
         # The filter itself is right in all of one group, and in none of the other.
         if compared_point[1:] != point[1:] or compared_point == point:
             continue
         scores = group.scores(runs)
-        lines.append(
-            {
-                "model": group.model,
-                "benchmark": group.benchmark,
-                "method": compared_point[0] + " (control)" * is_control(runs),
-                "kept": kept_text(compared_point),
-                "difficult": _accuracy(group, scores, difficult),
-                "simple": _accuracy(group, scores, simple),
-                "net": _net(group, scores, filtered, right),
-                "n difficult": int(difficult.sum()),
-                "n simple": int(simple.sum()),
-            }
-        )
-    return lines
-
-
-def _accuracy(group: BenchmarkRuns, scores: Scores, members: NDArray[np.bool_]) -> Interval | None:
-    if not members.any():
-        return None
-    units = [unit for unit, member in zip(group.compared.units, members, strict=True) if member]
-    return mean_interval(by_unit(scores[members], units))
-
-
-def _net(
-    group: BenchmarkRuns, scores: Scores, filtered: Scores, right: NDArray[np.bool_]
-) -> Interval | None:
-    if not right.any():
-        return None
-    units = [unit for unit, member in zip(group.compared.units, right, strict=True) if member]
-    return difference_interval(by_unit(scores[right], units), by_unit(filtered[right], units))
-
-
-def _plots(lines: Sequence[Mapping[str, Cell]]) -> list[Plot]:
-    """Return a plot for each benchmark and amount, the methods in one order: those that keep most first."""
-    shares: dict[str, list[float]] = {}
-    for line in lines:
-        cell = line["difficult"]
-        shares.setdefault(str(line["method"]), []).append(
-            cell.value if isinstance(cell, Interval) else 0.0
-        )
-    rows = {
-        name: row for row, name in enumerate(sorted(shares, key=lambda name: -fmean(shares[name])))
-    }
-    titles = dict.fromkeys((line["model"], line["benchmark"], line["kept"]) for line in lines)
-    plots = []
-    for model, benchmark, share in titles:
-        part = [
-            line
-            for line in lines
-            if (line["model"], line["benchmark"], line["kept"]) == (model, benchmark, share)
-        ]
-        series = []
-        for name, colour, face in LOOKS:
-            spots = [
-                percent_spot(rows[str(line["method"])], cell)
-                for line in part
-                if isinstance(cell := line[name], Interval)
-            ]
-            look = marker("o", color=colour, markerfacecolor=face, zorder=4)
-            series.append(Series(name, spots, look, key=True))
-        ticks: dict[float, str] = {row: name for name, row in rows.items()}
-        plots.append(
-            Plot(
-                "dots",
-                f"{benchmark}, {share}",
-                series,
-                str(model),
-                values="right (%)",
-                ticks=ticks,
-            )
-        )
-    return plots
+        yield {
+            "model": group.row["model"],
+            "benchmark": group.row["benchmark"],
+            "method": method_text(compared_point, runs),
+            "kept": kept_text(compared_point),
+            "difficult": mean_interval(of(scores, difficult)) if difficult.any() else None,
+            "simple": mean_interval(of(scores, simple)) if simple.any() else None,
+            "net": difference_interval(of(scores, right), of(filtered, right))
+            if right.any()
+            else None,
+            "n difficult": int(difficult.sum()),
+            "n simple": int(simple.sum()),
+        }

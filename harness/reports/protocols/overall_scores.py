@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -10,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from espalier.harness.evaluation.samples import Key
+from espalier.harness.reports.curves.comparison import MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
-from espalier.harness.reports.curves.figures import Plot, Series, marker, percent_spot
-from espalier.harness.reports.curves.plot_style import COLOURS, INK
+from espalier.harness.reports.curves.figures import Plot, marker
+from espalier.harness.reports.curves.plot_style import COLOURS
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
-    BenchmarkRuns,
-    Cell,
-    MethodPoint,
+    Line,
     ProtocolTable,
     grouped_runs,
-    is_control,
     kept_text,
+    method_text,
     nothing_to_show,
+    plots_by_method,
 )
-from espalier.harness.stats import Interval, average_retention, by_unit
+from espalier.harness.stats import average_retention, by_unit
 
 #: UniPruneBench's abilities, by the benchmarks of its paper as they are named here.
 ABILITIES: Mapping[str, tuple[str, ...]] = {
@@ -63,13 +64,15 @@ class Standing:
     """What one method at one amount has on the benchmarks of a model.
 
     Attributes:
-        control: whether no paper proposes it.
+        heads: the model, the method and what it keeps, by column.
+        ratio: share of visual tokens removed.
         pairs: by benchmark, its scores and the unpruned model's by unit of statistics.
         agreeing: by benchmark, whether each answer is the unpruned model's; without benchmarks that lack answers.
         gains: unpruned over reduced time, one for each run that measured it.
     """
 
-    control: bool
+    heads: dict[str, str]
+    ratio: float
     pairs: dict[str, tuple[Scores, Scores]] = field(default_factory=dict)
     agreeing: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
@@ -86,32 +89,32 @@ def uniprunebench(results: Sequence[StoredResult]) -> ProtocolTable:
     Raises:
         UserError: no method ran on all benchmarks together with the unpruned model.
     """
-    lines: list[Mapping[str, Cell]] = []
     standings = _standings(results)
-    present = {name for *_, standing in standings for name in standing.pairs}
+    present = {name for standing in standings for name in standing.pairs}
     abilities = {
         ability: members
         for ability, names in ABILITIES.items()
         if (members := [name for name in names if name in present])
     }
-    for model, point, standing in standings:
+    lines: list[Line] = []
+    for standing in standings:
         scores = [float(ours.mean()) for ours, _ in standing.pairs.values()]
+        by_ability = {
+            ability: average_retention([standing.pairs[name] for name in names])
+            for ability, names in abilities.items()
+        }
         lines.append(
             {
-                **_named(model, point, standing),
+                **standing.heads,
                 "score": fmean(scores) if all(0 <= score <= 1 for score in scores) else None,
                 "retained": average_retention([*standing.pairs.values()]),
-                **{
-                    ability: average_retention([standing.pairs[name] for name in names])
-                    for ability, names in abilities.items()
-                },
+                **by_ability,
                 "benchmarks": len(standing.pairs),
             }
         )
     title = "Scores over benchmarks (UniPruneBench)"
-    return ProtocolTable(
-        "uniprunebench", title, UNIPRUNEBENCH_WORDS, lines, _plots(lines, ("retained",))
-    )
+    plots = _plots(lines, "retained")
+    return ProtocolTable("uniprunebench", title, UNIPRUNEBENCH_WORDS, lines, plots)
 
 
 def effivlm(results: Sequence[StoredResult]) -> ProtocolTable:
@@ -120,29 +123,25 @@ def effivlm(results: Sequence[StoredResult]) -> ProtocolTable:
     Raises:
         UserError: as `uniprunebench`.
     """
-    lines: list[Mapping[str, Cell]] = []
-    for model, point, standing in _standings(results):
-        shares = standing.shares
-        answered = standing.agreeing.keys() == standing.pairs.keys()
+    lines: list[Line] = []
+    for standing in _standings(results):
+        shares, loyalty = standing.shares, None
+        if standing.agreeing.keys() == standing.pairs.keys():
+            loyalty = average_retention(
+                [(agreement, np.ones_like(agreement)) for agreement in standing.agreeing.values()]
+            )
         lines.append(
             {
-                **_named(model, point, standing),
+                **standing.heads,
                 "OP": average_retention([*standing.pairs.values()], combine=_root_mean_square),
                 "OG": float(shares.std() / shares.mean()) if len(shares) > 1 else None,
-                "OL": average_retention(
-                    [
-                        (agreement, np.ones_like(agreement))
-                        for agreement in standing.agreeing.values()
-                    ]
-                )
-                if answered
-                else None,
+                "OL": loyalty,
                 "OE": f"{fmean(standing.gains):.2f}x" if standing.gains else None,
                 "benchmarks": len(standing.pairs),
             }
         )
     title = "Overall scores (EffiVLM-Bench)"
-    return ProtocolTable("effivlm", title, EFFIVLM_WORDS, lines, _plots(lines, ("OP", "OL")))
+    return ProtocolTable("effivlm", title, EFFIVLM_WORDS, lines, _plots(lines, "OP", "OL"))
 
 
 def _root_mean_square(shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -151,43 +150,49 @@ def _root_mean_square(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return combined
 
 
-def _named(model: str, point: MethodPoint, standing: Standing) -> dict[str, Cell]:
-    return {
-        "model": model,
-        "method": point[0] + " (control)" * standing.control,
-        "kept": kept_text(point),
-    }
+def _plots(lines: Sequence[Line], *columns: str) -> list[Plot]:
+    looks = zip(
+        columns, (marker("o", zorder=4), marker("s", color=COLOURS[1], zorder=4)), strict=False
+    )
+    return plots_by_method(lines, ("model", "kept"), dict(looks), "percent")
 
 
-def _standings(
-    results: Sequence[StoredResult],
-) -> list[tuple[str, MethodPoint, Standing]]:
+def _standings(results: Sequence[StoredResult]) -> list[Standing]:
     """Return the methods with runs on all benchmarks of their model, by model and amount."""
-    groups = [group for group in grouped_runs(results) if _scored(group)]
     by_point: dict[tuple[str, MethodPoint], Standing] = {}
-    expected: dict[str, int] = {}
-    for group in groups:
-        label = group.model if group.rule == "kept" else f"{group.model}, budget={group.rule}"
-        expected[label] = expected.get(label, 0) + 1
-        full = group.unpruned
-        assert full is not None  # `_scored`
-        reference = _answers(group, [run for run in group.compared.runs if run.method == "none"])
-        units = group.compared.units
+    benchmarks: Counter[str] = Counter()
+    for group in grouped_runs(results):
+        full, rule = group.unpruned, group.row["budget_rule"]
+        if full is None or not full.mean() > 0:
+            continue
+        label = group.row["model"] + ("" if rule == "kept" else f", budget={rule}")
+        benchmarks[label] += 1
+        reference = _answers(next(run for run in group.runs if run.row["method"] == "none"))
         for point, runs in group.points.items():
-            standing = by_point.setdefault((label, point), Standing(is_control(runs)))
-            standing.pairs[group.benchmark] = (
-                by_unit(group.scores(runs), units),
-                by_unit(full, units),
-            )
-            answers = _answers(group, runs)
+            heads = {
+                "model": label,
+                "method": method_text(point, runs),
+                "kept": kept_text(point),
+            }
+            standing = by_point.setdefault((label, point), Standing(heads, point[1]))
+            scores = group.scores(runs), full
+            ours, theirs = (by_unit(values, group.units) for values in scores)
+            standing.pairs[group.row["benchmark"]] = ours, theirs
+            answers = _answers(runs[0])
             if reference and answers:
-                agreement = [float(answers[key] == reference[key]) for key in group.compared.keys]
-                standing.agreeing[group.benchmark] = by_unit(np.array(agreement), units)
-            standing.gains += _gains(group, runs)
+                agreement = np.array([float(answers[key] == reference[key]) for key in group.keys])
+                standing.agreeing[group.row["benchmark"]] = by_unit(agreement, group.units)
+            speedups = (run.row["extra"].get("speedup") or {} for run in runs)
+            # How many times as fast the first token came, where that was measured in pairs.
+            standing.gains += [
+                speedup["first_token"]["ratio"]
+                for speedup in speedups
+                if speedup.get("first_token")
+            ]
     standings = [
-        (label, point, standing)
-        for (label, point), standing in by_point.items()
-        if len(standing.pairs) == expected[label]
+        standing
+        for (label, _), standing in by_point.items()
+        if len(standing.pairs) == benchmarks[label]
     ]
     if not standings:
         raise nothing_to_show(
@@ -195,53 +200,15 @@ def _standings(
             "a method on every benchmark, and method=none,",
             "-m method=none,random,fastv benchmark=seedling_rec,seedling_vqa ratio=0.9",
         )
-    return sorted(standings, key=lambda entry: (entry[0], entry[1][1], -entry[2].shares.mean()))
+    return sorted(
+        standings, key=lambda entry: (entry.heads["model"], entry.ratio, -entry.shares.mean())
+    )
 
 
-def _scored(group: BenchmarkRuns) -> bool:
-    return group.unpruned is not None and bool(group.unpruned.mean() > 0)
-
-
-def _answers(group: BenchmarkRuns, runs: Iterable[RunScores]) -> dict[Key, str]:
-    """Return the answers of the first run; none of tables, which have only scores."""
-    first = next(iter(runs))
+def _answers(run: RunScores) -> dict[Key, str]:
+    """Return the answers of a run; none of tables, which have only scores."""
     return {
         (entry["task"], entry["doc_id"]): entry["answer"]
-        for entry in group.result(first).journal()
+        for entry in run.result.journal()
         if "answer" in entry
     }
-
-
-def _gains(group: BenchmarkRuns, runs: Iterable[RunScores]) -> list[float]:
-    """Return how many times as fast the first token of each run came, where that was measured in pairs."""
-    speedups = (group.result(run).row["extra"].get("speedup") or {} for run in runs)
-    return [speedup["first_token"]["ratio"] for speedup in speedups if speedup.get("first_token")]
-
-
-def _plots(lines: Sequence[Mapping[str, Cell]], columns: Sequence[str]) -> list[Plot]:
-    """Return a plot for each model and amount, with a mark for each column; methods by the first one."""
-    values: dict[str, list[float]] = {}
-    for line in lines:
-        cell = line[columns[0]]
-        assert isinstance(cell, Interval)  # every method of a standing has shares
-        values.setdefault(str(line["method"]), []).append(cell.value)
-    rows = {name: row for row, name in enumerate(sorted(values, key=lambda n: -fmean(values[n])))}
-    plots = []
-    for title in dict.fromkeys((line["model"], line["kept"]) for line in lines):
-        part = [line for line in lines if (line["model"], line["kept"]) == title]
-        series = [
-            Series(
-                column,
-                [
-                    percent_spot(rows[str(line["method"])], cell)
-                    for line in part
-                    if isinstance(cell := line[column], Interval)
-                ],
-                marker("os"[place], color=(INK, COLOURS[1])[place], zorder=4),
-                key=len(columns) > 1,
-            )
-            for place, column in enumerate(columns)
-        ]
-        ticks: dict[float, str] = {row: name for name, row in rows.items()}
-        plots.append(Plot("dots", f"{title[0]}, {title[1]}", series, values="percent", ticks=ticks))
-    return plots

@@ -2,75 +2,27 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from espalier.harness.errors import UserError, plain_page
-from espalier.harness.reports.curves.comparison import ComparedRuns, runs_of
+from espalier.harness.reports.curves.comparison import ComparedRuns, MethodPoint, runs_of
 from espalier.harness.reports.curves.curve_files import SUFFIXES
-from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, Scores
-from espalier.harness.reports.curves.curve_table import markdown_table
-from espalier.harness.reports.curves.figures import Plot, draw, save
-from espalier.harness.reports.curves.printed_names import escape_latex
+from espalier.harness.reports.curves.curve_points import CONTROLS, share
+from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, percent_spot, save
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult, with_settings
-from espalier.harness.reports.tables.table_formats import plain_table
+from espalier.harness.reports.printed_text import markdown_table, render
 from espalier.harness.specs.commands import RUN
 from espalier.harness.stats import Interval
 from espalier.harness.store.row_text import amount_text
 
-#: A method at one amount: the name of its curve, the share removed, and the tokens kept where these were set.
-MethodPoint = tuple[str, float, int | None]
 
-
-@dataclass(frozen=True)
-class BenchmarkRuns:
-    """The comparable runs of one model on one benchmark under one budget rule."""
-
-    model: str
-    rule: str
-    benchmark: str
-    compared: ComparedRuns
-
-    @property
-    def metric(self) -> str:
-        """The headline metric."""
-        return self.compared.runs[0].metric
-
-    @property
-    def unpruned(self) -> Scores | None:
-        """The unpruned model's score of each sample, None if it did not run."""
-        return next((self.scores([run]) for run in self.compared.runs if run.method == FULL), None)
-
-    @cached_property
-    def points(self) -> dict[MethodPoint, list[RunScores]]:
-        """The runs of each method at each amount, one for each seed."""
-        points: dict[MethodPoint, list[RunScores]] = {}
-        for run in self.compared.runs:
-            # At ratio 0 nothing is removed.
-            if run.method != FULL and run.ratio > 0:
-                points.setdefault((run.name, run.ratio, run.keep), []).append(run)
-        return points
-
-    def scores(self, runs: Sequence[RunScores]) -> Scores:
-        """Return the score of each sample, seeds averaged."""
-        keys = self.compared.keys
-        averaged: Scores = np.mean([[run.scores[key] for key in keys] for run in runs], axis=0)
-        return averaged
-
-    def result(self, run: RunScores) -> StoredResult:
-        """Return the stored result of a run."""
-        # By identity: the runs of two seeds are equal where nothing is drawn.
-        places = zip(self.compared.runs, self.compared.results, strict=True)
-        return next(result for compared_run, result in places if compared_run is run)
-
-
-def grouped_runs(results: Sequence[StoredResult]) -> list[BenchmarkRuns]:
+def grouped_runs(results: Sequence[StoredResult]) -> list[ComparedRuns]:
     """Return the runs of a selection, ordered by model, rule and benchmark.
 
     Raises:
@@ -78,24 +30,20 @@ def grouped_runs(results: Sequence[StoredResult]) -> list[BenchmarkRuns]:
     """
     groups: dict[tuple[str, str, str], list[StoredResult]] = {}
     for result in with_settings(results)[0]:
-        row = result.row
-        key = (row["model"], row["budget_rule"], row["benchmark"])
-        groups.setdefault(key, []).append(result)
-    return [
-        BenchmarkRuns(*key, runs_of(key[2], group, swept=True))
-        for key, group in sorted(groups.items())
-    ]
+        model, rule, benchmark = (result.row[key] for key in ("model", "budget_rule", "benchmark"))
+        groups.setdefault((model, rule, benchmark), []).append(result)
+    return [runs_of(key[2], group, swept=True) for key, group in sorted(groups.items())]
 
 
 def kept_text(point: MethodPoint) -> str:
     """Return what a method keeps at a point: a share in percent, or a number of tokens."""
     _, ratio, count = point
-    return f"{100 * (1 - ratio):.4g} %" if count is None else amount_text(ratio, count)
+    return share(ratio) if count is None else amount_text(ratio, count)
 
 
-def is_control(runs: Sequence[RunScores]) -> bool:
-    """Return whether no paper proposes the method of these runs."""
-    return runs[0].method in CONTROLS
+def method_text(point: MethodPoint, runs: Sequence[RunScores]) -> str:
+    """Return the name of a method, and whether it is a control, which no paper proposes."""
+    return point[0] + " (control)" * (runs[0].row["method"] in CONTROLS)
 
 
 def nothing_to_show(protocol: str, lacks: str, command: str) -> UserError:
@@ -107,6 +55,47 @@ def nothing_to_show(protocol: str, lacks: str, command: str) -> UserError:
 
 #: A cell: a text, a count, a number, or a number with its interval; None where there is none.
 Cell = str | int | float | Interval | None
+Line = Mapping[str, Cell]
+
+
+def spots(lines: Sequence[Line], column: str, rows: Mapping[str, int]) -> list[Spot]:
+    """Return the intervals of a column, in percent, each in the row of its method."""
+    return [
+        percent_spot(rows[str(line["method"])], cell)
+        for line in lines
+        if isinstance(cell := line[column], Interval)
+    ]
+
+
+def plots_by_method(
+    lines: Sequence[Line], by: Sequence[str], looks: Mapping[str, Mapping[str, Any]], values: str
+) -> list[Plot]:
+    """Return a plot for each group of lines, with a row for each method, and a mark for each column.
+
+    Args:
+        lines: of a table.
+        by: the columns that group them, whose values are the title; the model is apart from two others.
+        looks: of the marks by column; methods with the largest means of the first one come first.
+        values: label of the axis.
+    """
+    means: dict[str, list[float]] = {}
+    for line in lines:
+        cell = line[next(iter(looks))]
+        number = cell.value if isinstance(cell, Interval) else 0.0
+        means.setdefault(str(line["method"]), []).append(number)
+    names = sorted(means, key=lambda name: -fmean(means[name]))
+    rows = {name: row for row, name in enumerate(names)}
+    plots = []
+    for group in dict.fromkeys(tuple(str(line[key]) for key in by) for line in lines):
+        part = [line for line in lines if tuple(str(line[key]) for key in by) == group]
+        series = [
+            Series(column, spots(part, column, rows), look, key=len(looks) > 1)
+            for column, look in looks.items()
+        ]
+        title, note = ", ".join(group[-2:]), ", ".join(group[:-2])
+        ticks: dict[float, str] = dict(enumerate(names))
+        plots.append(Plot("dots", title, series, note, values=values, ticks=ticks))
+    return plots
 
 
 @dataclass(frozen=True)
@@ -125,14 +114,14 @@ class ProtocolTable:
     name: str
     title: str
     words: Sequence[str]
-    lines: Sequence[Mapping[str, Cell]]
+    lines: Sequence[Line]
     plots: Sequence[Plot]
     percent: bool = True
 
     @property
-    def heads(self) -> tuple[str, ...]:
+    def heads(self) -> list[str]:
         """Names of the columns."""
-        return tuple(self.lines[0])
+        return [*self.lines[0]]
 
     @property
     def cells(self) -> list[list[str]]:
@@ -141,8 +130,7 @@ class ProtocolTable:
 
     def fragment(self) -> str:
         """Return the table as a section of a page."""
-        words = "".join(f"<p>{html.escape(paragraph)}</p>" for paragraph in self.words)
-        return f"<h1>{html.escape(self.title)}</h1>\n{words}\n{plain_table(self.heads, self.cells)}"
+        return render("protocol.html", table=self)
 
     def write(self, out: Path) -> list[Path]:
         """Write `<out>-<name>.png`, `.svg`, `.md`, `.tex` and `.csv`, and return the paths."""
@@ -153,34 +141,22 @@ class ProtocolTable:
         align = "".join("l" if isinstance(cell, str) else "r" for cell in self.lines[0].values())
         parts = [f"# {self.title}", *self.words, markdown_table(self.heads, self.cells, align)]
         table.write_text(plain_page("\n\n".join(parts)), encoding="utf-8")
-        latex.write_text(self._latex(align), encoding="utf-8")
+        tex = render("booktabs.tex", align=align, heads=self.heads, lines=self.cells)
+        latex.write_text(tex, encoding="utf-8")
         pd.DataFrame(map(_numbers, self.lines)).to_csv(numbers, index=False, encoding="utf-8")
         return [*pictures, table, latex, numbers]
 
     def _printed(self, cell: Cell) -> str:
         if isinstance(cell, Interval):
-            return cell.percent if self.percent else _decimals(cell)
+            return cell.percent if self.percent else cell.decimals
         if isinstance(cell, float):
             return f"{100 * cell:.1f}" if self.percent else f"{cell:.2f}"
         return "-" if cell is None else str(cell)
 
-    def _latex(self, align: str) -> str:
-        rows = [" & ".join(map(escape_latex, row)) + r" \\" for row in (self.heads, *self.cells)]
-        out = [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
-        out += [rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
-        return "\n".join(out) + "\n"
 
-
-def _decimals(interval: Interval) -> str:
-    return f"{interval.value:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
-
-
-def _numbers(line: Mapping[str, Cell]) -> dict[str, str | float | None]:
+def _numbers(line: Line) -> dict[str, str | float | None]:
     """Return a line for a program: an interval has three columns."""
     numbers: dict[str, str | float | None] = {}
     for name, cell in line.items():
-        if isinstance(cell, Interval):
-            numbers |= {name: cell.value, f"{name}_low": cell.low, f"{name}_high": cell.high}
-        else:
-            numbers[name] = cell
+        numbers |= cell.named(name) if isinstance(cell, Interval) else {name: cell}
     return numbers

@@ -14,12 +14,12 @@ from scipy import stats
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Key
+from espalier.harness.reports.curves.comparison import ComparedRuns
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, marker
-from espalier.harness.reports.curves.plot_style import INK, NOTE
+from espalier.harness.reports.curves.plot_style import NOTE
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
-    BenchmarkRuns,
-    Cell,
+    Line,
     ProtocolTable,
     grouped_runs,
     kept_text,
@@ -27,6 +27,7 @@ from espalier.harness.reports.protocols.protocol_table import (
 from espalier.harness.stats import Interval
 
 Array = NDArray[np.float64]
+Setting = Mapping[str, str | None]
 
 #: What two rankings may differ in, in the order of the table.
 DIMENSIONS = ("seed", "samples", "ratio", "question", "benchmark", "model")
@@ -54,7 +55,7 @@ class Ranking:
         scores: by method, the score of each of `keys`.
     """
 
-    setting: Mapping[str, str | None]
+    setting: Setting
     keys: Sequence[Key]
     scores: Mapping[str, Array]
 
@@ -72,7 +73,7 @@ def rank_stability(results: Sequence[StoredResult]) -> ProtocolTable:
         UserError: no two settings share enough methods.
     """
     rankings = [ranking for group in grouped_runs(results) for ranking in _rankings(group)]
-    lines: list[Mapping[str, Cell]] = []
+    lines: list[Line] = []
     for dimension in DIMENSIONS:
         pairs = [
             (first, second, methods)
@@ -81,9 +82,35 @@ def rank_stability(results: Sequence[StoredResult]) -> ProtocolTable:
             and len(methods := sorted(first.scores.keys() & second.scores.keys())) >= FEWEST
         ]
         drawn = [_draws(*pair) for pair in pairs]
-        lines += [_line(dimension, pair, *taus) for pair, taus in zip(pairs, drawn, strict=True)]
+        lines += [
+            {
+                "dimension": dimension,
+                "first": first.setting[dimension],
+                "second": second.setting[dimension],
+                "in": ", ".join(
+                    value
+                    for name, value in first.setting.items()
+                    if name not in (dimension, "rule") and value is not None
+                ),
+                "methods": len(methods),
+                "tau": _interval(tau, taus),
+                "repeated": repeated,
+            }
+            for (first, second, methods), (tau, taus, repeated) in zip(pairs, drawn, strict=True)
+        ]
         if len(pairs) > 1:
-            lines.append(_mean_line(dimension, lines[-len(pairs) :], drawn))
+            taus, draws, repeats = zip(*drawn, strict=True)
+            lines.append(
+                {
+                    "dimension": dimension,
+                    "first": "mean",
+                    "second": f"of {len(pairs)} pairs",
+                    "in": "",
+                    "methods": None,
+                    "tau": _interval(fmean(taus), np.mean(draws, axis=0)),
+                    "repeated": fmean(repeats),
+                }
+            )
     if not lines:
         raise UserError(
             f"--protocol=ranks needs {FEWEST} methods in two settings that differ in one of {', '.join(DIMENSIONS)}; "
@@ -92,45 +119,35 @@ def rank_stability(results: Sequence[StoredResult]) -> ProtocolTable:
     return ProtocolTable("ranks", "Do ranks hold?", WORDS, lines, [_plot(lines)], percent=False)
 
 
-def _rankings(group: BenchmarkRuns) -> Iterator[Ranking]:
+def _rankings(group: ComparedRuns) -> Iterator[Ranking]:
     """Yield the ranking of each amount: of all runs, of each half, of each seed, and of each kind of question."""
-    shared: dict[str, str | None] = {
-        "model": group.model,
-        "benchmark": group.benchmark,
-        "rule": group.rule,
+    shared = {
+        "model": group.row["model"],
+        "benchmark": group.row["benchmark"],
+        "rule": group.row["budget_rule"],
+        **dict.fromkeys(("seed", "samples", "question")),
     }
     for amount in dict.fromkeys(point[1:] for point in group.points):
         points = {point[0]: runs for point, runs in group.points.items() if point[1:] == amount}
-        setting = {**shared, **dict.fromkeys(("seed", "samples", "question"))}
-        setting["ratio"] = kept_text(("", *amount))
+        setting = {**shared, "ratio": kept_text(("", *amount))}
         scores = {name: group.scores(runs) for name, runs in points.items()}
-        whole = Ranking(setting, group.compared.keys, scores)
-        yield whole
-        yield from _by_half(whole)
+        yield Ranking(setting, group.keys, scores)
+        # A sample is in the same half in every setting.
+        second = np.array([_checksum(key) % 2 == 1 for key in group.keys])
+        for half, chosen in (("one half", ~second), ("the other", second)):
+            if chosen.sum() > 1:
+                keys = [key for key, inside in zip(group.keys, chosen, strict=True) if inside]
+                parts = {name: values[chosen] for name, values in scores.items()}
+                yield Ranking({**setting, "samples": half}, keys, parts)
         yield from _by_seed(group, setting, points)
-        yield from _by_question(group, setting, points)
-
-
-def _by_half(whole: Ranking) -> Iterator[Ranking]:
-    """Yield the rankings of two halves of the samples; a sample is in the same one in every setting."""
-    second = np.array([_checksum(key) % 2 == 1 for key in whole.keys])
-    for half, chosen in (("one half", ~second), ("the other", second)):
-        if chosen.sum() > 1:
-            keys = [key for key, inside in zip(whole.keys, chosen, strict=True) if inside]
-            scores = {name: values[chosen] for name, values in whole.scores.items()}
-            yield Ranking({**whole.setting, "samples": half}, keys, scores)
+        yield from _by_question(group.metric, setting, points)
 
 
 def _by_seed(
-    group: BenchmarkRuns,
-    setting: Mapping[str, str | None],
-    points: Mapping[str, Sequence[RunScores]],
+    group: ComparedRuns, setting: Setting, points: Mapping[str, Sequence[RunScores]]
 ) -> Iterator[Ranking]:
     """Yield the ranking of each seed, if any method has several."""
-    seeds = {
-        name: {str(group.result(run).row["seed"]): run for run in runs}
-        for name, runs in points.items()
-    }
+    seeds = {name: {str(run.row["seed"]): run for run in runs} for name, runs in points.items()}
     values = sorted({seed for runs in seeds.values() if len(runs) > 1 for seed in runs})
     for value in values:
         scores = {
@@ -138,30 +155,27 @@ def _by_seed(
             for name, runs in seeds.items()
             if len(runs) == 1 or value in runs
         }
-        yield Ranking({**setting, "seed": value}, group.compared.keys, scores)
+        yield Ranking({**setting, "seed": value}, group.keys, scores)
 
 
 def _by_question(
-    group: BenchmarkRuns,
-    setting: Mapping[str, str | None],
-    points: Mapping[str, Sequence[RunScores]],
+    metric: str, setting: Setting, points: Mapping[str, Sequence[RunScores]]
 ) -> Iterator[Ranking]:
     """Yield the ranking of each kind of question: the metrics `<headline>_<kind>` that only some samples have."""
-    scorings = {name: group.result(runs[0]).scorings() for name, runs in points.items()}
+    scorings = {name: runs[0].result.scorings() for name, runs in points.items()}
     first = next(iter(scorings.values()))
-    start = f"{group.metric}_"
     metrics = {name for scoring in first.values() for name in scoring.scores}
-    kinds = sorted(name for name in metrics if name.startswith(start))
-    # Kinds of kinds are left out: `accuracy_attr` and not `accuracy_attr_digit`.
-    tops = [name for name in kinds if not any(name.startswith(f"{kind}_") for kind in kinds)]
-    for kind in tops:
+    kinds = sorted(name for name in metrics if name.startswith(f"{metric}_"))
+    for kind in kinds:
         keys = sorted(key for key, scoring in first.items() if kind in scoring.scores)
-        if 1 < len(keys) < len(first):
+        # Kinds of kinds are left out: `accuracy_attr` and not `accuracy_attr_digit`.
+        is_top = not any(kind.startswith(f"{parent}_") for parent in kinds)
+        if is_top and 1 < len(keys) < len(first):
             scores = {
                 name: np.array([scoring[key].scores[kind] for key in keys])
                 for name, scoring in scorings.items()
             }
-            yield Ranking({**setting, "question": kind.removeprefix(start)}, keys, scores)
+            yield Ranking({**setting, "question": kind.removeprefix(f"{metric}_")}, keys, scores)
 
 
 def _differ_in(first: Ranking, second: Ranking) -> list[str]:
@@ -176,12 +190,6 @@ def _differ_in(first: Ranking, second: Ranking) -> list[str]:
     ]
     parts = [name for name in ("seed", "samples") if first.setting[name] is not None]
     return differing if set(parts) <= set(differing) else [*differing, "whole"]
-
-
-def _weights(keys: Sequence[Key]) -> Array:
-    """Return exponential weights (DRAWS, samples); a sample has the same ones in every setting."""
-    columns = [np.random.default_rng(_checksum(key)).standard_exponential(DRAWS) for key in keys]
-    return np.stack(columns, axis=1)
 
 
 def _checksum(key: Key) -> int:
@@ -199,57 +207,16 @@ def _draws(first: Ranking, second: Ranking, methods: Sequence[str]) -> tuple[flo
     """Return tau, tau of each draw, and the mean tau of the settings with their own draws."""
     observed, drawn = [], []
     for ranking in (first, second):
-        even = np.ones((1, len(ranking.keys)))
-        observed.append(ranking.means(methods, even)[0])
-        drawn.append(ranking.means(methods, _weights(ranking.keys)))
-    tau = _tau(observed[0], observed[1])
+        # Exponential weights; a sample has the same ones in every setting.
+        generators = [np.random.default_rng(_checksum(key)) for key in ranking.keys]
+        weights = [generator.standard_exponential(DRAWS) for generator in generators]
+        observed.append(ranking.means(methods, np.ones((1, len(ranking.keys))))[0])
+        drawn.append(ranking.means(methods, np.stack(weights, axis=1)))
     taus = np.array([_tau(*draws) for draws in zip(*drawn, strict=True)])
     repeated = fmean(
         _tau(means, draw) for means, draws in zip(observed, drawn, strict=True) for draw in draws
     )
-    return tau, taus, repeated
-
-
-def _line(
-    dimension: str,
-    pair: tuple[Ranking, Ranking, Sequence[str]],
-    tau: float,
-    taus: Array,
-    repeated: float,
-) -> dict[str, Cell]:
-    first, second, methods = pair
-    constants = [
-        str(value)
-        for name, value in first.setting.items()
-        if name not in (dimension, "rule") and value is not None
-    ]
-    return {
-        "dimension": dimension,
-        "first": first.setting[dimension],
-        "second": second.setting[dimension],
-        "in": ", ".join(constants),
-        "methods": len(methods),
-        "tau": _interval(tau, taus),
-        "repeated": repeated,
-    }
-
-
-def _mean_line(
-    dimension: str,
-    lines: Sequence[Mapping[str, Cell]],
-    drawn: Sequence[tuple[float, Array, float]],
-) -> dict[str, Cell]:
-    tau = fmean(tau for tau, _, _ in drawn)
-    return {
-        **lines[0],
-        "first": "mean",
-        "second": f"of {len(drawn)} pairs",
-        "in": "",
-        "methods": None,
-        "tau": _interval(tau, np.mean([taus for _, taus, _ in drawn], axis=0)),
-        "repeated": fmean(repeated for _, _, repeated in drawn),
-        "dimension": dimension,
-    }
+    return _tau(observed[0], observed[1]), taus, repeated
 
 
 def _interval(tau: float, taus: Array) -> Interval:
@@ -258,21 +225,22 @@ def _interval(tau: float, taus: Array) -> Interval:
     return Interval(tau, min(float(low), tau), max(float(high), tau))
 
 
-def _plot(lines: Sequence[Mapping[str, Cell]]) -> Plot:
-    names: dict[float, str] = {
-        row: f"{line['dimension']}: {line['first']} {line['second']}"
+def _plot(lines: Sequence[Line]) -> Plot:
+    names = [f"{line['dimension']}: {line['first']} {line['second']}" for line in lines]
+    taus = [
+        Spot(row, tau.value, tau.low, tau.high)
         for row, line in enumerate(lines)
-    }
-    taus, repeated = [], []
-    for row, line in enumerate(lines):
-        tau, own_tau = line["tau"], line["repeated"]
-        assert isinstance(tau, Interval)  # by `_line`
-        assert isinstance(own_tau, float)
-        taus.append(Spot(row, tau.value, tau.low, tau.high))
-        repeated.append(Spot(row, own_tau))
-    heads = frozenset(row for row, line in enumerate(lines) if line["first"] == "mean")
+        if isinstance(tau := line["tau"], Interval)
+    ]
+    repeated = [
+        Spot(row, tau)
+        for row, line in enumerate(lines)
+        if isinstance(tau := line["repeated"], float)
+    ]
     series = [
-        Series("tau between two settings", taus, marker("o", color=INK, zorder=4), key=True),
+        Series("tau between two settings", taus, marker("o", zorder=4), key=True),
         Series("a setting with its own draws", repeated, marker("|", color=NOTE), key=True),
     ]
-    return Plot("dots", "Kendall's tau", series, ticks=names, heads=heads)
+    heads = frozenset(row for row, line in enumerate(lines) if line["first"] == "mean")
+    ticks: dict[float, str] = dict(enumerate(names))
+    return Plot("dots", "Kendall's tau", series, ticks=ticks, heads=heads)

@@ -103,10 +103,13 @@ def run_of_cell(paper: Paper, cell: PrintedCell, model: str | None = None) -> Ce
         run, mismatch = {**placed, "model": model}, f"{model} in place of {run['model']}"
         keys.pop("metric", None)
     ordered = {**{key: run[key] for key in FIRST}, **run}
-    number_path, scale = _number(keys, run["benchmark"])
-    if cell.unit == "fraction" and "of" not in keys:
-        scale /= 100
-    return CellRun(ordered, number_path, scale, mismatch)
+    if "of" in keys:
+        return CellRun(ordered, keys["of"], float(keys.get("scale", 1.0)), mismatch)
+    section = choice("benchmark", run["benchmark"])
+    metric, reported = keys.get("metric", section["headline"]), section.get("reported") or {}
+    usual = reported.get(metric, {}).get("scale", 1.0 if reported else 100.0)
+    scale = float(keys.get("scale", usual)) / (100 if cell.unit == "fraction" else 1)
+    return CellRun(ordered, f"metrics.{metric}.value", scale, mismatch)
 
 
 def _parts(part: str | Mapping[str, Any], cell: PrintedCell) -> Iterator[str | Mapping[str, Any]]:
@@ -123,20 +126,8 @@ def _parts(part: str | Mapping[str, Any], cell: PrintedCell) -> Iterator[str | M
             yield names[name]
 
 
-def _number(keys: Mapping[str, Any], benchmark: str) -> tuple[str, float]:
-    if "of" in keys:
-        return keys["of"], float(keys.get("scale", 1.0))
-    section = choice("benchmark", benchmark)
-    metric = keys.get("metric", section["headline"])
-    reported = section.get("reported", {}).get(metric, {})
-    usual = 100.0 if not section.get("reported") else 1.0
-    return f"metrics.{metric}.value", float(keys.get("scale", reported.get("scale", usual)))
-
-
-@lru_cache(maxsize=512)
-def choice(group: str, name: str) -> dict[str, Any]:
-    """Return a config file merged with the files that it starts from. Cost: some milliseconds, once."""
-    return read_choice(group, name)
+#: A config file merged with the files that it starts from. Cost: some milliseconds, once.
+choice = lru_cache(maxsize=512)(read_choice)
 
 
 def method_of(run: CellRun) -> tuple[str, str, Mapping[str, Any]]:
@@ -210,8 +201,12 @@ def preset(name: str) -> dict[str, Any]:
     if not joined:
         valid = ", ".join(name for name in titles() if name.startswith(f"{slug}_"))
         raise UserError(f"experiment={name!r}: no run fills a cell of it; valid: {valid}")
-    # Accuracy is read from the rows, unless a cell is a time.
-    engine = {} if any(needs_times(paper, number)) else {"engine": {"paired": 0}}
+    runs = [run_of_cell(paper, cell) for cell in read_cells(paper, number)]
+    # Accuracy is read from the rows, unless a cell is a time, a count or a size.
+    costs = any(
+        isinstance(run, CellRun) and not run.number_path.startswith("metrics.") for run in runs
+    )
+    engine = {} if costs else {"engine": {"paired": 0}}
     lists = [{k: ",".join(v) if k in LISTED else v for k, v in grid.items()} for grid in joined]
     return {"refused": "skip", **engine, "hydra": {"mode": "MULTIRUN"}, "grids": lists}
 
@@ -252,10 +247,3 @@ def grids(runs: Sequence[Mapping[str, Any]]) -> list[Grid]:
                 joined[remainder] = dict(grid)
         merged = list(joined.values())
     return merged
-
-
-def needs_times(paper: Paper, number: str) -> Iterator[bool]:
-    """Yield whether a cell's number is a time, a count or a size, by cell."""
-    for cell in read_cells(paper, number):
-        run = run_of_cell(paper, cell)
-        yield isinstance(run, CellRun) and not run.number_path.startswith("metrics.")

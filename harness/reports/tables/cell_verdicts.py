@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,6 +83,16 @@ class FilledCell:
     unread: bool = False
 
     @property
+    def printed(self) -> float | None:
+        """The printed number; None if there is none."""
+        return self.cell.number if self.cell.value else None
+
+    @property
+    def has_number(self) -> bool:
+        """Whether there is a printed or a measured number."""
+        return bool(self.cell.value) or self.value is not None
+
+    @property
     def difference(self) -> float | None:
         """Measured minus printed, if the two should be equal."""
         if self.value is None or not self.cell.value or self.mismatch:
@@ -100,7 +110,7 @@ class FilledCell:
 
         Of a cell that no run fills: `derived` or `fitted`, the basis of its formula, `printed` without one.
         """
-        if not self.cell.value and self.value is None:
+        if not self.has_number:
             return "not printed"
         if self.value is None:
             unfilled = "printed" if self.analytic is None else self.analytic.basis
@@ -131,16 +141,10 @@ class ResultIndex:
     def find(self, run: CellRun, notes: Notes) -> MeasuredResult | None:
         """Return the newest result of a run; older and non-matching results of the same cell are noted."""
         name, variant, _ = method_of(run)
-        overrides = run.overrides
-        ratio = round(float(overrides["ratio"]), 6)
-        cell = (
-            overrides["model"],
-            overrides["benchmark"],
-            name,
-            variant,
-            ratio,
-            overrides["budget"],
+        model, benchmark, ratio, rule = (
+            run.overrides[key] for key in ("model", "benchmark", "ratio", "budget")
         )
+        cell = (model, benchmark, name, variant, round(float(ratio), 6), rule)
         matches = []
         differences = {}
         for group in self._by_cell.get(cell, {}).values():
@@ -184,33 +188,27 @@ def fill(
         model: run on this model instead of the cells' own.
         analytic: values of formulas, by the key of a cell.
     """
-    formulas = analytic or {}
     filled = []
-    for cell in cells:
-        run = run_of_cell(paper, cell, model)
-        filled_cell = FilledCell(cell, run, analytic=formulas.get(cell.key))
-        row = None if isinstance(run, str) else index.find(run, notes)
-        if row is not None and isinstance(run, CellRun):
-            filled_cell = _measured(filled_cell, run, row)
-        filled.append(filled_cell)
     versions: dict[str, str] = {}
-    for filled_cell in filled:
-        if filled_cell.row is not None:
-            versions.setdefault(filled_cell.row.code, filled_cell.row.key)
+    for cell in cells:
+        run, formula = run_of_cell(paper, cell, model), (analytic or {}).get(cell.key)
+        row = None if isinstance(run, str) else index.find(run, notes)
+        if row is None or isinstance(run, str):
+            filled.append(FilledCell(cell, run, analytic=formula))
+        elif (value := row.numbers.get(run.number_path)) is None:
+            reason = f"row {row.key} has no {run.number_path}"
+            filled.append(FilledCell(cell, reason, analytic=formula))
+        else:
+            error = row.numbers.get(error_of(run.number_path))
+            stderr = None if error is None else error * run.scale
+            unread = row.unread and run.number_path.startswith(METRICS)
+            measured = (value * run.scale, stderr, row, formula)
+            filled.append(FilledCell(cell, run, *measured, unread=unread))
+            versions.setdefault(row.code, row.key)
     if len(versions) > 1:
         for code, key in versions.items():
             notes.add("versions of code are in one table", f"{code} ({key} and others)")
     return filled
-
-
-def _measured(filled: FilledCell, run: CellRun, row: MeasuredResult) -> FilledCell:
-    value = row.numbers.get(run.number_path)
-    if value is None:
-        return replace(filled, run=f"row {row.key} has no {run.number_path}")
-    error = row.numbers.get(error_of(run.number_path))
-    stderr = None if error is None else error * run.scale
-    unread = row.unread and run.number_path.startswith(METRICS)
-    return replace(filled, value=value * run.scale, stderr=stderr, row=row, unread=unread)
 
 
 def error_of(path: str) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import PAPERS
-
-#: Columns that a figure's grid fills.
-NAMED = ("model", "method", "budget", "benchmark", "split", "metric")
+from espalier.harness.settings import defaults, read_section
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,8 @@ class FigurePanel:
     x: str = "budget"
     y: str = "score"
     line: str = "method"
-    lines: Sequence[str] = ()
+    lines: tuple[str, ...] = ()
     reference: str = ""
-
-
-def points(grids: Sequence[Mapping[str, Sequence[str]]]) -> Iterator[dict[str, str]]:
-    """Yield the names of each point of a figure: products of lists of names; other names are empty."""
-    for grid in grids:
-        for names in product(*grid.values()):
-            yield {**dict.fromkeys(NAMED, ""), "value": "", **dict(zip(grid, names, strict=True))}
 
 
 def name_of(slug: str, number: str) -> str:
@@ -287,9 +278,6 @@ def papers(folder: Path = FOLDER) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-EntryT = TypeVar("EntryT", Average, FigurePanel, TableEntry, Paper)
-
-
 @lru_cache(maxsize=32)
 def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     """Return a paper's file.
@@ -301,11 +289,15 @@ def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
         raise unknown_name("paper", slug, papers(folder))
     path = folder / f"{slug}.yaml"
     entries = read_yaml(path)
-    tables = {
-        str(number): _printed(path, entry) for number, entry in entries.pop("tables", {}).items()
-    }
+    tables = {str(number): entry for number, entry in entries.pop("tables", {}).items()}
     absent = {str(number): why for number, why in entries.pop("absent", {}).items()}
-    paper = _build_entry(Paper, path, {**entries, "slug": slug, "tables": tables, "absent": absent})
+    for entry in tables.values():
+        entry["panels"] = [{**defaults(FigurePanel), **panel} for panel in entry.get("panels", ())]
+        if entry.get("average") is not None:
+            entry["average"] = {**defaults(Average), **entry["average"]}
+    filled = {number: {**defaults(TableEntry), **entry} for number, entry in tables.items()}
+    values = {**entries, "slug": slug, "tables": filled, "absent": absent}
+    paper = read_section(Paper, slug, {**defaults(Paper), **values})
     _check_entries(path, paper)
     return paper
 
@@ -317,11 +309,11 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Printe
         UserError: there is no such table, or a line of its file is damaged.
     """
     entry, path = paper.table(number), folder / f"{name_of(paper.slug, number)}.csv"
-    if entry.grid:
-        return _figure(paper, number, folder / f"{paper.slug}.yaml")
+    lines = _points(paper, number, folder) if entry.grid else read_lines(path, COLUMNS)
     cells: dict[tuple[str, ...], PrintedCell] = {}
-    for where, line in read_lines(path, COLUMNS):
-        cell = _cell(line, where, paper, number)
+    for where, line in lines:
+        cell = PrintedCell(*line)
+        _check(cell, paper, number, where)
         if cell.key in cells:
             raise UserError(f"{where}: {cell.name} is there twice")
         cells[cell.key] = cell
@@ -330,6 +322,15 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Printe
             f"{path}: {len(cells)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
         )
     return tuple(cells.values())
+
+
+def _points(paper: Paper, number: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the points of a figure, products of lists of names, as lines without a printed value."""
+    for grid in paper.tables[number].grid:
+        for names in product(*grid.values()):
+            point = {"paper": paper.paper, "table": number, **dict(zip(grid, names, strict=True))}
+            where = f"{folder / paper.slug}.yaml, {number}"
+            yield where, [point.get(column, "") for column in COLUMNS]
 
 
 def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -352,61 +353,40 @@ def read_lines(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[s
             yield where, [text.strip() for text in line]
 
 
-def _figure(paper: Paper, number: str, path: Path) -> tuple[PrintedCell, ...]:
-    """Return the points of a figure as cells without a printed value."""
-    entry, where = paper.tables[number], f"{path}, {number}"
-    cells = []
-    for point_names in points(entry.grid):
-        cell = PrintedCell(**{"paper": paper.paper, "table": number, **point_names})
-        _check(cell, paper, where)
-        cells.append(cell)
-    if len(cells) != entry.cells:
-        raise UserError(f"{where}: {len(cells)} points; valid: {entry.cells}, its `cells`")
-    return tuple(cells)
-
-
-def _cell(line: Sequence[str], where: str, paper: Paper, table: str) -> PrintedCell:
-    cell = PrintedCell(*line)
-    if (cell.paper, cell.table) != (paper.paper, table):
+def _check(cell: PrintedCell, paper: Paper, number: str, where: str) -> None:
+    """Raise UserError unless a cell is of its table, the paper's file knows its names, and its value is a number."""
+    if (cell.paper, cell.table) != (paper.paper, number):
         raise UserError(
-            f"{where}: table {cell.table!r} of {cell.paper!r}; valid: table {table} of {paper.paper}"
+            f"{where}: table {cell.table!r} of {cell.paper!r}; valid: table {number} of {paper.paper}"
         )
-    _check(cell, paper, where)
-    return cell
-
-
-def _check(cell: PrintedCell, paper: Paper, where: str) -> None:
-    """Raise UserError unless the paper's file knows a cell's names, and its value is a number or empty."""
-    methods = {**paper.methods, **paper.tables[cell.table].methods}
-    valid_names: dict[str, Iterable[str]] = {
-        "model": paper.models,
-        "method": methods,
-        "budget": paper.budgets,
-        "metric": paper.metrics,
-        "unit": UNITS,
-    }
-    for name, valid in valid_names.items():
+    for name, valid in _names(paper, paper.tables[number].methods).items():
         text = getattr(cell, name)
+        if name == "benchmark" and text not in valid:
+            text = place(cell)
         if text not in valid:
             raise UserError(f"{where}: {unknown_name(name, text, valid)}")
-    if place(cell) not in paper.benchmarks and cell.benchmark not in paper.benchmarks:
-        raise UserError(f"{where}: {unknown_name('benchmark', place(cell), paper.benchmarks)}")
     if cell.value and not _is_number(cell.value):
         raise UserError(
             f"{where}: value={cell.value!r} is not a number; valid: a number or nothing"
         )
 
 
+def _names(paper: Paper, methods: Iterable[str]) -> dict[str, Collection[str]]:
+    """Return the names that a paper's file knows, by column; `methods` are known besides its own."""
+    return {
+        "model": paper.models,
+        "method": {*paper.methods, *methods},
+        "budget": paper.budgets,
+        "metric": paper.metrics,
+        "unit": UNITS,
+        "benchmark": paper.benchmarks,
+    }
+
+
 def _check_entries(path: Path, paper: Paper) -> None:
     """Raise UserError unless entries have only overrides and `NUMBER_KEYS`, and `at` names known columns and names."""
-    methods = {*paper.methods, *(name for table in paper.tables.values() for name in table.methods)}
-    columns: dict[str, Collection[str]] = {
-        "model": paper.models,
-        "method": methods,
-        "budget": paper.budgets,
-        "benchmark": paper.benchmarks,
-        "metric": paper.metrics,
-    }
+    columns = _names(paper, (name for table in paper.tables.values() for name in table.methods))
+    del columns["unit"]
     for key, entry in _entries(paper):
         _check_keys(f"{path}: {key}", entry, (*NUMBER_KEYS, *FIRST, AT))
         additions = {} if isinstance(entry, str) else entry.get(AT, {})
@@ -458,27 +438,3 @@ def _is_number(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _printed(path: Path, entry: Mapping[str, Any]) -> TableEntry:
-    values = dict(entry)
-    if values.get("average") is not None:
-        values["average"] = _build_entry(Average, path, values["average"])
-    values["panels"] = tuple(
-        _build_entry(FigurePanel, path, panel) for panel in values.get("panels", ())
-    )
-    for name in ("rebuilt", "rows", "columns", "decisions", "grid"):
-        if name in values:
-            values[name] = tuple(values[name])
-    return _build_entry(TableEntry, path, values)
-
-
-def _build_entry(kind: type[EntryT], path: Path, values: Mapping[str, Any]) -> EntryT:
-    keys = {field_info.name for field_info in fields(kind)}
-    for name in values:
-        if name not in keys:
-            raise UserError(f"{path}: {unknown_name('key', str(name), keys)}")
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise UserError(f"{path}: {error}; valid: the keys of {kind.__name__}") from error

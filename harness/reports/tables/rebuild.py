@@ -6,17 +6,24 @@ others contradict.
 
 from __future__ import annotations
 
-import os
+import csv
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
-from espalier.harness.errors import UserError, print_lines, unknown_name
+from espalier.harness.errors import print_lines, unknown_name
 from espalier.harness.paths import located, usual_store
-from espalier.harness.reports.tables import misprint_list
+from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex, formula_values
-from espalier.harness.reports.tables.published_tables import papers, read_paper
+from espalier.harness.reports.tables.published_tables import (
+    KEYS,
+    PrintedCell,
+    papers,
+    read_cells,
+    read_paper,
+)
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, build, requested_numbers
 from espalier.harness.reports.tables.table_formats import FORMATS
 from espalier.harness.reports.tables.table_rows import Notes, choose, read_rows, usual_positions
@@ -24,7 +31,7 @@ from espalier.harness.settings import Count, choice, read_value
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.run_spec import POSITIONS
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
-from espalier.harness.store.row_reader import Walk, walk
+from espalier.harness.store.index import Walk, walk
 
 
 def requested_tables(paper: str, numbers: Sequence[str]) -> list[tuple[str, str]]:
@@ -63,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print tables or write them; exit code 2 and one line if that fails."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments[:1] == ["misprints"]:
-        return misprint_list.main(arguments[1:])
+        return print_misprints(arguments[1:])
     parser = command_parser(
         "tables",
         __doc__,
@@ -94,36 +101,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, help="write every format of every table into this folder"
     )
     options = parser.parse_args(arguments)
-    names = [*papers(), "all", "misprints"]
-    try:
-        if options.out is not None:
-            check_folder("--out", options.out)
-        if options.paper not in names:
-            raise unknown_name("paper", options.paper, names)
-        if options.model is not None and options.model not in choices("model"):
-            raise unknown_name("--model", options.model, choices("model"))
-        if options.positions is not None:
-            choice("--positions", options.positions, POSITIONS)
-        read_value("--limit", options.limit, Count | None)
-        tables, notes = rebuild(
-            requested_tables(options.paper, options.numbers),
-            [existing_store(store) for store in options.store or [usual_store()]],
-            options.model,
-            options.positions,
-            options.limit,
-        )
-        for table in tables:
-            if options.out is None:
-                print(FORMATS[options.format](table))
-            else:
-                print_lines(*write(table, options.out))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # The reader closed the pipe, as `head` does; discard the remaining output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    if options.out is not None:
+        check_folder("--out", options.out)
+    if options.paper not in (*papers(), "all", "misprints"):
+        raise unknown_name("paper", options.paper, [*papers(), "all", "misprints"])
+    if options.model is not None and options.model not in choices("model"):
+        raise unknown_name("--model", options.model, choices("model"))
+    if options.positions is not None:
+        choice("--positions", options.positions, POSITIONS)
+    read_value("--limit", options.limit, Count | None)
+    tables, notes = rebuild(
+        requested_tables(options.paper, options.numbers),
+        [existing_store(store) for store in options.store or [usual_store()]],
+        options.model,
+        options.positions,
+        options.limit,
+    )
+    for table in tables:
+        if options.out is None:
+            print(FORMATS[options.format](table))
+        else:
+            print_lines(*write(table, options.out))
     print_lines(*notes, file=sys.stderr)
     return 0
 
@@ -139,6 +137,70 @@ def write(table: RebuiltTable, folder: Path) -> list[Path]:
         paths.append(folder / f"{table.name}.{ending}")
         paths[-1].write_text(text(table), encoding="utf-8")
     return paths
+
+
+#: What `tables misprints` prints: cells are those of results/papers/misprints.csv, which formulas confirm; averages are
+#: those that do not follow from the cells of their line by the paper's rule, whatever rounding took.
+MISPRINTS = (
+    "Every printed number that other printed numbers contradict, of all papers, in one list."
+)
+
+#: A printed number that others contradict: as printed, `cell` or `average`, the number that follows, with the printed
+#: digits at least, and what contradicts it.
+WrongNumber = tuple[PrintedCell, str, str, str]
+
+
+def wrong_numbers() -> list[WrongNumber]:
+    """Return the numbers in the order of papers and tables; one that is an average and listed counts once, as a cell.
+
+    Raises:
+        UserError: a file of results/papers is damaged.
+    """
+    formulas = formula_values()
+    entries: list[WrongNumber] = []
+    for slug in papers():
+        paper = read_paper(slug)
+        for number, table in paper.tables.items():
+            numbers = {}
+            for average in build(slug, number, ResultIndex([])).averaged:
+                if table.average is not None and average.remark and average.follows is not None:
+                    cell = average.cell
+                    consistent = f"{average.follows:.{max(cell.digits, 2)}f}"
+                    why = (
+                        f"the printed cells of its line by the table's rule ({table.average.rule})"
+                    )
+                    numbers[cell.key] = (cell, "average", consistent, why)
+            cells = {cell.key: cell for cell in read_cells(paper, number)}
+            for key, formula in formulas.items():
+                if formula.misprint and key in cells:
+                    consistent = f"{formula.value:.{cells[key].digits}f}"
+                    numbers[key] = (cells[key], "cell", consistent, formula.misprint)
+            entries += numbers.values()
+    return entries
+
+
+def print_misprints(argv: Sequence[str]) -> int:
+    """Print every printed number that other printed numbers contradict; return the exit status."""
+    parser = command_parser("tables misprints", MISPRINTS, "", "--format csv")
+    parser.add_argument("--format", choices=("md", "csv"), default="md", help="of the output")
+    options = parser.parse_args(argv)
+    entries = wrong_numbers()
+    if options.format == "csv":
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow((*KEYS, "kind", "printed", "consistent", "why"))
+        for cell, kind, consistent, why in entries:
+            lines.writerow((*cell.key, kind, cell.value, consistent, why))
+        return 0
+    heads = ("number", "kind", "printed", "consistent", "why")
+    rows = [(cell.name, kind, cell.value, *reason) for cell, kind, *reason in entries]
+    kinds = Counter(kind for _, kind, _, _ in entries)
+    reasons = Counter(why for _, kind, _, why in entries if kind == "cell")
+    ((why, count),) = reasons.most_common(1)
+    print(
+        f"{markdown_table(heads, rows, 'llrrl')}\n{len(entries)} printed numbers that others contradict: "
+        f"{kinds['cell']} cells ({count} of them: {why}), {kinds['average']} averages"
+    )
+    return 0
 
 
 if __name__ == "__main__":

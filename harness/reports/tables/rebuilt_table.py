@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell, text
 from espalier.harness.reports.tables.cell_verdicts import (
@@ -22,6 +23,7 @@ from espalier.harness.reports.tables.published_tables import (
     Paper,
     PrintedCell,
     TableEntry,
+    display_name,
     name_of,
     read_cells,
     read_paper,
@@ -29,11 +31,8 @@ from espalier.harness.reports.tables.published_tables import (
 from espalier.harness.reports.tables.table_rows import Notes, RequestedNumbers
 from espalier.harness.specs.commands import RUN
 
-#: Key of a cell within a line: benchmark, split, metric.
-CellKey = tuple[str, ...]
-
-#: A line's cells by key.
-CellsByKey = Mapping[CellKey, FilledCell]
+#: A line's cells by benchmark, split and metric.
+CellsByKey = dict[tuple[str, ...], FilledCell]
 
 
 @dataclass(frozen=True)
@@ -69,65 +68,28 @@ class LineAverage:
             return ""
         return f"printed {self.cell.value}, the printed cells give {self.follows:.{max(self.cell.digits, 2)}f}"
 
+    def into(self, filled: FilledCell) -> FilledCell:
+        """Return the cell of the printed average, with the measured value and the remark."""
+        return replace(
+            filled,
+            value=self.measured,
+            unread=self.measured is not None and self.unread,
+            remark=self.remark,
+            average_mismatch=self.mismatch,
+        )
+
 
 def averages(filled: Sequence[FilledCell], rule: Average | None) -> list[LineAverage]:
     """Return the averages of every line of a table that prints one."""
-    if rule is None:
-        return []
-    printed: dict[tuple[str, ...], list[FilledCell]] = defaultdict(list)
+    printed: dict[tuple[str, ...], list[PrintedCell]] = defaultdict(list)
     for filled_cell in filled:
-        if rule.prints(filled_cell.cell):
-            printed[filled_cell.cell.model, filled_cell.cell.metric].append(filled_cell)
-    return [average for group in printed.values() for average in _of_group(group, filled, rule)]
-
-
-def with_averages(
-    filled: Sequence[FilledCell], line_averages: Iterable[LineAverage]
-) -> list[FilledCell]:
-    """Return the cells of a table, with measured values and remarks on the printed averages."""
-    by_key = {average.cell.key: average for average in line_averages}
-    cells = []
-    for filled_cell in filled:
-        average = by_key.get(filled_cell.cell.key)
-        if average is None:
-            cells.append(filled_cell)
-        else:
-            unread = average.measured is not None and average.unread
-            measured = replace(filled_cell, value=average.measured, unread=unread)
-            cells.append(
-                replace(measured, remark=average.remark, average_mismatch=average.mismatch)
-            )
-    return cells
-
-
-def _of_group(
-    printed: Sequence[FilledCell], filled: Sequence[FilledCell], rule: Average
-) -> list[LineAverage]:
-    """Return the averages of one model and one metric."""
-    first = printed[0].cell
-    lines: dict[tuple[str, str], dict[tuple[str, ...], FilledCell]] = defaultdict(dict)
-    reference: dict[tuple[str, ...], FilledCell] = {}
-    for filled_cell in filled:
-        cell = filled_cell.cell
-        if cell.model != first.model or rule.prints(cell) or cell.metric in RELATIVE:
-            continue
-        if rule.rule == "mean" and cell.metric != first.metric:
-            continue
-        if rule.rule == "omnidocbench" and cell.metric not in OMNIDOCBENCH:
-            continue
-        key = (cell.benchmark, cell.split, cell.metric)
-        lines[cell.method, cell.budget][key] = filled_cell
-        if cell.method == rule.reference:
-            reference.setdefault(key, filled_cell)
-    group_lines = [
-        lines[filled_cell.cell.method, filled_cell.cell.budget] for filled_cell in printed
-    ]
-    shared = set.intersection(
-        *({key for key, value in line.items() if value.cell.value} for line in group_lines)
-    )
+        if rule is not None and rule.prints(filled_cell.cell):
+            printed[filled_cell.cell.model, filled_cell.cell.metric].append(filled_cell.cell)
     return [
-        _averaged(filled_cell.cell, line, reference, shared, rule)
-        for filled_cell, line in zip(printed, group_lines, strict=True)
+        average
+        for group in printed.values()
+        if rule is not None
+        for average in _of_group(group, filled, rule)
     ]
 
 
@@ -138,86 +100,104 @@ OMNIDOCBENCH = {"text_edit": (-100.0, 100.0), "formula_cdm": (1.0, 0.0), "table_
 RELATIVE = ("relative performance", "TFLOPs", "TFLOPs relative", "time", "time relative")
 
 
-def _averaged(
-    cell: PrintedCell, line: CellsByKey, reference: CellsByKey, shared: set[CellKey], rule: Average
-) -> LineAverage:
-    def mean(keys: Iterable[CellKey], measured: bool) -> float | None:
-        values = [_share(line[key], reference.get(key), rule, measured) for key in keys]
-        numbers = [value for value in values if value is not None]
-        return fmean(numbers) if numbers and len(numbers) == len(values) else None
+def _of_group(
+    printed: Sequence[PrintedCell], filled: Sequence[FilledCell], rule: Average
+) -> list[LineAverage]:
+    """Return the averages of one model and one metric."""
+    metrics = {"mean": {printed[0].metric}, "omnidocbench": {*OMNIDOCBENCH}}.get(rule.rule)
+    lines: dict[tuple[str, str], CellsByKey] = defaultdict(dict)
+    reference: CellsByKey = {}
+    for filled_cell in filled:
+        cell = filled_cell.cell
+        if cell.model != printed[0].model or rule.prints(cell) or cell.metric in RELATIVE:
+            continue
+        if metrics is None or cell.metric in metrics:
+            key = (cell.benchmark, cell.split, cell.metric)
+            lines[cell.method, cell.budget][key] = filled_cell
+            if cell.method == rule.reference:
+                reference.setdefault(key, filled_cell)
+    with_numbers = [
+        {key: part for key, part in lines[cell.method, cell.budget].items() if part.cell.value}
+        for cell in printed
+    ]
+    shared = sorted(set.intersection(*map(set, with_numbers)))
+    return [
+        _average(cell, line, reference, shared, rule)
+        for cell, line in zip(printed, with_numbers, strict=True)
+    ]
 
-    printed = [key for key, filled_cell in line.items() if filled_cell.cell.value]
+
+def _average(
+    cell: PrintedCell,
+    line: CellsByKey,
+    reference: CellsByKey,
+    shared: Sequence[tuple[str, ...]],
+    rule: Average,
+) -> LineAverage:
+    """Return the averages of a line, of its cells with a printed number and of those in `shared`."""
+
+    def mean(keys: Iterable[tuple[str, ...]], number: Literal["printed", "value"]) -> float | None:
+        parts = [_part(line[key], reference.get(key), rule, number) for key in keys]
+        numbers = [part for part in parts if part is not None]
+        return fmean(numbers) if numbers and len(numbers) == len(parts) else None
+
+    reasons: dict[str, str] = {}
+    for key, filled_cell in line.items():
+        for part in (filled_cell, reference.get(key)):
+            if part is not None and part.mismatch:
+                reasons.setdefault(part.mismatch, f"with {part.cell.benchmark}: {part.mismatch}")
+    rounding = [_rounding(part, reference.get(key), rule) for key, part in line.items()]
     return LineAverage(
         cell,
-        mean(printed, False),
-        cell.half + _slack(line, reference, printed, rule),
-        mean(sorted(shared), False),
-        mean(printed, True),
+        mean(line, "printed"),
+        cell.half + sum(rounding) / max(len(line), 1),
+        mean(shared, "printed"),
+        mean(line, "value"),
         len(shared),
-        "; ".join(_reasons(line, reference, printed)),
-        any(line[key].unread for key in printed),
+        "; ".join(reasons.values()),
+        any(filled_cell.unread for filled_cell in line.values()),
     )
 
 
-def _reasons(line: CellsByKey, reference: CellsByKey, keys: Sequence[CellKey]) -> list[str]:
-    """Return why the cells of an average, or their references, need not equal the printed ones."""
-    reasons: dict[str, str] = {}
-    for key in keys:
-        for filled_cell in (line[key], reference.get(key)):
-            if filled_cell is not None and filled_cell.mismatch:
-                reasons.setdefault(
-                    filled_cell.mismatch,
-                    f"with {filled_cell.cell.benchmark}: {filled_cell.mismatch}",
-                )
-    return list(reasons.values())
-
-
-def _share(
-    filled_cell: FilledCell, reference: FilledCell | None, rule: Average, measured: bool
+def _part(
+    filled_cell: FilledCell,
+    reference: FilledCell | None,
+    rule: Average,
+    number: Literal["printed", "value"],
 ) -> float | None:
-    """Return a cell's contribution to an average."""
-    value = _number(filled_cell, measured)
+    """Return what the printed or the measured number of a cell contributes to an average."""
+    value = getattr(filled_cell, number)
     if value is None:
         return None
+    if rule.rule == "ratios":
+        base = None if reference is None else getattr(reference, number)
+        return 100 * value / base if base else None
+    factor, offset = (
+        OMNIDOCBENCH[filled_cell.cell.metric] if rule.rule == "omnidocbench" else (1, 0)
+    )
+    return float(factor * value + offset)
+
+
+def _rounding(filled_cell: FilledCell, reference: FilledCell | None, rule: Average) -> float:
+    """Return the largest effect of rounding on a printed cell's contribution."""
+    cell = filled_cell.cell
     if rule.rule == "omnidocbench":
-        factor, offset = OMNIDOCBENCH[filled_cell.cell.metric]
-        return factor * value + offset
+        return cell.half * abs(OMNIDOCBENCH[cell.metric][0])
     if rule.rule == "mean":
-        return value
-    base = None if reference is None else _number(reference, measured)
-    return 100 * value / base if base else None
-
-
-def _number(filled_cell: FilledCell, measured: bool) -> float | None:
-    """Return the measured or the printed number of a cell; None if there is none."""
-    if measured:
-        return filled_cell.value
-    return filled_cell.cell.number if filled_cell.cell.value else None
-
-
-def _slack(
-    line: CellsByKey, reference: CellsByKey, keys: Sequence[CellKey], rule: Average
-) -> float:
-    """Return the largest effect of rounding of the printed cells on their average."""
-    errors = [0.0]
-    for key in keys:
-        cell, reference_cell = line[key].cell, reference.get(key)
-        if rule.rule == "omnidocbench":
-            errors.append(cell.half * abs(OMNIDOCBENCH[cell.metric][0]))
-        elif rule.rule == "mean":
-            errors.append(cell.half)
-        elif reference_cell is not None and (base := _number(reference_cell, False)):
-            errors.append(100 * (cell.half + cell.number / base * reference_cell.cell.half) / base)
-    return sum(errors) / max(len(keys), 1)
+        return cell.half
+    if reference is None or not reference.printed:
+        return 0.0
+    base = reference.printed
+    return 100 * (cell.half + cell.number / base * reference.cell.half) / base
 
 
 @dataclass(frozen=True)
 class TableLine:
-    """A line of a table: its headings, outermost first, its label, and its cells by column."""
+    """A line of a table: its headings, outermost first, its label, and its cells in the order of the columns."""
 
     headings: tuple[str, ...]
     label: str
-    cells: Mapping[tuple[str, ...], FilledCell]
+    cells: tuple[FilledCell | None, ...]
 
 
 @dataclass(frozen=True)
@@ -225,7 +205,7 @@ class RebuiltTable:
     """A rebuilt table.
 
     Attributes:
-        columns: headings of each column, outermost first; keys of the lines' cells.
+        columns: headings of each column, outermost first.
         model: the model that ran in place of the printed models, if any.
         averaged: averages of every line that prints one.
         notes: notes on results.
@@ -251,52 +231,45 @@ class RebuiltTable:
         return name_of(self.paper.slug, self.number)
 
     @property
-    def counts(self) -> Counter[str]:
-        """Number of cells by verdict."""
-        return Counter(filled_cell.verdict for filled_cell in self.filled)
+    def title(self) -> str:
+        """The paper, the table's number, and what it is about."""
+        return f"{self.paper.paper}, {display_name(self.number)}: {self.entry.title}"
+
+    @property
+    def source(self) -> str:
+        """Where the printed numbers are from, and what measured ones stand for."""
+        paper = f"{self.paper.title} ({self.paper.venue}, arXiv {self.paper.arxiv})."
+        if self.model is None:
+            return paper
+        return (
+            f"{paper} Measured on {self.model} and its benchmarks, which stand for the printed ones: its numbers are "
+            "not to be compared with theirs."
+        )
+
+    @property
+    def heads(self) -> list[str]:
+        """A heading for each column."""
+        return [" ".join(filter(None, column)) or "value" for column in self.columns]
+
+    @property
+    def preset(self) -> str:
+        """The command that runs every cell."""
+        return f"{RUN} -m +experiment={self.name}{f' model={self.model}' if self.model else ''}"
 
     def commands(self) -> list[str]:
         """Return the commands that fill the missing cells, one for all benchmarks of a line."""
-        missing: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        missing: dict[str, dict[str, None]] = defaultdict(dict)
         for filled_cell in self.filled:
             if isinstance(filled_cell.run, CellRun) and filled_cell.value is None:
-                overrides = tuple(
-                    f"{key}={_quoted(value)}"
-                    for key, value in filled_cell.run.overrides.items()
-                    if key != "benchmark"
-                )
-                missing[overrides].append(str(filled_cell.run.overrides["benchmark"]))
+                overrides = dict(filled_cell.run.overrides)
+                benchmark = str(overrides.pop("benchmark"))
+                words = ((key, text(value)) for key, value in overrides.items())
+                line = " ".join(f"{key}='{v}'" if "$" in v else f"{key}={v}" for key, v in words)
+                missing[line][benchmark] = None
         return [
-            command(overrides, list(dict.fromkeys(benchmarks)))
-            for overrides, benchmarks in missing.items()
+            f"{RUN} {'-m ' * (len(names) > 1)}{line} benchmark={','.join(names)}"
+            for line, names in missing.items()
         ]
-
-    def uncompared(self) -> dict[str, int]:
-        """Return how many printed cells are not compared with their measured values, by reason."""
-        return dict(
-            Counter(
-                filled_cell.mismatch
-                for filled_cell in self.filled
-                if filled_cell.cell.value and filled_cell.mismatch
-            )
-        )
-
-    def unreachable(self) -> dict[str, int]:
-        """Return how many printed cells neither a run nor a formula fills, by reason."""
-        reasons = Counter(
-            filled_cell.run
-            for filled_cell in self.filled
-            if isinstance(filled_cell.run, str)
-            and filled_cell.cell.value
-            and filled_cell.analytic is None
-        )
-        return {str(reason): count for reason, count in reasons.items()}
-
-
-def command(overrides: Sequence[str], benchmarks: Sequence[str]) -> str:
-    """Return the command line that runs a method on benchmarks."""
-    sweep = "-m " if len(benchmarks) > 1 else ""
-    return f"{RUN} {sweep}{' '.join(overrides)} benchmark={','.join(benchmarks)}"
 
 
 def requested_numbers(slugs: Sequence[tuple[str, str]], model: str | None) -> RequestedNumbers:
@@ -334,28 +307,30 @@ def build(
         UserError: there is no such table, or its file is damaged.
     """
     paper, notes = read_paper(slug, folder), Notes()
-    cells = read_cells(paper, number, folder)
+    filled = fill(paper, read_cells(paper, number, folder), index, notes, model, analytic)
     entry = paper.tables[number]
-    filled = fill(paper, cells, index, notes, model, analytic)
     averaged = averages(filled, entry.average)
-    filled = with_averages(filled, averaged)
-    columns = _distinguishing(filled, entry.columns)
-    leading = _distinguishing(filled, entry.rows)
+    by_key = {average.cell.key: average for average in averaged}
+    filled = [
+        by_key[cell.cell.key].into(cell) if cell.cell.key in by_key else cell for cell in filled
+    ]
+    columns, leading = _distinguishing(filled, entry.columns), _distinguishing(filled, entry.rows)
     # Lines are labelled by the innermost key, even if the keys before it already distinguish them.
-    if (
-        len({_values(filled_cell, entry.rows[-1:]) for filled_cell in filled}) > 1
-        and entry.rows[-1] not in leading
-    ):
-        leading = (*leading, entry.rows[-1])
+    innermost = entry.rows[-1]
+    if innermost not in leading and len({_values(cell, [innermost]) for cell in filled}) > 1:
+        leading = (*leading, innermost)
     lines: dict[tuple[str, ...], dict[tuple[str, ...], FilledCell]] = defaultdict(dict)
     for filled_cell in filled:
         lines[_values(filled_cell, leading)][_values(filled_cell, columns)] = filled_cell
-    heads = dict.fromkeys(_values(filled_cell, columns) for filled_cell in filled)
+    heads = tuple(dict.fromkeys(_values(filled_cell, columns) for filled_cell in filled))
     return RebuiltTable(
         paper,
         number,
-        tuple(heads),
-        tuple(TableLine(key[:-1], key[-1], lines[key]) for key in _grouped(lines)),
+        heads,
+        tuple(
+            TableLine(key[:-1], key[-1], tuple(lines[key].get(column) for column in heads))
+            for key in _grouped([*lines])
+        ),
         tuple(filled),
         tuple(averaged),
         model,
@@ -363,36 +338,30 @@ def build(
     )
 
 
-def _grouped(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _grouped(keys: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return the keys of lines with equal headings together, in the order of their first lines.
 
     Files have the lines of two models that are printed side by side one by one.
     """
     first: dict[tuple[str, ...], int] = {}
-    ordered = list(keys)
-    for place, key in enumerate(ordered):
+    for place, key in enumerate(keys):
         for length in range(1, len(key) + 1):
             first.setdefault(key[:length], place)
-    return sorted(
-        ordered, key=lambda key: [first[key[:length]] for length in range(1, len(key) + 1)]
-    )
+    return sorted(keys, key=lambda key: [first[key[:end]] for end in range(1, len(key) + 1)])
 
 
 def _values(filled_cell: FilledCell, keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(getattr(filled_cell.cell, key)) for key in keys)
+    return tuple(getattr(filled_cell.cell, key) for key in keys)
 
 
 def _distinguishing(filled: Sequence[FilledCell], keys: Sequence[str]) -> tuple[str, ...]:
     """Return the keys that distinguish cells, given the keys before them; the last one if none does."""
     chosen: tuple[str, ...] = ()
     for key in keys:
-        before = {_values(filled_cell, chosen) for filled_cell in filled}
-        after = {_values(filled_cell, (*chosen, key)) for filled_cell in filled}
+        before, after = (
+            {_values(filled_cell, names) for filled_cell in filled}
+            for names in (chosen, (*chosen, key))
+        )
         if len(after) > len(before):
             chosen = (*chosen, key)
     return chosen or (keys[-1],)
-
-
-def _quoted(value: object) -> str:
-    quoted_text = text(value)
-    return f"'{quoted_text}'" if "$" in quoted_text else quoted_text

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.group_lists import read_choice
+from espalier.harness.reports.frame import dated_rows_of
 from espalier.harness.reports.tables.cell_settings import row_settings
-from espalier.harness.store.parquet_tables import dated_rows, is_table
-from espalier.harness.store.row_blocks import block_at, memoized
-from espalier.harness.store.row_reader import Walk, walk
+from espalier.harness.store.index import EXTRA, ReadRun, Walk, memoized, walk
 from espalier.harness.store.row_text import is_marked
 
 #: Keys of the cell that a row fills.
@@ -44,8 +43,6 @@ class MeasuredResult:
         key: the run key.
         cell: model, benchmark, method, variant, ratio, rule.
         samples: number of scored samples.
-        complete: whether these are all samples of the benchmark.
-        positions: the position policy; None if it does not apply to the method.
         code: commit and versions of the relevant packages.
         committed: time in seconds.
         settings: by dotted key, as compared by harness/reports/tables/cell_settings.py.
@@ -56,14 +53,21 @@ class MeasuredResult:
     key: str
     cell: tuple[Any, ...]
     samples: int
-    complete: bool
-    positions: str | None
     code: str
     committed: float
-    seed: int
     settings: Mapping[str, Any]
     numbers: Mapping[str, float]
     unread: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether these are all samples of the benchmark."""
+        return self.settings.get("benchmark.limit") is None
+
+    @property
+    def positions(self) -> str | None:
+        """The position policy; None if it does not apply to the method."""
+        return self.settings.get("engine.positions")
 
 
 @dataclass
@@ -92,10 +96,10 @@ def read_rows(
     """Return the results of the requested models and benchmarks, oldest first.
 
     Args:
-        stores: run stores, or folders of tables (harness/store/parquet_tables.py).
+        stores: run stores, or folders of tables (harness/store/exports.py).
         requested: the numbers that tables need, by model and benchmark.
         notes: receives results that cannot be read, and results of one key that differ between stores.
-        read: reads run stores; its rows have at least `blocks_of` the requested numbers.
+        read: reads run stores; its rows have at least `BLOCKS` and those of the requested numbers.
 
     Raises:
         UserError: the tables of a folder are damaged.
@@ -105,34 +109,49 @@ def read_rows(
     results: dict[str, MeasuredResult] = {}
     shared: dict[str, Mapping[str, Any]] = {}
 
-    def summary_of(settings: Mapping[str, Any]) -> SettingsSummary:
-        """Return a summary of settings; equal settings are one object."""
-        summary = _summarize(settings)
-        text = json.dumps(summary.settings, default=str)
-        return replace(summary, settings=shared.setdefault(text, summary.settings))
+    def shared_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return settings by dotted key; equal ones are one object."""
+        values = row_settings(settings)
+        return shared.setdefault(json.dumps(values, default=str), values)
 
-    summarize, code = memoized(summary_of), memoized(_code)
+    settings_of, code_of = memoized(shared_settings), memoized(_code)
+    numbers = {_block(path) for paths in requested.values() for path in paths}
+    blocks = sorted({*BLOCKS, *numbers})
     for store in stores:
-        for committed, row in _rows(store, requested, notes, read):
-            numbers = requested.get((row["model"], row["benchmark"]))
-            if numbers is None:
+        unfinished: list[ReadRun] = []
+
+        def skip(run: ReadRun, unfinished: list[ReadRun] = unfinished) -> None:
+            """Note a damaged row, and count a run that is not finished."""
+            if run.problem is None:
+                unfinished.append(run)
+            else:
+                notes.add("rows cannot be read", str(run.problem).partition(";")[0])
+
+        for committed, row in dated_rows_of(store, blocks, skip, read):
+            key, paths = row["run_key"], requested.get((row["model"], row["benchmark"]))
+            if paths is None:
                 continue
-            problem = _problem(row)
-            if problem:
-                notes.add(problem, row["run_key"])
+            if not isinstance(row.get("settings"), dict):
+                notes.add("rows of an older version have no settings", key)
                 continue
-            environment = row["extra"].get("environment", {})
-            result = _measured(
-                row, committed, numbers, summarize(row["settings"]), code(environment)
+            result = MeasuredResult(
+                key,
+                tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in CELL),
+                row["n_samples"],
+                code_of(row["extra"].get("environment", {})),
+                committed,
+                settings_of(row["settings"]),
+                {path: value for path in paths if (value := _number(row, path)) is not None},
+                is_marked(row),
             )
-            known_result = results.get(result.key)
+            known_result = results.get(key)
             if known_result is not None and known_result.numbers != result.numbers:
-                notes.add(
-                    "keys are in several stores with different numbers (the newest counts)",
-                    result.key,
-                )
-            if known_result is None or known_result.committed <= result.committed:
-                results[result.key] = result
+                kind = "keys are in several stores with different numbers (the newest counts)"
+                notes.add(kind, key)
+            if known_result is None or known_result.committed <= committed:
+                results[key] = result
+        if unfinished:
+            notes.add("stores have runs that are not finished", f"{store} {len(unfinished)}")
     return sorted(results.values(), key=lambda result: (result.committed, result.key))
 
 
@@ -148,19 +167,14 @@ def choose(
         notes: receives the results that are excluded.
     """
     fitting = []
+    counts: dict[tuple[Any, ...], int] = {}
     for row in rows:
         if row.positions in (None, positions):
             fitting.append(row)
+            counts[row.cell[:2]] = limit or max(counts.get(row.cell[:2], 0), row.samples)
         else:
-            notes.add(
-                f"rows under another position policy than {positions}", f"{row.key} {row.positions}"
-            )
-    counts: dict[tuple[Any, ...], int] = {}
-    for row in fitting:
-        if limit is None:
-            counts[row.cell[:2]] = max(counts.get(row.cell[:2], 0), row.samples)
-        else:
-            counts[row.cell[:2]] = limit
+            kind = f"rows under another position policy than {positions}"
+            notes.add(kind, f"{row.key} {row.positions}")
     chosen = []
     for row in fitting:
         # A batch of composed prompts has the requested number of samples.
@@ -178,78 +192,15 @@ def usual_positions() -> str:
     return str(read_choice("engine", "default")["positions"])
 
 
-def _rows(
-    store: Path, requested: RequestedNumbers, notes: Notes, read: Walk
-) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield the commit time of each row, and the blocks that tables need."""
-    if is_table(store):
-        yield from dated_rows(store)
-        return
-    unfinished = 0
-    for run in read(store, blocks_of(requested)):
-        if run.problem is not None:
-            notes.add("rows cannot be read", str(run.problem).partition(";")[0])
-        elif run.row is not None:
-            yield run.committed, run.row
-        else:
-            unfinished += 1
-    if unfinished:
-        notes.add("stores have runs that are not finished", f"{store} {unfinished}")
-
-
-def blocks_of(requested: RequestedNumbers) -> list[str]:
-    """Return the blocks of a row that tables with these numbers need."""
-    numbers = {block_at(path) for paths in requested.values() for path in paths}
-    return sorted({*BLOCKS, *numbers})
-
-
-def _problem(row: Mapping[str, Any]) -> str:
-    """Return why a row cannot be used in a table, as a kind of note; empty if it can."""
-    if not isinstance(row.get("settings"), dict):
-        return "rows of an older version have no settings"
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class SettingsSummary:
-    """What a table needs of a row's settings; many rows share it."""
-
-    complete: bool
-    positions: str | None
-    settings: Mapping[str, Any]
-
-
-def _summarize(settings: Mapping[str, Any]) -> SettingsSummary:
-    complete = settings["benchmark"].get("limit") is None
-    return SettingsSummary(complete, settings["engine"].get("positions"), row_settings(settings))
+def _block(path: str) -> str:
+    """Return the block that contains a dotted path of a row."""
+    names = path.split(".")
+    return ".".join(names[: 2 if names[0] == EXTRA else 1])
 
 
 def _code(environment: Mapping[str, Any]) -> str:
     names = ("commit", "torch", "transformers", "lmms_eval")
     return " ".join(str(environment.get(name)) for name in names)
-
-
-def _measured(
-    row: Mapping[str, Any],
-    committed: float,
-    paths: frozenset[str],
-    summary: SettingsSummary,
-    code: str,
-) -> MeasuredResult:
-    """Return the parts of a row that a table needs."""
-    return MeasuredResult(
-        key=row["run_key"],
-        cell=tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in CELL),
-        samples=row["n_samples"],
-        complete=summary.complete,
-        positions=summary.positions,
-        code=code,
-        committed=committed,
-        seed=row.get("seed", 0),
-        settings=summary.settings,
-        numbers={path: value for path in paths if (value := _number(row, path)) is not None},
-        unread=is_marked(row),
-    )
 
 
 def _number(row: Mapping[str, Any], path: str) -> float | None:

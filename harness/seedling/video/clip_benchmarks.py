@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from os import replace
 from pathlib import Path
@@ -132,72 +131,44 @@ def _untimed(answer: str) -> list[str]:
     return [word for word in words(answer) if not _TIME.fullmatch(word)]
 
 
-@dataclass(frozen=True)
-class CaptionSentence:
-    """One sentence of a caption: its frame, and its words after the time."""
-
-    frame: int
-    words: str
-
-
-def caption_sentences(answer: str) -> list[CaptionSentence]:
-    """Return the sentences of a caption that describe an event."""
+def caption_sentences(answer: str) -> list[tuple[int, str]]:
+    """Return the sentences of a caption that describe an event: frame, and words after the time."""
     sentences = []
     for part in answer.split(";"):
-        words = " ".join(part.split())
-        time = re.fullmatch(r"at time t(\d{1,4}) (.*)", words)
+        time = re.fullmatch(r"at time t(\d{1,4}) (.*)", " ".join(part.split()))
         if time and _TOLD.fullmatch(time[2]):
-            sentences.append(CaptionSentence(int(time[1]), time[2]))
+            sentences.append((int(time[1]), time[2]))
     return sentences
 
 
-@dataclass(frozen=True)
-class EventScore:
-    """Scores of one caption, all in 0..1.
-
-    Attributes:
-        recall: Share of the events that are described correctly, in order.
-        precision: Share of the described events that are correct.
-        exact: Share of the events that are described correctly with their exact frame.
-        parsed: Whether the answer describes any event.
-    """
-
-    recall: float
-    precision: float
-    exact: float
-    parsed: bool
-
-
-def caption_score(answer: str, events: Sequence[Event]) -> EventScore:
-    """Return the scores of a caption, compared with the events of its clip.
+def caption_score(answer: str, events: Sequence[Event]) -> dict[str, float]:
+    """Return the scores of a caption, compared with the events of its clip, all in 0..1.
 
     An event is correct if a sentence has its kind, object, digits and places, and a time within one
-    frame. The match of sentences and events is the largest that is one to one and in order. Cost:
-    sentences times events.
+    frame; exact is the share of events with their exact frame. The match of sentences and events is
+    the largest that is one to one and in order. Cost: sentences times events.
     """
     sentences = caption_sentences(answer)
     truth = [caption_sentences(sentence(event))[0] for event in events]
     right, total = match_count(sentences, truth, NEAR), max(len(truth), 1)
-    return EventScore(
-        recall=right / total,
-        precision=right / max(len(sentences), 1),
-        exact=match_count(sentences, truth, 0) / total,
-        parsed=bool(sentences),
-    )
+    return {
+        "events_right": right / total,
+        "events_precision": right / max(len(sentences), 1),
+        "events_exact": match_count(sentences, truth, 0) / total,
+        "words": float(len(answer.split())),
+        "unparsed": float(not sentences),
+    }
 
 
 def match_count(
-    sentences: Sequence[CaptionSentence], truth: Sequence[CaptionSentence], tolerance: int
+    sentences: Sequence[tuple[int, str]], truth: Sequence[tuple[int, str]], tolerance: int
 ) -> int:
     """Return the length of the longest common subsequence, with times equal within `tolerance` frames."""
     best = [0] * (len(truth) + 1)
-    for candidate in sentences:
+    for frame, text in sentences:
         row = [0]
-        for place, truth_sentence in enumerate(truth):
-            equal = (
-                candidate.words == truth_sentence.words
-                and abs(candidate.frame - truth_sentence.frame) <= tolerance
-            )
+        for place, (true_frame, true_text) in enumerate(truth):
+            equal = text == true_text and abs(frame - true_frame) <= tolerance
             row.append(max(row[-1], best[place + 1], best[place] + equal))
         best = row
     return best[-1]
@@ -209,34 +180,21 @@ def moment(answer: str) -> int | None:
     return int(times[0]) if len(times) == 1 else None
 
 
-@dataclass(frozen=True)
-class MomentScore:
-    """Scores of an answer that names a moment and a box.
+def moment_score(answer: str, frame: int, box: BOX) -> dict[str, float]:
+    """Return the scores of an answer to a question for the moment and box of an event.
 
-    Attributes:
-        correct: Whether the moment is within one frame and the IoU at least 0.5.
-        near: Whether the moment is within one frame.
-        iou: Intersection over union of the boxes; 0 without exactly four location tokens.
-        parsed: Whether the answer names one moment and one box.
+    The moment must be within one frame; "found" requires an IoU of at least 0.5 too. An answer that names one time and
+    has four location tokens is parsed.
     """
-
-    correct: bool
-    near: bool
-    iou: float
-    parsed: bool
-
-
-def moment_score(answer: str, frame: int, box: BOX) -> MomentScore:
-    """Return the scores of an answer to a question for the moment and box of an event."""
     frame_named, bins = moment(answer), locations(answer)
     near = frame_named is not None and abs(frame_named - frame) <= NEAR
     overlap = iou(box_from_bins(bins), box) if len(bins) == 4 else 0.0
-    return MomentScore(
-        correct=near and overlap >= LEAST_IOU,
-        near=near,
-        iou=overlap,
-        parsed=frame_named is not None and len(bins) == 4,
-    )
+    return {
+        "found": float(near and overlap >= LEAST_IOU),
+        "moment_near": float(near),
+        "mean_iou": overlap,
+        "unparsed": float(frame_named is None or len(bins) != 4),
+    }
 
 
 FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
@@ -288,14 +246,7 @@ def sample_clip(sample: dict[str, Any]) -> DrawnClip:
 def caption_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Return the metrics of a caption, compared with the events of its clip; "words" is its length."""
     story = tell(sample["split"], sample["seed"], sample["index"], sample["frames"])
-    score = caption_score(answer, story.events)
-    return {
-        "events_right": score.recall,
-        "events_precision": score.precision,
-        "events_exact": score.exact,
-        "words": float(len(answer.split())),
-        "unparsed": float(not score.parsed),
-    }
+    return caption_score(answer, story.events)
 
 
 def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
@@ -322,11 +273,5 @@ def qa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 
 
 def find_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
-    """Return the metrics of a moment and a box; "found" requires both: within a frame, and an IoU >= 0.5."""
-    score = moment_score(answer, sample["moment"], tuple(sample["box"]))
-    return {
-        "found": float(score.correct),
-        "moment_near": float(score.near),
-        "mean_iou": score.iou,
-        "unparsed": float(not score.parsed),
-    }
+    """Return the metrics of a moment and a box."""
+    return moment_score(answer, sample["moment"], tuple(sample["box"]))

@@ -6,9 +6,9 @@ on every machine and need not be stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +17,19 @@ from espalier.harness.seedling.scenes import (
     BOX,
     CELL,
     COLOUR_NAMES,
-    COLOURS,
-    FRAME,
     GRID,
     MAX_CLUTTER,
     MIN_OVERLAP,
     PATCH,
+    RGB,
     SHAPES,
     SIZES,
     WIDTH,
-    Digits,
+    digits,
+    draw_digit,
     noise_bank,
     shape_mask,
+    sprites,
 )
 from espalier.harness.seedling.video.events import MOST_FRAMES, PLACES, Event, Story, Track
 
@@ -219,16 +220,35 @@ class _Teller:
             return
         kind = self.stream.pick([kind for kind in kinds for _ in range(_WEIGHTS[kind])])
         kind = "uncover" if overdue else kind
-        happenings: dict[str, Callable[[int, int], None]] = {
-            "enter": self._enter,
-            "leave": self._leave,
-            "move": self._move,
-            "turn": self._turn,
-            "cover": self._cover,
-            "uncover": self._uncover,
-            "change": self._change,
-        }
-        happenings[kind](frame, self.stream.pick(overdue or able[kind]))
+        place = self.stream.pick(overdue or able[kind])
+        if kind == "enter":
+            self._add("enter", frame, place, self.stream.below(2))
+            return
+        outcome, changes = self._outcome(kind, frame, self.actors[place])
+        self._note(kind, frame, place, outcome)
+        self.actors[place] = replace(self.actors[place], **{"ready": frame + REST, **changes})
+
+    def _outcome(self, kind: str, frame: int, actor: Actor) -> tuple[str, dict[str, Any]]:
+        """Return the outcome of an event, and the object's new attributes."""
+        stream = self.stream
+        if kind == "turn":
+            colour = stream.pick(self._free_colours())
+            return COLOUR_NAMES[colour], {"colour": colour}
+        if kind == "change":
+            digit = stream.pick([value for value in range(10) if value != actor.digit])
+            return str(digit), {"digit": digit, "draw": stream.below(1 << 20)}
+        if kind == "move":
+            cell = stream.pick(self._neighbours(actor.cell))
+            (x, y), (to_x, to_y) = actor.at, self._spot(cell, actor.track.size)
+            steps = range(1, STRIDE + 1)
+            at, *path = (
+                (x + (to_x - x) * k // STRIDE, y + (to_y - y) * k // STRIDE) for k in steps
+            )
+            places = {"cell": cell, "previous_cell": actor.cell, "at": at, "path": path}
+            return PLACES[cell], {**places, "ready": frame + STRIDE + REST - 1}
+        if kind == "leave":
+            return "", {"present": False}
+        return "", {"covered_at": frame if kind == "cover" else -1}
 
     def _able(self, frame: int) -> dict[str, list[int]]:
         """Return the possible objects of each kind of event in this frame."""
@@ -248,46 +268,6 @@ class _Teller:
             "change": [n for n in bare if self.actors[n].digit >= 0],
         }
 
-    def _enter(self, frame: int, cell: int) -> None:
-        self._add("enter", frame, cell, self.stream.below(2))
-
-    def _leave(self, frame: int, number: int) -> None:
-        self._note("leave", frame, number)
-        self.actors[number].present = False
-
-    def _move(self, frame: int, number: int) -> None:
-        actor = self.actors[number]
-        cell = self.stream.pick(self._neighbours(actor.cell))
-        self._note("move", frame, number, PLACES[cell])
-        (x, y), (to_x, to_y) = actor.at, self._spot(cell, actor.track.size)
-        steps = range(1, STRIDE + 1)
-        path = [(x + (to_x - x) * k // STRIDE, y + (to_y - y) * k // STRIDE) for k in steps]
-        actor.at, actor.path = path[0], path[1:]
-        actor.previous_cell, actor.cell, actor.ready = actor.cell, cell, frame + STRIDE + REST - 1
-
-    def _turn(self, frame: int, number: int) -> None:
-        colour = self.stream.pick(self._free_colours())
-        self._note("turn", frame, number, COLOUR_NAMES[colour])
-        self.actors[number].colour = colour
-        self.actors[number].ready = frame + REST
-
-    def _cover(self, frame: int, number: int) -> None:
-        self._note("cover", frame, number)
-        self.actors[number].covered_at = frame
-        self.actors[number].ready = frame + REST
-
-    def _uncover(self, frame: int, number: int) -> None:
-        self._note("uncover", frame, number)
-        self.actors[number].covered_at = -1
-        self.actors[number].ready = frame + REST
-
-    def _change(self, frame: int, number: int) -> None:
-        actor = self.actors[number]
-        digit = self.stream.pick([value for value in range(10) if value != actor.digit])
-        self._note("change", frame, number, str(digit))
-        actor.digit, actor.draw = digit, self.stream.below(1 << 20)
-        actor.ready = frame + REST
-
 
 WORLD = 128
 """Side of the background; a frame shows a sliding window of it."""
@@ -299,7 +279,7 @@ MARGIN = 1
 _DRAWING_OFFSET = 3_000_017
 """Separates the draws of backgrounds from all others with the same seed."""
 _JITTER = np.arange(-LARGEST_JITTER, LARGEST_JITTER + 1)[:, None, None]
-_SHADES = np.clip(np.array(list(COLOURS.values()))[None] + _JITTER, 0, 255).astype(np.uint8)
+_SHADES = np.clip(RGB[None] + _JITTER, 0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,28 +332,13 @@ def clip(split: str, seed: int, index: int, frames: int = 32) -> DrawnClip:
     return DrawnClip(split, seed, index, frames, story.tracks, story.events, pixels)
 
 
-@lru_cache(maxsize=1)
-def _digits() -> Digits:
-    return Digits()
-
-
-@lru_cache(maxsize=1)
-def _noise() -> np.ndarray:
-    return noise_bank()
-
-
-@lru_cache(maxsize=64)
-def _mask(thing: str, size: int) -> np.ndarray:
-    return shape_mask(thing, size)
-
-
 def _background(stream: DrawStream, frames: int) -> np.ndarray:
     """Return tinted noise and grey clutter ``(T, 96, 96, 3)`` that slide and change in light."""
     field = stream.below(8)
     # The noise has an offset of 30; with the swing of the light every sum stays within 2..128.
     level = 20 + stream.below(30)
     tint = np.array([stream.below(17) - 8 for _ in range(3)])
-    world = _noise()[field].copy()
+    world = noise_bank()[field].copy()
     for _ in range(4 + stream.below(MAX_CLUTTER - 3)):
         y, x = stream.below(WORLD - 6), stream.below(WORLD - 6)
         height, width = 1 + stream.below(6), 1 + stream.below(6)
@@ -408,12 +373,8 @@ def _draw(picture: np.ndarray, track: Track, frame: int, split: str) -> None:
     region = picture[y0:y1, x0:x1]
     colour = _SHADES[track.jitter + LARGEST_JITTER, track.colour[frame]]
     if track.thing != "frame":
-        region[_mask(track.thing, track.size)] = colour
+        region[shape_mask(track.thing, track.size)] = colour
         return
-    pool = _digits().pools[split][track.digit[frame]]
-    sprite = _digits().sprites[track.size][pool[track.draw[frame] % len(pool)]]
-    border = FRAME - 1
-    region[:] = colour
-    region[border:-border, border:-border] = 16
-    grey = 16 + sprite * (track.stroke - 16) // 255
-    region[FRAME:-FRAME, FRAME:-FRAME] = grey[:, :, None]
+    pool = digits().pools[split][track.digit[frame]]
+    sprite = sprites(track.size)[pool[track.draw[frame] % len(pool)]]
+    draw_digit(region, sprite, colour, track.stroke)

@@ -107,32 +107,55 @@ def what_question(story: Story, stream: DrawStream) -> Dialogue:
     if choice == 0 and single_events:
         event = stream.pick(single_events)
         acts = clause(event).removeprefix(f"the {object_name(event)} ")
-        text = f"what {acts} at time {time_word(event.frame)} ?"
-        return Dialogue("what", text, object_name(event), "event", shows=_shows(event))
+        return Dialogue(
+            "what",
+            f"what {acts} at time {time_word(event.frame)} ?",
+            object_name(event),
+            "event",
+            shows=_shows(event),
+        )
     if choice == 1 and digits:
         frame, number = stream.pick(digits)
         track = story.tracks[number]
-        text = f"what digit is in the {track.name(frame)} at time {time_word(frame)} ?"
-        digit = str(track.digit[frame])
-        return Dialogue("what", text, digit, "digit", shows=((frame, number),))
+        return Dialogue(
+            "what",
+            f"what digit is in the {track.name(frame)} at time {time_word(frame)} ?",
+            str(track.digit[frame]),
+            "digit",
+            shows=((frame, number),),
+        )
     turns = [event for event in later(story) if event.kind == "turn"]
     if choice == 2 and turns:
         event = stream.pick(turns)
-        text = f"the {object_name(event)} turns to what colour at time {time_word(event.frame)} ?"
-        return Dialogue("what", text, event.outcome, "colour", shows=_shows(event))
+        return Dialogue(
+            "what",
+            f"the {object_name(event)} turns to what colour at time {time_word(event.frame)} ?",
+            event.outcome,
+            "colour",
+            shows=_shows(event),
+        )
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
-    text = f"what is at the {PLACES[track.place[frame]]} at time {time_word(frame)} ?"
-    return Dialogue("what", text, track.name(frame), "place", shows=((frame, number),))
+    return Dialogue(
+        "what",
+        f"what is at the {PLACES[track.place[frame]]} at time {time_word(frame)} ?",
+        track.name(frame),
+        "place",
+        shows=((frame, number),),
+    )
 
 
 def where_question(story: Story, stream: DrawStream) -> Dialogue:
     """Return a question for the place of an object at a time."""
     frame, number = stream.pick(_at(story))
     track = story.tracks[number]
-    text = f"where is the {track.name(frame)} at time {time_word(frame)} ?"
-    place = PLACES[track.place[frame]]
-    return Dialogue("where", text, place, "place", shows=((frame, number),))
+    return Dialogue(
+        "where",
+        f"where is the {track.name(frame)} at time {time_word(frame)} ?",
+        PLACES[track.place[frame]],
+        "place",
+        shows=((frame, number),),
+    )
 
 
 def counting_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -177,13 +200,23 @@ def order_question(story: Story, stream: DrawStream) -> Dialogue:
         event, reference = events[first], events[second + (second >= first)]
         text = f"is it before or after {clause(reference)} that {clause(event)} ?"
         order = "before" if event.frame < reference.frame else "after"
-        answer = f"{time_word(event.frame)} {time_word(reference.frame)} {order}"
-        return Dialogue("order", text, answer, "before_after", shows=_shows(event, reference))
+        return Dialogue(
+            "order",
+            text,
+            f"{time_word(event.frame)} {time_word(reference.frame)} {order}",
+            "before_after",
+            shows=_shows(event, reference),
+        )
     event = stream.pick(followed)
     text = f"what happens next after {clause(event)} ?"
     after = story.events[places[id(event)] + 1]
-    answer = f"{time_word(event.frame)} {time_word(after.frame)} {clause(after)}"
-    return Dialogue("order", text, answer, "next", shows=_shows(event, after))
+    return Dialogue(
+        "order",
+        text,
+        f"{time_word(event.frame)} {time_word(after.frame)} {clause(after)}",
+        "next",
+        shows=_shows(event, after),
+    )
 
 
 def when_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -192,8 +225,13 @@ def when_question(story: Story, stream: DrawStream) -> Dialogue:
     if not events:
         return counting_question(story, stream)
     event = stream.pick(events)
-    text = f"what is the time when {clause(event)} ?"
-    return Dialogue("when", text, time_word(event.frame), event.kind, shows=_shows(event))
+    return Dialogue(
+        "when",
+        f"what is the time when {clause(event)} ?",
+        time_word(event.frame),
+        event.kind,
+        shows=_shows(event),
+    )
 
 
 def digits_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -207,8 +245,13 @@ def digits_question(story: Story, stream: DrawStream) -> Dialogue:
         f"{time_word(event.frame)} {event.outcome if event.kind == 'change' else event.digit}"
         for event in new
     )
-    question = "read the time and digit of all digits in order ."
-    return Dialogue("digits", question, text, "read_digits", shows=_shows(*new))
+    return Dialogue(
+        "digits",
+        "read the time and digit of all digits in order .",
+        text,
+        "read_digits",
+        shows=_shows(*new),
+    )
 
 
 def find_question(story: Story, stream: DrawStream) -> Dialogue:
@@ -217,15 +260,21 @@ def find_question(story: Story, stream: DrawStream) -> Dialogue:
     if not events:
         return counting_question(story, stream)
     event = stream.pick(events)
-    text = f"find when and where {clause(event)} ."
-    answer = f"{time_word(event.frame)} {box_text(event.box)}"
-    return Dialogue("find", text, answer, event.kind, event, _shows(event))
+    return Dialogue(
+        "find",
+        f"find when and where {clause(event)} .",
+        f"{time_word(event.frame)} {box_text(event.box)}",
+        event.kind,
+        event,
+        _shows(event),
+    )
 
 
 def caption_question(story: Story, stream: DrawStream) -> Dialogue:
     """Return the question for all events; reads no draws."""
-    text = caption(story.events)
-    return Dialogue("caption", QUESTION, text, "describe", shows=_shows(*story.events))
+    return Dialogue(
+        "caption", QUESTION, caption(story.events), "describe", shows=_shows(*story.events)
+    )
 
 
 MAKERS: dict[str, Callable[[Story, DrawStream], Dialogue]] = {

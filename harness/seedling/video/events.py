@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from espalier.harness.seedling import vocabulary
 from espalier.harness.seedling.scenes import BOX, COLOUR_NAMES
-from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
+from espalier.harness.seedling.vocabulary import VOCABULARY
 
 MOST_FRAMES = 112
 """Number of time words; 112 frames of 144 tokens are 16,128."""
@@ -35,9 +37,8 @@ VIDEO = TOKEN_ID["<video>"]
 FIRST_TIME = TOKEN_ID["t0"]
 
 
-def encode(text: str) -> list[int]:
-    """Return the token ids of space-separated words; unknown words become ``<unk>``."""
-    return [TOKEN_ID.get(word, UNK) for word in text.split()]
+#: Returns the token ids of space-separated words; unknown words become ``<unk>``.
+encode = partial(vocabulary.encode, token_ids=TOKEN_ID)
 
 
 def time_word(frame: int) -> str:

@@ -91,7 +91,16 @@ class CodeReference:
             tree = ast.parse(self.file.read_bytes(), str(self.file))
         except FOREIGN as error:
             raise self._failed(key, error) from error
-        names = set(_names(tree))
+        nodes = list(ast.walk(tree))
+        names = {
+            *(node.name for node in nodes if isinstance(node, ast.ClassDef)),
+            *(node.asname or node.name for node in nodes if isinstance(node, ast.alias)),
+            *(
+                node.id
+                for node in nodes
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            ),
+        }
         if self.name not in names and "*" not in names:
             classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
             raise self._no_class(key, classes)
@@ -108,7 +117,10 @@ class CodeReference:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a user's file may raise anything
-            if isinstance(error, ModuleNotFoundError) and _lies_in(self.place, error.name):
+            # The module itself, or a package around it.
+            if isinstance(error, ModuleNotFoundError) and f"{self.place}.".startswith(
+                f"{error.name}."
+            ):
                 raise UserError(
                     f"{key}={str(self)!r}: there is no module {error.name}; valid: {REMEDY}"
                 ) from error
@@ -156,8 +168,8 @@ class ImportedFiles:
     @classmethod
     def of_process(cls) -> ImportedFiles:
         """Return those of this process, each with the name of its module."""
-        modules = [(name, sys.modules[name]) for name in sys.modules if name.startswith(_PREFIX)]
-        return cls(tuple((name, str(module.__file__)) for name, module in modules))
+        names = [name for name in sys.modules if name.startswith(_PREFIX)]
+        return cls(tuple((name, str(sys.modules[name].__file__)) for name in names))
 
     def __setstate__(self, state: dict[str, tuple[tuple[str, str], ...]]) -> None:
         """Import the files in the process that reads the pickle."""
@@ -187,22 +199,6 @@ def _import_file(name: str, path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _names(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a file defines or imports anywhere; `*` if it imports all of a module."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-
-
-def _lies_in(place: str, module: str | None) -> bool:
-    """Return whether a module is the one of a place, or a package around it."""
-    return module is not None and f"{place}.".startswith(f"{module}.")
 
 
 def own_code(classes: Iterable[type]) -> tuple[list[str], dict[str, Path]]:

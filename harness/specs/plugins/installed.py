@@ -113,8 +113,7 @@ def conf_folders() -> tuple[Path, ...]:
 
 def title_of(conf: Path) -> str:
     """Return what lines call a folder of configs: the plug-in, or the path."""
-    titles = [plugin.title for plugin in installed() if plugin.conf == conf]
-    return titles[0] if titles else str(conf)
+    return next((plugin.title for plugin in installed() if plugin.conf == conf), str(conf))
 
 
 def problems() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -147,8 +148,14 @@ def _media_rows(folder: Path, source: str) -> RowTable:
         {"id": file.as_posix(), kind: str(folder / file)}
         for file, kind in zip(files, kinds, strict=True)
     ]
-    places = [f"file {file.as_posix()!r}" for file in files]
-    return RowTable(rows, places, folder, folder.name, ("id", *sorted(set(kinds))), True)
+    return RowTable(
+        rows,
+        places=[f"file {file.as_posix()!r}" for file in files],
+        base=folder,
+        name=folder.name,
+        columns=("id", *sorted(set(kinds))),
+        bare=True,
+    )
 
 
 def _file_rows(file: Path, source: str, name: str) -> RowTable:
@@ -235,83 +242,50 @@ def _json(file: Path, source: str) -> tuple[list[Any], list[str]]:
     return rows, [f"entry {number}" for number in range(len(rows))]
 
 
-def _separated(delimiter: str) -> Callable[[Path, str], tuple[list[Any], list[str]]]:
-    def read(file: Path, source: str) -> tuple[list[Any], list[str]]:
-        # pyarrow takes a quarter of a second to import.
-        import pyarrow as pa
-        from pyarrow import csv as table
-
-        text = _text(file, source)
-        first_line = text.partition("\n")[0].rstrip("\r")
-        if "\r" in first_line:
+def _separated(file: Path, source: str) -> tuple[list[Any], list[str]]:
+    text, delimiter = _text(file, source), "\t" if file.suffix.lower() == ".tsv" else ","
+    if "\r" in text.partition("\n")[0].rstrip("\r"):
+        raise UserError(
+            f"{source}: line 1 ends in a carriage return alone; valid: line ends of Linux or Windows, as by: "
+            f"tr '\\r' '\\n' < {file.name} > lines{file.suffix}"
+        )
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    with foreign(f"{source}: line 1 cannot be read", VALID, (csv.Error,)):
+        header = next(lines, [])
+    twice = [name for name, count in Counter(header).items() if count > 1]
+    if twice:
+        raise UserError(f"{source}: line 1 has the column {twice[0]!r} twice; valid: once")
+    for separator in SEPARATORS if len(header) == 1 else ():
+        if separator in header[0]:
             raise UserError(
-                f"{source}: line 1 ends in a carriage return alone; valid: line ends of Linux or Windows, as by: "
-                f"tr '\\r' '\\n' < {file.name} > lines{file.suffix}"
+                f"{source}: line 1 has columns between {SEPARATORS[separator]}s; valid: {SEPARATORS[delimiter]}s "
+                f"in a file that ends in {file.suffix}"
             )
-        with foreign(f"{source}: line 1 cannot be read", VALID, (csv.Error,)):
-            header = next(csv.reader([first_line], delimiter=delimiter), [])
-        twice = [name for name, count in Counter(header).items() if count > 1]
-        if twice:
-            raise UserError(f"{source}: line 1 has the column {twice[0]!r} twice; valid: once")
-        for separator in SEPARATORS if len(header) == 1 else ():
-            if separator in header[0]:
-                raise UserError(
-                    f"{source}: line 1 has columns between {SEPARATORS[separator]}s; valid: {SEPARATORS[delimiter]}s "
-                    f"in a file that ends in {file.suffix}"
-                )
-        ragged: dict[int, int] = {}
-
-        def note(row: Any) -> str:
-            if row.actual_columns != 1 or row.text.strip():
-                ragged[row.number] = row.actual_columns
-            else:
-                ragged[row.number] = 0
-            return "skip"
-
-        content = text.encode()
-        with foreign(f"{source} cannot be read", VALID, (pa.ArrowException,)):
-            rows = table.read_csv(
-                pa.BufferReader(content),
-                read_options=table.ReadOptions(
-                    use_threads=False, block_size=min(max(len(content), 1 << 20), 2**31 - 1)
-                ),
-                parse_options=table.ParseOptions(
-                    delimiter=delimiter,
-                    newlines_in_values=True,
-                    ignore_empty_lines=False,
-                    invalid_row_handler=note,
-                ),
-                convert_options=table.ConvertOptions(
-                    column_types=dict.fromkeys(header, pa.string()),
-                    strings_can_be_null=False,
-                    null_values=[],
-                ),
-            ).to_pylist()
-        mistakes, places, kept = Mistakes(source), [], []
-        number, line, waiting = 2, 2, iter(rows)
-        for number in range(2, 2 + len(rows) + len(ragged)):
-            if number in ragged:
-                if ragged[number]:
+    mistakes, rows, places = Mistakes(source), [], []
+    start, usual_limit = lines.line_num + 1, csv.field_size_limit(len(text))  # of pictures in cells
+    try:
+        with foreign(f"{source} cannot be read", VALID, (csv.Error,)):
+            for cells in lines:
+                place, start = f"line {start}", lines.line_num + 1
+                if len(cells) == len(header) and any(cells):
+                    rows.append(dict(zip(header, cells, strict=True)))
+                    places.append(place)
+                elif len(cells) != len(header) and (
+                    cells[1:] or not "".join(cells or " ").isspace()
+                ):
                     mistakes.add(
-                        f"line {line}",
-                        f"{ragged[number]} fields, and the header has {len(header)}; valid: as many, with "
-                        'values that hold separators or line ends in "quotes"',
+                        place,
+                        f"{len(cells)} fields, and the header has {len(header)}; valid: as many, with values that "
+                        'hold separators or line ends in "quotes"',
                     )
-                line += 1
-                continue
-            row = next(waiting)
-            if any(row.values()):
-                kept.append(row)
-                places.append(f"line {line}")
-            line += 1 + sum(value.count("\n") for value in row.values())
-        mistakes.check()
-        return kept, places
-
-    return read
+    finally:
+        csv.field_size_limit(usual_limit)
+    mistakes.check()
+    return rows, places
 
 
 def _parquet(file: Path, source: str) -> tuple[list[Any], list[str]]:
-    # As above.
+    # pyarrow takes a quarter of a second to import.
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -324,7 +298,7 @@ def _parquet(file: Path, source: str) -> tuple[list[Any], list[str]]:
 READERS: Mapping[str, Callable[[Path, str], tuple[list[Any], list[str]]]] = {
     ".jsonl": _json_lines,
     ".json": _json,
-    ".csv": _separated(","),
-    ".tsv": _separated("\t"),
+    ".csv": _separated,
+    ".tsv": _separated,
     ".parquet": _parquet,
 }

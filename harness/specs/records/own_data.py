@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import binascii
+import json
+import os
+import re
 import string
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
-from espalier.harness.errors import UserError, near_names
-from espalier.harness.specs.records.data_file import RowTable, read_rows
+from espalier.harness.errors import FOREIGN, UserError, near_names
+from espalier.harness.media.images import BROKEN, complete_only
+from espalier.harness.specs.records.data_file import ADDRESS, VIDEOS, RowTable, read_rows
 from espalier.harness.specs.records.record import (
+    Medium,
     Mistakes,
     Record,
     RecordSettings,
@@ -24,26 +37,6 @@ from espalier.harness.store.files.digests import Digests
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-
-import ast
-import base64
-import binascii
-import json
-import os
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from io import BytesIO
-
-from PIL import Image, ImageOps
-
-from espalier.harness.errors import FOREIGN
-from espalier.harness.media.images import BROKEN, complete_only
-from espalier.harness.specs.records.data_file import ADDRESS, VIDEOS
-from espalier.harness.specs.records.record import Medium
 
 #: Columns of pictures; a table has one kind of them; `image_1`, `image_2`, ... are several pictures.
 IMAGE, IMAGE_LIST, NUMBERED = "image", "images", re.compile(r"image_?(\d+)")
@@ -71,21 +64,15 @@ def is_media_column(column: str) -> bool:
 
 def missing(cell: Any) -> bool:
     """Return whether a cell is empty: None, NaN, a text of blanks, a list without entries."""
-    if cell is None:
-        return True
-    if isinstance(cell, str):
-        return not cell or cell.isspace()
-    if isinstance(cell, list | tuple | Mapping):
-        return not cell
+    if cell is None or isinstance(cell, str | list | tuple | Mapping):
+        return not (cell.strip() if isinstance(cell, str) else cell)
     # NaN and pandas' NaT are unequal to themselves; pandas' NA has no truth value.
     return type(cell).__name__ == "NAType" or (np.ndim(cell) == 0 and bool(cell != cell))
 
 
 def items(cell: Any) -> list[Any] | None:
     """Return the entries of a list, or of a text that holds one as JSON or as Python prints it; None: no list."""
-    if isinstance(cell, list | tuple):
-        return list(cell)
-    if isinstance(cell, np.ndarray) and cell.dtype == object:
+    if isinstance(cell, list | tuple) or (isinstance(cell, np.ndarray) and cell.dtype == object):
         return list(cell)
     if not isinstance(cell, str) or not cell.strip().startswith("["):
         return None
@@ -124,26 +111,24 @@ class MediaReader:
             key=lambda column: int(NUMBERED.fullmatch(column)[1]),  # type: ignore[index]  # it matches
         )
         groups = [(IMAGE,), (IMAGE_LIST,), tuple(numbered)]
+        has_main = any(
+            is_media_column(name) and name not in (VIDEO, *PATHS) for name in self.columns
+        )
         filled = [
-            [row[name] for name in group if not missing(row.get(name))]
-            for group in (groups if self._has_main else [(name,) for name in PATHS])
+            cells
+            for group in (groups if has_main else [(name,) for name in PATHS])
+            if (cells := [row[name] for name in group if not missing(row.get(name))])
         ]
-        filled = [cells for cells in filled if cells]
         if len(filled) > 1:
             raise WrongCell(
                 "pictures in several columns; valid: image, images or image_1, image_2, ..."
             )
-        cells = filled[0] if filled else []
-        media = [medium for cell in cells for medium in self._media("image", cell)]
+        media = [
+            medium for cells in filled for cell in cells for medium in self._media("image", cell)
+        ]
         if not missing(row.get(VIDEO)):
             media += self._media("video", row[VIDEO])
         return tuple(sorted(media, key=lambda medium: medium.kind))
-
-    @property
-    def _has_main(self) -> bool:
-        return any(
-            column in (IMAGE, IMAGE_LIST) or NUMBERED.fullmatch(column) for column in self.columns
-        )
 
     def _media(self, kind: str, cell: Any) -> Iterator[Medium]:
         entries = items(cell)
@@ -161,7 +146,7 @@ class MediaReader:
                 )
             entry = path if content is None else content
         if isinstance(entry, bytes):
-            return [_checked_content(kind, entry)]
+            return [_checked(kind, entry)]
         if isinstance(entry, Image.Image | np.ndarray) and kind == "image":
             return [Medium("image", content=_png(entry))]
         if isinstance(entry, os.PathLike):
@@ -174,11 +159,10 @@ class MediaReader:
         return self._from_text(kind, entry.strip())
 
     def _from_text(self, kind: str, text: str) -> list[Medium]:
-        if (kind, text) in self._files:
-            return [self._files[kind, text]]
         path = self.base / text if len(text) < 4096 and "\0" not in text else None
         if path is not None and os.path.isfile(path):
-            self._files[kind, text] = _checked_file(kind, path)
+            if (kind, text) not in self._files:
+                self._files[kind, text] = _checked(kind, path)
             return [self._files[kind, text]]
         if text.startswith("data:"):
             text = text.partition(",")[2]
@@ -191,8 +175,8 @@ class MediaReader:
         # A long path has an ending.
         if BASE64.fullmatch(compact[:SHORTEST]) and "." not in compact[-6:]:
             try:
-                content = base64.b64decode(compact, _altchars(compact), validate=True)
-                return [_checked_content(kind, content)]
+                altchars = b"-_" if "-" in compact or "_" in compact else None
+                return [_checked(kind, base64.b64decode(compact, altchars, validate=True))]
             except binascii.Error as error:
                 raise WrongCell(
                     f"{kind} {_short(text)} is no whole base64 ({error}); valid: a path, or a whole file in base64"
@@ -204,24 +188,18 @@ class MediaReader:
         raise WrongCell(f"{kind} {_short(text)} {state}{at}; valid: the path of the file")
 
 
-def _checked_file(kind: str, path: Path) -> Medium:
-    """Return the medium of a file, by its ending or else of the column's kind."""
-    kind = "video" if path.suffix.lower() in VIDEOS else kind
-    problem = _picture_problem(path) if kind == "image" else _video_problem(path)
+def _checked(kind: str, source: Path | bytes) -> Medium:
+    """Return the medium of a file, by its ending or else of the column's kind, or of the content of one."""
+    if isinstance(source, bytes):
+        medium, name = Medium(kind, content=source), f"of {len(source)} bytes"
+        problem = _picture_problem(BytesIO(source)) if kind == "image" else ""
+    else:
+        medium = Medium("video" if source.suffix.lower() in VIDEOS else kind, source)
+        problem = _picture_problem(source) if medium.kind == "image" else _video_problem(source)
+        name = _short(str(source))
     if problem:
-        raise WrongCell(f"{kind} {_short(str(path))} {problem}")
-    return Medium(kind, path)
-
-
-def _altchars(text: str) -> bytes | None:
-    return b"-_" if "-" in text or "_" in text else None
-
-
-def _checked_content(kind: str, content: bytes) -> Medium:
-    problem = _picture_problem(BytesIO(content)) if kind == "image" else ""
-    if problem:
-        raise WrongCell(f"{kind} of {len(content)} bytes {problem}")
-    return Medium(kind, content=content)
+        raise WrongCell(f"{medium.kind} {name} {problem}")
+    return medium
 
 
 def _picture_problem(source: Path | BytesIO) -> str:
@@ -340,16 +318,6 @@ def chosen_score(
     return "exact", "the records have answers and no choices"
 
 
-def check_references(records: Iterable[Record], score: str, mistakes: Mistakes) -> None:
-    """Note each record without an answer that its score can use."""
-    if score == "none":
-        return
-    for record in records:
-        problem = _problem(record, score)
-        if problem:
-            mistakes.add(record.place, problem)
-
-
 def options_of(choices: Sequence[str]) -> dict[str, str]:
     """Return choices by letter; empty ones are missing."""
     return {chr(65 + place): text for place, text in enumerate(choices) if text}
@@ -418,8 +386,9 @@ def read_records(path: Path, settings: RecordSettings) -> RecordTable:
     Raises:
         UserError: one line with the file, the first wrong lines, the count of others and what is valid.
     """
-    stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else ()
-    return _read(path, settings, stamp) if stamp else _records_of_path(path, settings)
+    # A folder is read each time: its pictures may have changed.
+    stamp = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else object()
+    return _read(path, settings, stamp)
 
 
 def table_of(
@@ -476,11 +445,7 @@ def save_records(
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, settings: RecordSettings, stamp: tuple[int, ...]) -> RecordTable:
-    return _records_of_path(path, settings)
-
-
-def _records_of_path(path: Path, settings: RecordSettings) -> RecordTable:
+def _read(path: Path, settings: RecordSettings, _stamp: object) -> RecordTable:
     table = read_rows(path, bare=settings.question is not None)
     return _records(table, settings, f"benchmark.path={str(path)!r}")
 
@@ -488,7 +453,9 @@ def _records_of_path(path: Path, settings: RecordSettings) -> RecordTable:
 def _records(table: RowTable, settings: RecordSettings, source: str) -> RecordTable:
     _check_columns(table.columns, settings, source)
     mistakes = Mistakes(source)
-    reader = MediaReader(table.base, table.columns, _cells_by_id(table))
+    # VLMEvalKit's tables name the picture of another row by its `index`.
+    shared = {_text(row["index"]): row.get(IMAGE) for row in table.rows if "index" in row}
+    reader = MediaReader(table.base, table.columns, shared)
     has_ids = not set(IDS).isdisjoint(table.columns)
     ids: dict[str, str] = {}
     records = []
@@ -505,7 +472,9 @@ def _records(table: RowTable, settings: RecordSettings, source: str) -> RecordTa
             mistakes.add(place, str(error))
     mistakes.check()
     score, reason = chosen_score(records, settings.score, table.columns, table.bare, source)
-    check_references(records, score, mistakes)
+    for record in records if score != "none" else ():
+        if problem := _problem(record, score):
+            mistakes.add(record.place, problem)
     mistakes.check()
     _check_categories(records, source)
     return RecordTable(table.name, tuple(records), score, reason, settings.tolerance)
@@ -579,11 +548,6 @@ def _check_categories(records: Sequence[Record], source: str) -> None:
         raise UserError(
             f"{source} has {len(names)} categories; valid: at most {MOST_CATEGORIES}, or another name for the column"
         )
-
-
-def _cells_by_id(table: RowTable) -> dict[str, Any]:
-    """Return the cells of the column `image` by id, where ids are VLMEvalKit's `index`."""
-    return {_text(row["index"]): row.get("image") for row in table.rows if "index" in row}
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:

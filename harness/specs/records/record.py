@@ -147,7 +147,7 @@ class RecordTable:
         """
         media = {medium for record in self.records for medium in record.media}
         paths = sorted(str(medium.path) for medium in media if medium.path is not None)
-        files = ((path, Path(path)) for path in paths)
+        files = [(path, Path(path)) for path in paths]
         contents = dict(content_listing(["records", paths], files, digests))
         return digest(self._listing(lambda medium: contents.get(medium.origin(), medium.origin())))
 
@@ -157,7 +157,11 @@ class RecordTable:
 
     def _listing(self, name: Callable[[Medium], str]) -> list[Any]:
         return [
-            (*_texts(record), [(medium.kind, name(medium)) for medium in record.media])
+            (
+                *(record.id, record.question, record.answers, record.choices, record.category),
+                dict(record.extras),
+                [(medium.kind, name(medium)) for medium in record.media],
+            )
             for record in self.records
         ]
 
@@ -169,10 +173,20 @@ class RecordTable:
         """
         lines = []
         for record in self.records:
-            by_kind: dict[str, list[str]] = {"image": [], "video": []}
+            media: dict[str, list[str]] = {"image": [], "video": []}
             for medium in record.media:
-                by_kind[medium.kind].append(medium.saved(folder / MEDIA))
-            columns = _columns(record, by_kind)
+                media[medium.kind].append(medium.saved(folder / MEDIA))
+            columns = {
+                **record.extras,
+                "id": record.id,
+                "images": media["image"],
+                "video": media["video"],
+                "question": record.question,
+                # A table without answers has no column of them.
+                **({"answers": list(record.answers)} if record.answers else {}),
+                **({"choices": list(record.choices)} if record.choices else {}),
+                **({"category": record.category} if record.category is not None else {}),
+            }
             if self.score == "number":
                 columns["tolerance"] = list(asdict(self.tolerance).values())
             lines.append(json.dumps(columns, ensure_ascii=False) + "\n")
@@ -208,30 +222,4 @@ class Mistakes:
 
 def category_metric(metric: str, category: str) -> str:
     """Return the name of a metric over one category."""
-    name = re.sub(r"[^\w.-]+", "_", category)
-    return f"{metric}_{name}"
-
-
-def _texts(record: Record) -> tuple[Any, ...]:
-    return (
-        record.id,
-        record.question,
-        record.answers,
-        record.choices,
-        record.category,
-        dict(record.extras),
-    )
-
-
-def _columns(record: Record, media: Mapping[str, list[str]]) -> dict[str, Any]:
-    return {
-        **record.extras,
-        "id": record.id,
-        "images": media["image"],
-        "video": media["video"],
-        "question": record.question,
-        # A table without answers has no column of them.
-        **({"answers": list(record.answers)} if record.answers else {}),
-        **({"choices": list(record.choices)} if record.choices else {}),
-        **({"category": record.category} if record.category is not None else {}),
-    }
+    return f"{metric}_" + re.sub(r"[^\w.-]+", "_", category)

@@ -50,33 +50,39 @@ def digest(content: object) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, largest: float = math.inf) -> bytes:
     """Return the content of a file.
-
-    Raises:
-        OSError: it does not exist, or cannot be read.
-        ValueError: it is a pipe, a device or a folder; reading such may never end.
-    """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError("not a file")
-    return path.read_bytes()
-
-
-def read_json(path: Path, largest: float = math.inf) -> Any:
-    """Return the content of a JSON file.
 
     Args:
         path: the file.
         largest: number of bytes that it may have.
 
     Raises:
-        OSError, ValueError, RecursionError: as `read_bytes`, or it is too large, or no JSON.
+        OSError: it does not exist, or cannot be read.
+        ValueError: it is too large, or a pipe, a device or a folder; reading such may never end.
     """
-    if path.stat().st_size > largest:
+    state = os.stat(path)
+    if not stat.S_ISREG(state.st_mode):
+        raise ValueError("not a file")
+    if state.st_size > largest:
         raise ValueError(f"it has more than {largest / 2**20:g} MiB")
-    return json.loads(read_bytes(path), parse_constant=refuse_constant)
+    return path.read_bytes()
+
+
+def read_json(path: Path, largest: float = math.inf) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        OSError, ValueError, RecursionError: as `read_bytes`, or it is no JSON.
+    """
+    content = read_bytes(path, largest)
+    return _decode(content.decode(json.detect_encoding(content), "surrogatepass"))
 
 
 def refuse_constant(name: str) -> Any:
     """Refuse NaN and infinity, which Python reads but JSON does not have."""
     raise ValueError(f"it holds {name}, which is not JSON")
+
+
+#: `json.loads` makes a decoder for each text.
+_decode = json.JSONDecoder(parse_constant=refuse_constant).decode

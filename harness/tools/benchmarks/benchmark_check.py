@@ -21,7 +21,6 @@ from espalier.harness.evaluation.data_sources import AllowedSources
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, open_benchmark
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.evaluation.prompt_text import chat_of
-from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.models.chat_media import media_of
 from espalier.harness.ranks import without_launcher
@@ -193,19 +192,6 @@ VIDEO = ModelSpec(
 )
 
 
-def answers(spec: RunSpec, clips: int, pictures: int, words: int) -> Adapter:
-    """Load what can read a sample: the embedded model that the spec names, if it sees no video and it has the room.
-
-    Args:
-        spec: of a run on the embedded model.
-        clips: videos of the sample that has most.
-        pictures: its pictures.
-        words: words of its text.
-    """
-    fits = not clips and pictures > 0 and pictures * PICTURE + words < ROOM
-    return load_adapter(spec.model if fits else VIDEO)
-
-
 #: Samples to answer for each task of a group.
 SAMPLES = 2
 
@@ -273,12 +259,13 @@ class Examination:
         needs = self.spec.benchmark.needs
         if "java" in needs and shutil.which("java") is None:
             raise NotHere("its scorer needs Java (a `java` on the PATH)")
-        adapter = answers(
-            self.spec,
-            max(summary.clips for summary in self.summaries),
-            max(summary.pictures for summary in self.summaries),
-            max(summary.words for summary in self.summaries),
+        clips, pictures, words = (
+            max(getattr(summary, name) for summary in self.summaries)
+            for name in ("clips", "pictures", "words")
         )
+        # The embedded model sees no videos.
+        fits = not clips and pictures > 0 and pictures * PICTURE + words < ROOM
+        adapter = load_adapter(self.spec.model if fits else VIDEO)
         with TemporaryDirectory() as folder:
             spec = replace(self.spec, model=adapter.spec, store=Path(folder))
             journal = Store(spec.store).run("check").journal

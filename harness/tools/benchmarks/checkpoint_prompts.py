@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
-import torch
-
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
-from espalier.harness.evaluation.prompt_text import PromptTexts, chat_of
+from espalier.harness.evaluation.prompt_text import chat_of, worded
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.conversations import other_template
 from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.quantisation import checkpoint_folder
 from espalier.harness.ranks import without_launcher
-from espalier.harness.specs.hub_cache import cached_file
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.doctor.machine_report import NotHere
@@ -93,8 +92,7 @@ def piecewise_ids(
         list(tokenizer(piece, add_special_tokens=not keeps_begin)["input_ids"])
         for piece in (*pieces, remaining)
     ]
-    first = tokenised[0][:1]
-    begins = not keeps_begin and first == [tokenizer.bos_token_id]
+    begins = not keeps_begin and tokenised[0][:1] == [tokenizer.bos_token_id]
     ids = list(tokenised[0])
     for piece in tokenised[1:]:
         ids += [SEEN, *piece[begins:]]
@@ -109,7 +107,7 @@ def compare_tokens(adapter: Adapter, chat: Chat) -> PromptTokens:
     """
     tokenizer = adapter.processor.tokenizer
     prompt = adapter.prompt_text(chat, adapter.load_media(chat))
-    inputs = adapter.encode([chat])
+    inputs = adapter.prepare([chat])
     ids = inputs["input_ids"][0][inputs["attention_mask"][0].bool()].tolist()
     visual = set(adapter.items(inputs))
     ours = [
@@ -140,28 +138,14 @@ def whole_checkpoint(spec: RunSpec) -> str:
     model = spec.model
     if model.weights == "random":
         raise NotHere(f"model={model.name} has random weights")
-    folder = model.path
+    folder = checkpoint_folder(model)
     if folder is None:
-        config = cached_file(model, "config.json")
-        if config is None:
-            raise UserError(
-                f"model={model.name}: {model.hub} is not in the cache; valid: python -m espalier benchmarks prefetch "
-                f"{spec.benchmark.name} model={model.name}"
-            )
-        folder = config.parent
+        raise UserError(
+            f"model={model.name}: {model.hub} is not in the cache; valid: python -m espalier benchmarks prefetch "
+            f"{spec.benchmark.name} model={model.name}"
+        )
     check_checkpoint(folder, Digests())
     return f"{folder}: whole"
-
-
-def unloaded(spec: RunSpec) -> Adapter:
-    """Return the adapter of a checkpoint without its weights: processor, configuration and template are there."""
-    family = ADAPTERS.load(spec.model.adapter)
-    config = family.checkpoint_config(spec.model)
-    skeleton = build_skeleton(family.class_of(config), config, spec.model)
-    # A skeleton is on no device, but the output of a processor must be on one.
-    cpu_family = type(family.__name__, (family,), {"device": torch.device("cpu")})
-    adapter: Adapter = cpu_family(skeleton, family.load_processor(spec.model), spec.model)
-    return adapter
 
 
 def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
@@ -176,15 +160,18 @@ def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
     """
     if spec.model.weights == "random":
         raise NotHere(f"model={spec.model.name} has random weights")
-    adapter = unloaded(spec)
+    family = ADAPTERS.load(spec.model.adapter)
+    config = family.checkpoint_config(spec.model)
+    skeleton = build_skeleton(family.class_of(config), config, spec.model)
+    adapter = family(skeleton, family.load_processor(spec.model), spec.model)
     task = loaded.tasks[0]
     name = task.config.task
-    wording = PromptTexts(spec.benchmark.text, {name: task})
+    wording = partial(worded, spec.benchmark.text, {name: task})
     prompts: list[PromptTokens] = []
     with without_launcher(), quiet(), loaded.serving():
         for row in range(min(PROMPTS, len(task.eval_docs))):
             doc = task.eval_docs[row]
-            messages = wording.of(task.doc_to_messages(doc), doc, name, row)
+            messages = wording(task.doc_to_messages(doc), doc, name, row)
             prompts.append(compare_tokens(adapter, chat_of(messages)))
     differences = [
         f"prompt {row} differs from the original's, {tokens.difference}"

@@ -1,26 +1,28 @@
 """Everything that a benchmark takes from the network: fetched once, unpacked, and looked at without the network.
 
-Archives of media are unpacked where lmms-eval's tasks look for them; an interrupted run continues.
+Archives of media are unpacked where lmms-eval's tasks look for them; an interrupted download continues.
 """
 
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
-import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from shutil import disk_usage
+from subprocess import PIPE, Popen
+from tarfile import TarError
+from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
@@ -32,7 +34,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.file_download import DryRunFileInfo
 from tqdm import tqdm
 
 from espalier.harness.config.build_spec import specs_of
@@ -113,17 +114,14 @@ def settled(wanted: Wanted) -> Wanted:
     return replace(wanted, patterns=patterns if files else None)
 
 
-def missing(wanted: Wanted) -> list[DryRunFileInfo]:
-    """Return the files that are not in the cache. Cost: one request to the hub, and one for each file."""
-    files = snapshot_download(
+def _download(wanted: Wanted, **options: Any) -> Any:
+    return snapshot_download(
         wanted.name,
         repo_type=wanted.kind,
         revision=wanted.revision,
         allow_patterns=None if wanted.patterns is None else list(wanted.patterns),
-        dry_run=True,
-        tqdm_class=_Silent,
+        **options,
     )
-    return [file for file in files if file.will_download]
 
 
 class _Silent(tqdm):
@@ -184,6 +182,23 @@ def _wanted(config: Mapping[str, Any], pinned: Mapping[str, str]) -> Wanted | No
 #: What the hub's library raises if the network fails: of the HTTP library that it is built on, whichever that is.
 NETWORK: type[Exception] = HfHubHTTPError.__bases__[0]
 
+#: Errors of the network and the disk, and words of the line after the repository's name; the first that fits.
+REASONS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    (
+        (GatedRepoError,),
+        " is gated: accept its terms at {url}, then log in (`hf auth login`, or set HF_TOKEN)",
+    ),
+    ((RevisionNotFoundError,), " has no revision {revision!r}"),
+    ((RepositoryNotFoundError,), " is not on {hub}, or private"),
+    ((HfHubHTTPError,), ": the hub refuses: {reason}"),
+    (
+        (OfflineModeIsEnabled, LocalEntryNotFoundError, NETWORK),
+        ": {hub} cannot be reached ({reason}); valid: a network, and HF_HUB_OFFLINE unset",
+    ),
+    ((BadZipFile, TarError), ": a damaged archive: {reason}"),
+    ((OSError,), ": {reason}"),
+)
+
 #: Tables are downloaded and then prepared, archives downloaded and then unpacked: twice the space.
 TWICE = 2
 
@@ -210,30 +225,15 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
         wanted.append(checkpoint(spec.model))
     if not wanted:
         print_lines(f"{name}: its data are on this machine, nothing is downloaded")
-    wanted = [_settled(part) for part in wanted]
-    _room(wanted, home)
-    for part in wanted:
-        _fetch(part, home)
-    if any(part.kind == "dataset" for part in wanted):
-        _prepare(spec)
-    print_lines(f"{name}: everything is here; checking it without the network")
-    return _verify(name, overrides)
-
-
-def _settled(wanted: Wanted) -> Wanted:
-    with _in_one_line(wanted):
-        return settled(wanted)
-
-
-def _room(wanted: Sequence[Wanted], home: Path) -> None:
-    """Print the downloads and refuse if they do not fit."""
-    need = 0.0
+    need, settled_parts = 0.0, []
     for part in wanted:
         with _in_one_line(part):
-            files = missing(part)
-        size = sum(file.file_size or 0 for file in files)
+            settled_parts.append(settled(part))
+            files = _download(settled_parts[-1], dry_run=True, tqdm_class=_Silent)
+        missing = [file for file in files if file.will_download]
+        size = sum(file.file_size or 0 for file in missing)
         need += size if part.kind == "model" or part.link else TWICE * size
-        print_lines(f"{part.name}: {len(files)} files to download, {_size(size)}")
+        print_lines(f"{part.name}: {len(missing)} files to download, {_size(size)}")
     n_free = free(home)
     print_lines(f"disk: at most {_size(need)} needed, {_size(n_free)} free")
     if need > n_free:
@@ -241,27 +241,28 @@ def _room(wanted: Sequence[Wanted], home: Path) -> None:
             f"HF_HOME={str(home)!r}: {_size(need)} may be needed (data sets count twice: downloaded, and "
             f"prepared or unpacked), {_size(n_free)} are free; valid: a folder with that much room"
         )
+    for part in settled_parts:
+        with _in_one_line(part):
+            _fetch(part, home)
+    if any(part.kind == "dataset" for part in wanted):
+        _prepare(spec)
+    print_lines(f"{name}: everything is here; checking it without the network")
+    return _verify(name, overrides)
 
 
 def _fetch(wanted: Wanted, home: Path) -> None:
     """Download the missing files of one repository, and put its media where tasks look for them."""
-    with _in_one_line(wanted):
-        folder = Path(
-            snapshot_download(
-                wanted.name,
-                repo_type=wanted.kind,
-                revision=wanted.revision,
-                allow_patterns=None if wanted.patterns is None else list(wanted.patterns),
-            )
-        )
-        if wanted.unpack is None:
-            return
-        target = home / os.path.expanduser(os.path.expandvars(wanted.unpack))
-        if wanted.link:
-            link(folder, target)
-        else:
-            unpack(folder, target, print_lines)
-        print_lines(f"{wanted.name}: media in {target}")
+    folder = Path(_download(wanted))
+    if wanted.unpack is None:
+        return
+    target = home / os.path.expanduser(os.path.expandvars(wanted.unpack))
+    if not wanted.link:
+        unpack(folder, target, print_lines)
+    elif target.is_symlink() or not target.exists():
+        target.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(folder)
+    print_lines(f"{wanted.name}: media in {target}")
 
 
 def _prepare(spec: RunSpec) -> None:
@@ -283,36 +284,25 @@ def _verify(name: str, overrides: Sequence[str]) -> int:
 @contextmanager
 def _in_one_line(wanted: Wanted) -> Iterator[None]:
     """Turn errors of the network and the disk into one line."""
-    place = f"{wanted.kind} {wanted.name}"
     try:
         try:
             yield
         except DryRunError as error:
             raise error.__cause__ or error from error
-    except GatedRepoError as error:
-        url = f"{constants.ENDPOINT}/{'datasets/' if wanted.kind == 'dataset' else ''}{wanted.name}"
-        raise UserError(
-            f"{place} is gated: accept its terms at {url}, then log in (`hf auth login`, or set HF_TOKEN)"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise UserError(f"{place} has no revision {wanted.revision!r}") from error
-    except RepositoryNotFoundError as error:
-        raise UserError(f"{place} is not on {constants.ENDPOINT}, or private") from error
-    except HfHubHTTPError as error:
-        raise UserError(f"{place}: the hub refuses: {_first(error)}") from error
-    except (OfflineModeIsEnabled, LocalEntryNotFoundError, NETWORK) as error:
-        raise UserError(
-            f"{place}: {constants.ENDPOINT} cannot be reached ({_first(error)}); "
-            "valid: a network, and HF_HUB_OFFLINE unset"
-        ) from error
-    except (zipfile.BadZipFile, tarfile.TarError) as error:
-        raise UserError(f"{place}: a damaged archive: {_first(error)}") from error
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise UserError(
-                f"{place}: the disk is full; what is downloaded stays, the same command goes on from there"
-            ) from error
-        raise UserError(f"{place}: {_first(error)}") from error
+    except tuple(chain(*(kinds for kinds, _ in REASONS))) as error:
+        words = next(words for kinds, words in REASONS if isinstance(error, kinds))
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            words = (
+                ": the disk is full; what is downloaded stays, the same command goes on from there"
+            )
+        hub, kind = constants.ENDPOINT, wanted.kind
+        line = words.format(
+            url=f"{hub}/{'datasets/' if kind == 'dataset' else ''}{wanted.name}",
+            hub=hub,
+            revision=wanted.revision,
+            reason=next(iter(str(error).splitlines()), type(error).__name__),
+        )
+        raise UserError(f"{kind} {wanted.name}{line}") from error
 
 
 def _size(count: float) -> str:
@@ -322,10 +312,6 @@ def _size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.1f} GB"
-
-
-def _first(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def archives(folder: Path) -> list[list[Path]]:
@@ -344,11 +330,11 @@ def archives(folder: Path) -> list[list[Path]]:
 def unpack(folder: Path, target: Path, tell: Callable[[str], None]) -> None:
     """Unpack every archive below a folder into another, which appears under its name only when all is there.
 
-    lmms-eval takes an existing folder for complete. So the files are unpacked in `<target>.partial`, where files of the
-    right size are not written again. Members outside of the folder are refused.
+    lmms-eval takes an existing folder for complete. So the files are unpacked in `<target>.partial`. Members outside of
+    the folder are not written.
 
     Raises:
-        OSError, zipfile.BadZipFile, tarfile.TarError: the disk is full, or an archive is damaged.
+        OSError, BadZipFile, TarError: the disk is full, or an archive is damaged.
     """
     if target.exists():
         return
@@ -358,66 +344,19 @@ def unpack(folder: Path, target: Path, tell: Callable[[str], None]) -> None:
     for number, pieces in enumerate(groups, 1):
         tell(f"unpacking {pieces[0].name} ({number} of {len(groups)}) into {partial}")
         if pieces[0].suffix == ".zip":
-            _unzip(pieces[0], partial)
-        else:
-            _untar(pieces, partial)
+            with ZipFile(pieces[0]) as members:
+                members.extractall(partial)
+            continue
+        # Pieces of 100 GB are read one after the other, never joined on the disk.
+        with (
+            Popen(["cat", *pieces], stdout=PIPE) as joined,
+            tarfile.open(fileobj=joined.stdout, mode="r|*") as archive,
+        ):
+            archive.extractall(partial, filter="data")
     partial.rename(target)
-
-
-def link(folder: Path, target: Path) -> None:
-    """Make a name for a folder, in the place of an older link."""
-    if target.is_symlink():
-        target.unlink()
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(folder, target)
-
-
-def _unzip(file: Path, target: Path) -> None:
-    with zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
-            path = target / member.filename
-            if not (path.is_file() and path.stat().st_size == member.file_size):
-                archive.extract(member, target)
-
-
-def _untar(pieces: Sequence[Path], target: Path) -> None:
-    # Pieces of 100 GB are read one after the other, never joined on the disk.
-    with tarfile.open(fileobj=_Joined(pieces), mode="r|*") as archive:
-        for member in archive:
-            path = target / member.name
-            if not (path.is_file() and path.stat().st_size == member.size):
-                archive.extract(member, target, filter="data")
-
-
-class _Joined(io.RawIOBase):
-    """Reads files one after the other as one."""
-
-    def __init__(self, pieces: Sequence[Path]) -> None:
-        self._left = list(pieces)
-        self._open: IO[bytes] | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while self._open is not None or self._left:
-            if self._open is None:
-                self._open = self._left.pop(0).open("rb")
-            count = self._open.readinto(buffer)  # type: ignore[attr-defined]
-            if count:
-                return int(count)
-            self._open.close()
-            self._open = None
-        return 0
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-        super().close()
 
 
 def free(folder: Path) -> int:
     """Return the bytes that are free where a folder is, or will be."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    return shutil.disk_usage(existing).free
+    return disk_usage(existing).free

@@ -106,13 +106,12 @@ def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) 
     spent = [sum(forecast(trace, layer, stack) for trace in traces) for layer in range(depth)]
     stop = next((layer for layer in range(depth) if spent[layer] <= (1 - ratio) * full), None)
     end = depth - 1 if stop is None else stop
-    going = [sum(a - b for a, b in _lost(traces, layer)) // len(traces) for layer in range(end)]
+    going = [
+        sum(trace.entering[layer] - trace.entering[layer + 1] for trace in traces) // len(traces)
+        for layer in range(end)
+    ]
     removed = (*going, *[0] * (depth - end))
     return Fit(alpha, stop is not None, removed, spent[end] / full)
-
-
-def _lost(traces: Sequence[Trace], layer: int) -> list[tuple[int, int]]:
-    return [(trace.entering[layer], trace.entering[layer + 1]) for trace in traces]
 
 
 def forecast(trace: Trace, layer: int, stack: StackFacts) -> int:

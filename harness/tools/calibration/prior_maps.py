@@ -44,7 +44,6 @@ class Recorder(TokenReducer):
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         """Return the attention of the layer before the site."""
-        del site
         return (Need("last_attention"),)
 
     def plan(self, view: View, keep: int) -> Plan:
@@ -93,17 +92,15 @@ class ViewMeans:
 
     def add(self, grid: Tensor, attention: Tensor) -> None:
         """Add every view of every image of grid (B, N, 4) and attention (B, N)."""
-        for places, values in zip(grid.cpu(), attention.double().cpu(), strict=True):
-            for image in places[:, 0].unique():
-                mine = places[:, 0] == image
-                self._add_image(places[mine, 1:], values[mine])
-
-    def _add_image(self, places: Tensor, values: Tensor) -> None:
-        level = float(values[places[:, 0] == 0].mean())
-        for view in places[:, 0].unique().tolist():
-            inside = places[:, 0] == view
-            mean = self.views.setdefault(view, MapMean())
-            mean.add(places[inside, 1:], values[inside], level)
+        for row_grid, row_values in zip(grid.cpu(), attention.double().cpu(), strict=True):
+            for image in row_grid[:, 0].unique():
+                is_here = row_grid[:, 0] == image
+                places, values = row_grid[is_here, 1:], row_values[is_here]
+                level = float(values[places[:, 0] == 0].mean())
+                for view in places[:, 0].unique().tolist():
+                    inside = places[:, 0] == view
+                    mean = self.views.setdefault(view, MapMean())
+                    mean.add(places[inside, 1:], values[inside], level)
 
     @property
     def n_maps(self) -> int | list[int]:

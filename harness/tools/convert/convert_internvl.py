@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from tokenizers import AddedToken, Tokenizer, processors
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     GotOcr2ImageProcessor,
@@ -28,25 +26,21 @@ from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import NUMBERED, ChatFrame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
 from espalier.harness.models.internvl import TOKENS, frames_like
-from espalier.harness.models.loader import pretrained
-from espalier.harness.specs.commands import command_parser
+from espalier.harness.models.loader import pretrained, require_settings
 from espalier.harness.tools.convert.checkpoint_writer import (
-    Checkpoint,
-    Fused,
-    Parts,
     Rename,
     Say,
     check_tokens,
+    command_line,
     open_release,
-    run_conversion,
+    split_rows,
     write_checkpoint,
 )
 from espalier.harness.tools.convert.sentencepiece_tokens import (
-    PROBES,
-    SPACE,
-    fast_tokenizer,
-    read_pieces,
-    reference,
+    compared,
+    from_pieces,
+    read_settings,
+    wrapped,
 )
 
 #: The release's text stacks and the library's.
@@ -97,11 +91,7 @@ def configuration(release: Mapping[str, Any], image_token: int, own_head: bool) 
     Raises:
         UserError: it is not a release of InternVL, or one that the library's model cannot be.
     """
-    for key, valid in _FIXED.items():
-        if release.get(key) != valid:
-            raise UserError(
-                f"config.json: {key}={release.get(key)!r} cannot be converted; valid: {valid!r}"
-            )
+    require_settings({**dict.fromkeys(_FIXED), **release}, _FIXED, "converted")  # none is absent
     vision = _take(release, "vision_config", _VISION)
     size = vision["image_size"]
     if release.get("force_image_size", size) != size:
@@ -226,146 +216,50 @@ def _keywords(call: ast.Call) -> dict[str, object]:
 #: What has to be one token in a chat format.
 _MARKS = re.compile(r"<\|\w+\|>")
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+#: Classes of sentencepiece tokenizers.
+_PIECES = ("InternLM2Tokenizer", "LlamaTokenizer")
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Contents of a release's tokenizer files.
-
-    Attributes:
-        backend: the tokenizer, without tokens put at the ends of a text.
-        named: its special tokens by role, None for one it does not have.
-        ends: tokens put before and after a text.
-        ids: the release's own ids of a text; None where the library reads the release's format itself.
-    """
-
-    backend: Tokenizer
-    named: Mapping[str, str | None]
-    ends: tuple[str | None, str | None]
-    ids: Callable[[str], list[int]] | None
-
-
-def read_tokens(source: Path) -> Tokens:
-    """Read tokenizer_config.json and the vocabulary of a release.
+def build_tokenizer(source: Path, prompt: ChatFrame) -> tuple[PreTrainedTokenizerFast, str]:
+    """Return the tokenizer of a release, and the chat template.
 
     Raises:
-        UserError: a file is not there or of another kind, or an added token would get another id.
+        UserError: a file is not there or of another kind; the tokenizer lacks a token that a chat needs, or gives other
+            ids than the release.
     """
-    try:
-        config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
-        added = {
-            int(number): AddedToken(token.pop("content"), **token)
-            for number, token in config["added_tokens_decoder"].items()
-        }
-    except FOREIGN as error:
-        raise UserError(f"{str(source)!r}: no usable tokenizer_config.json ({error!r})") from error
-    named = {role: _content(config.get(role)) for role in _NAMED}
-    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
-    if kind == "Qwen2Tokenizer":
-        tokens = Tokens(_qwen2(source), named, (None, None), None)
-    elif kind in ("InternLM2Tokenizer", "LlamaTokenizer"):
-        tokens = _pieces(source, config, kind, added, named)
+    settings, ids = read_settings(source), None
+    kind = str(settings.config.get("tokenizer_class")).removesuffix("Fast")
+    if kind in _PIECES:
+        # Llama's tokenizer once put a space after every special token; InternLM2's still does.
+        once = kind == "LlamaTokenizer" and settings.config.get("legacy") is False
+        backend, ids = from_pieces(source, settings, once)
+    elif kind == "Qwen2Tokenizer":
+        try:
+            backend = pretrained(Qwen2Tokenizer, source).backend_tokenizer
+        except FOREIGN as error:
+            raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
     else:
         raise UserError(
             f"tokenizer_config.json: tokenizer_class={kind!r} cannot be converted; "
-            "valid: InternLM2Tokenizer, LlamaTokenizer, Qwen2Tokenizer"
+            f"valid: {', '.join(_PIECES)}, Qwen2Tokenizer"
         )
-    for number, token in added.items():
-        if tokens.backend.token_to_id(token.content) != number:
+    for number, token in settings.added.items():
+        if backend.token_to_id(token.content) != number:
             raise UserError(
                 f"token {token.content!r} has id {number} in the release, "
-                f"{tokens.backend.token_to_id(token.content)} after conversion"
+                f"{backend.token_to_id(token.content)} after conversion"
             )
-    return tokens
-
-
-def _content(token: Any) -> str | None:
-    content: str | None = token["content"] if isinstance(token, dict) else token
-    return content
-
-
-def _qwen2(source: Path) -> Tokenizer:
-    try:
-        backend: Tokenizer = pretrained(Qwen2Tokenizer, source).backend_tokenizer
-    except FOREIGN as error:
-        raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
-    return backend
-
-
-def _pieces(
-    source: Path,
-    config: Mapping[str, Any],
-    kind: str,
-    added: Mapping[int, AddedToken],
-    named: Mapping[str, str | None],
-) -> Tokens:
-    model = read_pieces(source / "tokenizer.model")
-    # Llama's tokenizer once put a space after every special token; InternLM2's still does.
-    once = kind == "LlamaTokenizer" and config.get("legacy") is False
-    further = map(_content, config.get("additional_special_tokens") or ())
-    declared = frozenset(str(token) for token in (*named.values(), *further) if token is not None)
-    return Tokens(
-        backend=fast_tokenizer(model, added, once),
-        named=named,
-        ends=(
-            named["bos_token"] if config.get("add_bos_token", True) else None,
-            named["eos_token"] if config.get("add_eos_token", False) else None,
-        ),
-        ids=reference(model, added, once, declared),
-    )
-
-
-def build_tokenizer(tokens: Tokens, prompt: ChatFrame) -> tuple[PreTrainedTokenizerFast, str]:
-    """Return the tokenizer and the chat template.
-
-    Raises:
-        UserError: it lacks a token that a chat needs, or gives other ids than the release.
-    """
-    backend = tokens.backend
     end = prompt.ends["user"].strip()
     media = [TOKENS[role] for role in TOKENS if role != "video_token"]
-    for token in (*media, end, *_MARKS.findall(prompt.render(""))):
-        if backend.token_to_id(token) is None:
-            raise UserError(f"the tokenizer of the release has no token {token!r}")
-    lead = _check(tokens, prompt)
-    before, after = tokens.ends
-    if before is not None or after is not None:
-        single = [token for token in (before, "$A", after) if token is not None]
-        backend.post_processor = processors.TemplateProcessing(
-            single=single,
-            special_tokens=[(t, backend.token_to_id(t)) for t in (before, after) if t is not None],
-        )
-    named = {role: token for role, token in tokens.named.items() if token is not None}
-    named.setdefault("eos_token", end)
-    named.setdefault("pad_token", named["eos_token"])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-        # The processor replaces the video token before a text is encoded: its id, the next free one, never reaches
-        # the model.
-        **named,
-        **TOKENS,
-    )
+    for mark in (*media, end, *_MARKS.findall(prompt.render(""))):
+        if backend.token_to_id(mark) is None:
+            raise UserError(f"the tokenizer of the release has no token {mark!r}")
+    lead = "" if ids is None else compared(backend, ids, prompt.render)
+    named = {"eos_token": end, **settings.named}
+    # The processor replaces the video token before a text is encoded: its id, the next free one, never reaches the
+    # model.
+    tokenizer = wrapped(backend, **{"pad_token": named["eos_token"], **named}, **TOKENS)
     return tokenizer, replace(prompt, lead=lead).template(NUMBERED)
-
-
-def _check(tokens: Tokens, prompt: ChatFrame) -> str:
-    """Compare ids on whole prompts; return the lead of the chat template."""
-    if tokens.ids is None:
-        return ""
-    # A space that the release's tokenizer puts before the first special token has to be written out.
-    space = tokens.backend.token_to_id(SPACE)
-    lead = " " if tokens.ids(prompt.render(""))[:1] == [space] else ""
-    for probe in PROBES:
-        text = prompt.render(probe)
-        ids = tokens.backend.encode(lead + text, add_special_tokens=False).ids
-        if ids != tokens.ids(text):
-            raise UserError(
-                f"the converted tokenizer gives other ids than sentencepiece for {probe!r}; nothing was written"
-            )
-    return lead
 
 
 _LAYER = re.compile(r"(vision_model\.encoder|language_model\.model)\.layers\.(\d+)\.(.+)")
@@ -415,34 +309,36 @@ def renamer(config: Any) -> Rename:
     query, value = head * text.num_attention_heads, head * text.num_key_value_heads
     names = _INTERNLM2 if text.model_type == "llama" else {"": ""}
 
-    def rename(name: str) -> str | Parts | None:
+    def rename(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
         layer = _LAYER.fullmatch(name)
         if layer is None:
-            return _swap(name, _PARTS)
+            return _swap(name, tensor, _PARTS)
         stack, number, suffix = layer.groups()
         if stack == "vision_model.encoder":
             place = f"model.vision_tower.encoder.layer.{number}."
             if suffix.startswith("attn.qkv."):
                 kind = suffix.removeprefix("attn.qkv.")
-                return Fused({f"{place}attention.{letter}_proj.{kind}": width for letter in "qkv"})
-            return _swap(suffix, _VIT, place)
+                rows = {f"{place}attention.{letter}_proj.{kind}": width for letter in "qkv"}
+                return split_rows(tensor, rows)
+            return _swap(suffix, tensor, _VIT, place)
         place = f"model.language_model.layers.{number}."
         if suffix == "attention.wqkv.weight" and names is _INTERNLM2:
             # For each key head its query heads, the key and the value.
-            rows = {"q": query, "k": value, "v": value}
-            return Fused(
-                {f"{place}self_attn.{letter}_proj.weight": n for letter, n in rows.items()},
-                groups=text.num_key_value_heads,
-            )
-        return _swap(suffix, names, place)
+            widths = zip("qkv", (query, value, value), strict=True)
+            rows = {f"{place}self_attn.{letter}_proj.weight": n for letter, n in widths}
+            return split_rows(tensor, rows, groups=text.num_key_value_heads)
+        return _swap(suffix, tensor, names, place)
 
     return rename
 
 
-def _swap(name: str, table: Mapping[str, str], place: str = "") -> str | None:
+def _swap(
+    name: str, tensor: Tensor, table: Mapping[str, str], place: str = ""
+) -> dict[str, Tensor] | None:
+    """Return a tensor under the name that a table of prefixes gives it after `place`."""
     for old, new in table.items():
         if name.startswith(old):
-            return place + new + name.removeprefix(old)
+            return {place + new + name.removeprefix(old): tensor}
     return None
 
 
@@ -483,12 +379,15 @@ def convert(source: Path, target: Path, say: Say) -> None:
     # Checked before the tokenizer, which a release of another kind need not have; its id is filled in below.
     config = configuration(release.config, 0, own_head)
     prompt = read_prompt(source / "conversation.py", str(release.config.get("template")))
-    tokens = read_tokens(source)
-    check_tokens(tokens.backend.get_vocab_size(), config.text_config.vocab_size)
-    tokenizer, template = build_tokenizer(tokens, prompt)
+    tokenizer, template = build_tokenizer(source, prompt)
+    # The placeholder of videos has no row.
+    check_tokens(len(tokenizer) - 1, config.text_config.vocab_size)
     processor = build_processor(release.config, config, tokenizer, template)
     config.image_token_id = processor.image_token_id
-    checkpoint = Checkpoint(
+    write_checkpoint(
+        release,
+        target,
+        say,
         model_class=InternVLForConditionalGeneration,
         config=config,
         processor=processor,
@@ -499,16 +398,8 @@ def convert(source: Path, target: Path, say: Say) -> None:
             pad_token_id=tokenizer.pad_token_id,
         ),
         rename=renamer(config),
-        optional=() if own_head else ("lm_head.weight",),
     )
-    write_checkpoint(release, checkpoint, target, say)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    parser = command_parser("convert internvl", __doc__, "/models/InternVL2-8B /models/internvl")
-    return run_conversion(parser, convert, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+#: Runs the command line.
+main = command_line("internvl", __doc__, convert, "/models/InternVL2-8B /models/internvl")

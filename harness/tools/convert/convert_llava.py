@@ -5,15 +5,14 @@ LLaVA-1.5 does not hold its vision tower: --tower gives a folder of openai/clip-
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LlavaConfig,
@@ -29,46 +28,32 @@ from transformers import (
 
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import TAGGED, template_of
-from espalier.harness.models.loader import pretrained
-from espalier.harness.specs.commands import command_parser
+from espalier.harness.models.llava_releases import RENAMES
+from espalier.harness.models.loader import pretrained, require_settings
 from espalier.harness.tools.convert.checkpoint_writer import (
-    Checkpoint,
-    Lengthened,
-    Parts,
+    HEAD,
     Release,
     Say,
     Shape,
-    Unused,
     check_tokens,
+    command_line,
+    lengthened,
     open_release,
-    require_settings,
-    run_conversion,
     shapes_of,
     shards_of,
     write_checkpoint,
 )
 from espalier.harness.tools.convert.sentencepiece_tokens import (
-    PROBES,
-    fast_tokenizer,
-    read_pieces,
-    reference,
+    compared,
+    from_pieces,
+    read_settings,
+    wrapped,
 )
 
 #: Names of the tower's tensors in a release that holds one, and in a checkpoint of CLIP.
 INSIDE, ALONE = "model.vision_tower.vision_tower.vision_model.", "vision_model."
 
 _WORDS = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
-
-#: The release's prefixes and the model's.
-_PREFIXES = {
-    INSIDE: "model.vision_tower.",
-    "model.mm_projector.0.": "model.multi_modal_projector.linear_1.",
-    "model.mm_projector.2.": "model.multi_modal_projector.linear_2.",
-    "model.image_newline": "model.image_newline",
-    "model.layers.": "model.language_model.layers.",
-    "model.norm.": "model.language_model.norm.",
-}
 
 #: Tables that old versions of the library stored, which are computed.
 _COMPUTED = (".rotary_emb.inv_freq", ".embeddings.position_ids")
@@ -96,30 +81,20 @@ SETTINGS = {
 }
 
 
-def rename_llava(name: str, rows: int) -> str | Parts | None:
-    """Return the model's name of a tensor of the release, None for an unknown one.
+def rename_llava(name: str, tensor: Tensor, rows: int) -> dict[str, Tensor]:
+    """Return the model's tensors of one of the release.
 
     Args:
         name: the release's name.
+        tensor: of that name.
         rows: tokens of the model's embedding and output head.
     """
     if name.endswith(_COMPUTED):
-        return Unused()
-    if name == _WORDS:
-        return Lengthened("model.language_model.embed_tokens.weight", rows)
-    if name == _HEAD:
-        return Lengthened(_HEAD, rows)
-    for old, new in _PREFIXES.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return None
-
-
-def rename_tower(name: str) -> str | Parts:
-    """Return the model's name of a tensor of a CLIP checkpoint, which also holds a text model."""
-    if not name.startswith(ALONE) or name.endswith(_COMPUTED):
-        return Unused()
-    return "model.vision_tower." + name.removeprefix(ALONE)
+        return {}
+    table = lengthened(tensor, rows) if name in (_WORDS, HEAD) else tensor
+    for pattern, new in RENAMES.items():
+        name = re.sub(pattern, new, name)
+    return {name: table}
 
 
 def text_of(
@@ -209,8 +184,6 @@ def padded_rows(rows: int) -> int:
 
 IMAGE, PADDING = "<image>", "<pad>"
 
-_NAMED = ("bos_token", "eos_token", "unk_token")
-
 
 def read_tokenizer(folder: Path) -> Any:
     """Return the tokenizer with a placeholder and a padding token, as in transformers' checkpoints.
@@ -221,7 +194,11 @@ def read_tokenizer(folder: Path) -> Any:
         UserError: a file is missing or of another kind, or ids would differ from the release's.
     """
     if (folder / "tokenizer.model").is_file():
-        tokenizer = _from_pieces(folder)
+        settings = read_settings(folder)
+        end = settings.named.get("eos_token", "")
+        backend, ids = from_pieces(folder, settings, once=False)
+        compared(backend, ids, lambda text: f"{text}{end}{text}")
+        tokenizer = wrapped(backend, **settings.named)
     else:
         try:
             # Not as a Llama's, for which the library would rebuild it.
@@ -234,58 +211,6 @@ def read_tokenizer(folder: Path) -> Any:
     )
     tokenizer.pad_token = PADDING
     return tokenizer
-
-
-def _from_pieces(folder: Path) -> Any:
-    """Return the tokenizer of a sentencepiece model, after a comparison of ids on whole prompts."""
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-        added_path = folder / "added_tokens.json"
-        further = json.loads(added_path.read_text(encoding="utf-8")) if added_path.is_file() else {}
-        added = _added(config, further)
-        named = {role: _content(config[role]) for role in _NAMED}
-    except FOREIGN as error:
-        raise UserError(f"{str(folder)!r}: no usable tokenizer_config.json ({error!r})") from error
-    model = read_pieces(folder / "tokenizer.model")
-    pieces = {piece.piece: number for number, piece in enumerate(model.pieces)}
-    for token in named.values():
-        if token in pieces:
-            added.setdefault(pieces[token], AddedToken(token, special=True, normalized=False))
-    backend = fast_tokenizer(model, added, once=False)
-    ids = reference(model, added, False, frozenset(named.values()))
-    for probe in PROBES:
-        text = f"{probe}{named['eos_token']}{probe}"
-        if backend.encode(text, add_special_tokens=False).ids != ids(text):
-            raise UserError(
-                f"the converted tokenizer gives other ids than sentencepiece for {probe!r}; nothing was written"
-            )
-    if config.get("add_bos_token", True):
-        begin = named["bos_token"]
-        backend.post_processor = processors.TemplateProcessing(
-            single=[begin, "$A"], special_tokens=[(begin, backend.token_to_id(begin))]
-        )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        clean_up_tokenization_spaces=False,
-        padding_side="left",
-        **named,
-    )
-
-
-def _added(config: Mapping[str, Any], further: Mapping[str, int]) -> dict[int, AddedToken]:
-    """Return added tokens by id: new files state them in tokenizer_config.json, old ones in added_tokens.json."""
-    stated = {
-        int(number): AddedToken(
-            token["content"], **{k: v for k, v in token.items() if k != "content"}
-        )
-        for number, token in config.get("added_tokens_decoder", {}).items()
-    }
-    old = {number: AddedToken(name, normalized=False) for name, number in further.items()}
-    return {**old, **stated}
-
-
-def _content(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
 
 
 KIND = "LLaVA"
@@ -340,10 +265,18 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
         chat_template=template_of(_frame(stack, tokenizer), TAGGED),
     )
 
-    def rename(name: str) -> str | Parts | None:
-        return rename_tower(name) if shards and _of_tower(name) else rename_llava(name, rows)
+    def rename(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        # No name of a release begins as those of CLIP's checkpoints do, which also hold a text model.
+        if not shards or name.startswith(("model.", HEAD)):
+            return rename_llava(name, tensor, rows)
+        if not name.startswith(ALONE) or name.endswith(_COMPUTED):
+            return {}
+        return {"model.vision_tower." + name.removeprefix(ALONE): tensor}
 
-    checkpoint = Checkpoint(
+    write_checkpoint(
+        release,
+        target,
+        say,
         model_class=LlavaNextForConditionalGeneration if crops else LlavaForConditionalGeneration,
         config=config,
         processor=processor,
@@ -353,8 +286,8 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
             pad_token_id=tokenizer.pad_token_id,
         ),
         rename=rename,
+        shards=shards,
     )
-    write_checkpoint(release, checkpoint, target, say, shards)
 
 
 def configuration(
@@ -372,7 +305,7 @@ def configuration(
         UserError: it is not a release of LLaVA, or one that the library's modules compute differently.
     """
     crops, stack = _has_crops(release), _stack(release)
-    require_settings(release, SETTINGS)
+    require_settings(release, SETTINGS, "converted")
     vision = tower_of(shapes, prefix, KIND, release.get("mm_vision_tower"))
     text = text_of(release, shapes, KIND, stack, tokenizer.pad_token_id)
     return (LlavaNextConfig if crops else LlavaConfig)(
@@ -448,11 +381,6 @@ def _tower_shards(release: Release, tower: Path | None) -> Sequence[Path]:
     return shards_of(tower)
 
 
-def _of_tower(name: str) -> bool:
-    """Return whether a tensor comes from the CLIP checkpoint: no name of a release begins as its names do."""
-    return not name.startswith(("model.", "lm_head."))
-
-
 def _frame(stack: str, tokenizer: Any) -> str:
     """Return the chat format, which LLaVA's code chooses by the name of the release."""
     if stack == "mistral":
@@ -460,17 +388,12 @@ def _frame(stack: str, tokenizer: Any) -> str:
     return "chatml_direct" if "<|im_start|>" in tokenizer.get_vocab() else "vicuna_v1"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    parser = command_parser(
-        "convert llava",
-        __doc__,
-        "/models/llava-v1.6-vicuna-7b /models/llava_next_7b",
-        "--tower /models/clip-vit-large-patch14-336 /models/llava-v1.5-7b /models/llava15_7b",
-    )
-    parser.add_argument("--tower", type=Path, metavar="FOLDER", help="the CLIP checkpoint")
-    return run_conversion(parser, convert, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+#: Runs the command line.
+main = command_line(
+    "llava",
+    __doc__,
+    convert,
+    "/models/llava-v1.6-vicuna-7b /models/llava_next_7b",
+    "--tower /models/clip-vit-large-patch14-336 /models/llava-v1.5-7b /models/llava15_7b",
+    tower="the CLIP checkpoint",
+)

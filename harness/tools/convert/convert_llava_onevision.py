@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,13 @@ from transformers import (
 from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.models.conversations import TAGGED, template_of
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
-from espalier.harness.models.loader import pretrained
-from espalier.harness.specs.commands import command_parser
+from espalier.harness.models.loader import pretrained, require_settings
 from espalier.harness.tools.convert.checkpoint_writer import (
-    Checkpoint,
     Release,
     Say,
     check_tokens,
+    command_line,
     open_release,
-    require_settings,
-    run_conversion,
     write_checkpoint,
 )
 from espalier.harness.tools.convert.convert_llava import (
@@ -82,7 +78,8 @@ def configuration(
     """
     config = release.config
     pooling = {"mm_newline_position": newline, "mm_spatial_pool_stride": 2}
-    require_settings(config, {**pooling, **SETTINGS, "mm_patch_merge_type": "spatial_unpad"})
+    fixed = {**pooling, **SETTINGS, "mm_patch_merge_type": "spatial_unpad"}
+    require_settings(config, fixed, "converted")
     for key in ("image_grid_pinpoints", "rope_theta"):
         if key not in config:
             raise UserError(f"this is not a release of {kind}: config.json has no {key!r}")
@@ -131,7 +128,7 @@ def convert(source: Path, target: Path, say: Say) -> None:
         UserError: the release is incomplete, holds unknown tensors, or `target` is in use.
     """
     release = open_release(source, target)
-    require_settings(release.config, {"mm_spatial_pool_mode": "bilinear"})
+    require_settings(release.config, {"mm_spatial_pool_mode": "bilinear"}, "converted")
     tokenizer = read_tokenizer(release)
     config = configuration(
         LlavaOnevisionConfig, release, "LLaVA-OneVision", tokenizer, newline="one_token"
@@ -141,23 +138,19 @@ def convert(source: Path, target: Path, say: Say) -> None:
     config.text_config.vocab_size = rows
     processor = LlavaOnevisionAdapter.built_processor(config, tokenizer)
     processor.chat_template = template_of("qwen_1_5", TAGGED)
-    checkpoint = Checkpoint(
+    write_checkpoint(
+        release,
+        target,
+        say,
         model_class=LlavaOnevisionForConditionalGeneration,
         config=config,
         processor=processor,
         generation=generation_of(release.config, tokenizer),
         rename=partial(rename_llava, rows=rows),
-        optional=("lm_head.weight",) if config.tie_word_embeddings else (),
     )
-    write_checkpoint(release, checkpoint, target, say)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    example = "/models/llava-onevision-qwen2-7b-ov /models/llava_ov_7b"
-    parser = command_parser("convert llava_onevision", __doc__, example)
-    return run_conversion(parser, convert, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+#: Runs the command line.
+main = command_line(
+    "llava_onevision", __doc__, convert, "/models/llava-onevision-qwen2-7b-ov /models/llava_ov_7b"
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,12 +9,10 @@ from espalier.harness.models.llava_video import (
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )
-from espalier.harness.specs.commands import command_parser
 from espalier.harness.tools.convert.checkpoint_writer import (
-    Checkpoint,
     Say,
+    command_line,
     open_release,
-    run_conversion,
     write_checkpoint,
 )
 from espalier.harness.tools.convert.convert_llava import rename_llava
@@ -41,23 +37,19 @@ def convert(source: Path, target: Path, say: Say) -> None:
     release = open_release(source, target)
     tokenizer = read_tokenizer(release)
     config = configuration(LlavaVideoConfig, release, "LLaVA-Video", tokenizer, "grid")
-    checkpoint = Checkpoint(
+    write_checkpoint(
+        release,
+        target,
+        say,
         model_class=LlavaVideoForConditionalGeneration,
         config=config,
         processor=tokenizer,
         generation=generation_of(release.config, tokenizer),
         rename=partial(rename_llava, rows=config.text_config.vocab_size),
-        optional=("lm_head.weight",) if config.tie_word_embeddings else (),
     )
-    write_checkpoint(release, checkpoint, target, say)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    example = "/models/LLaVA-Video-7B-Qwen2 /models/llava_video"
-    parser = command_parser("convert llava_video", __doc__, example)
-    return run_conversion(parser, convert, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+#: Runs the command line.
+main = command_line(
+    "llava_video", __doc__, convert, "/models/LLaVA-Video-7B-Qwen2 /models/llava_video"
+)

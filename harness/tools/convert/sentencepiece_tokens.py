@@ -1,15 +1,29 @@
-"""A tokenizer of the library from a sentencepiece model of BPE, and the ids of the original to compare it with."""
+"""A release's tokenizer: its settings, and the library's from a sentencepiece model of BPE, compared with the original.
+
+The ids of whole prompts are compared before anything is written.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import PreTrainedTokenizerFast
 
 # sentencepiece's own copy of this module requires a newer protobuf than other packages allow. Its classes are built
 # when it is imported, where a type checker does not see them.
@@ -23,6 +37,117 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 #: Kinds of pieces and of models, as sentencepiece counts them.
 _NORMAL, _USER_DEFINED = 1, 4
 _BPE = 2
+
+
+ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class TokenSettings:
+    """Content of tokenizer_config.json and added_tokens.json.
+
+    Attributes:
+        config: content of tokenizer_config.json.
+        added: added tokens by id.
+        named: special tokens by role.
+        declared: all special tokens.
+    """
+
+    config: Mapping[str, Any]
+    added: dict[int, AddedToken]
+    named: dict[str, str]
+    declared: frozenset[str]
+
+
+def read_settings(folder: Path) -> TokenSettings:
+    """Return the settings of a release's tokenizer: old releases state added tokens in added_tokens.json.
+
+    Raises:
+        UserError: a file is not there or does not parse.
+    """
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        old = folder / "added_tokens.json"
+        numbers = json.loads(old.read_text(encoding="utf-8")) if old.is_file() else {}
+        added = {number: AddedToken(name, normalized=False) for name, number in numbers.items()}
+        for number, token in config.get("added_tokens_decoder", {}).items():
+            added[int(number)] = AddedToken(**token)
+        further = [_content(token) for token in config.get("additional_special_tokens") or ()]
+        named = {role: _content(config[role]) for role in ROLES if config.get(role) is not None}
+    except FOREIGN as error:
+        raise UserError(f"{str(folder)!r}: no usable tokenizer_config.json ({error!r})") from error
+    return TokenSettings(config, added, named, frozenset([*named.values(), *further]))
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+#: From a text to its token ids.
+Ids = Callable[[str], list[int]]
+
+
+def from_pieces(folder: Path, settings: TokenSettings, once: bool) -> tuple[Tokenizer, Ids]:
+    """Return the tokenizer of a sentencepiece model, and the ids of the release's.
+
+    Args:
+        folder: of the release.
+        settings: its tokenizer's settings.
+        once: as of `fast_tokenizer`.
+
+    Raises:
+        UserError: the model cannot be read, or ids leave a gap.
+    """
+    model = read_pieces(folder / "tokenizer.model")
+    numbers = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    added = {
+        numbers[token]: AddedToken(token, special=True, normalized=False)
+        for token in settings.named.values()
+        if token in numbers
+    } | settings.added
+    backend = fast_tokenizer(model, added, once)
+    ends = [
+        settings.named.get(f"{end}_token")
+        if settings.config.get(f"add_{end}_token", default)
+        else None
+        for end, default in (("bos", True), ("eos", False))
+    ]
+    if any(ends):
+        single = [token for token in (ends[0], "$A", ends[1]) if token is not None]
+        special = [(token, backend.token_to_id(token)) for token in ends if token is not None]
+        backend.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=special
+        )
+    return backend, reference(model, added, once, settings.declared)
+
+
+def compared(backend: Tokenizer, ids: Ids, written: Callable[[str], str]) -> str:
+    """Return the text that must precede a prompt, after a comparison of ids.
+
+    Args:
+        backend: the library's tokenizer.
+        ids: those of the release's.
+        written: returns the prompt of a question.
+
+    Raises:
+        UserError: ids differ.
+    """
+    # A space that the release's tokenizer puts before the first special token has to be written out.
+    lead = " " if ids(written(""))[:1] == [backend.token_to_id(SPACE)] else ""
+    for probe in PROBES:
+        text = written(probe)
+        if backend.encode(lead + text, add_special_tokens=False).ids != ids(text):
+            raise UserError(
+                f"the converted tokenizer gives other ids than sentencepiece for {probe!r}; nothing was written"
+            )
+    return lead
+
+
+def wrapped(backend: Tokenizer, **tokens: Any) -> PreTrainedTokenizerFast:
+    """Return the library's tokenizer; `tokens` are its special ones by role."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, padding_side="left", **tokens
+    )
 
 
 def read_pieces(file: Path) -> Any:
@@ -111,7 +236,7 @@ def _merges(model: Any, added: Mapping[int, AddedToken]) -> list[tuple[str, str]
 
 def reference(
     model: Any, added: Mapping[int, AddedToken], once: bool, declared: frozenset[str]
-) -> Callable[[str], list[int]]:
+) -> Ids:
     """Return what gives the ids of a text as the release's slow tokenizer does: parts between added tokens, one by one.
 
     Args:

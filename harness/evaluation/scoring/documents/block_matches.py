@@ -68,28 +68,26 @@ def quick_match(page: Sequence[str], answer: Sequence[str]) -> list[BlockMatch]:
     near = distances(page, answer)
     groups = merged(page, answer, near < FOUND)
     partners, unmatched = _assigned(page, answer, groups)
-    for place, inside in _within(page, answer, unmatched).items():
-        for block in inside:
-            if block in unmatched:
-                partners[(place,)].append(block)
-        unmatched = [block for block in unmatched if block not in inside]
-        # A block found in an earlier text stays with that text; this one counts as used.
-        partners[(place,)] = partners[(place,)]
+    sought = unmatched
+    for place, text in enumerate(answer):
+        inside = [block for block in sought if window_distance(page[block], text, WITHIN) < WITHIN]
+        if inside:
+            # A block found in an earlier text stays with that text; this one counts as used.
+            partners[(place,)] += [block for block in inside if block in unmatched]
+            unmatched = [block for block in unmatched if block not in inside]
     pairs = [
         BlockMatch(tuple(sorted(blocks)), group) for group, blocks in partners.items() if blocks
     ]
     used = {place for group in partners for place in group}
     unused = [place for place in range(len(answer)) if place not in used]
-    for pair in one_to_one(
-        [page[block] for block in unmatched], [answer[place] for place in unused]
-    ):
-        pairs.append(
-            BlockMatch(
-                tuple(unmatched[block] for block in pair.page),
-                tuple(unused[block] for block in pair.answer),
-            )
+    left = one_to_one([page[block] for block in unmatched], [answer[place] for place in unused])
+    return pairs + [
+        BlockMatch(
+            tuple(unmatched[block] for block in pair.page),
+            tuple(unused[block] for block in pair.answer),
         )
-    return pairs
+        for pair in left
+    ]
 
 
 def _assigned(
@@ -104,20 +102,6 @@ def _assigned(
             partners[groups[column]].append(row)
     placed = {row for rows_of in partners.values() for row in rows_of}
     return partners, [row for row in range(len(page)) if row not in placed]
-
-
-def _within(
-    page: Sequence[str], answer: Sequence[str], unmatched: Sequence[int]
-) -> dict[int, list[int]]:
-    """Return for each text of the answer the `unmatched` blocks that it contains."""
-    inside_text: dict[int, list[int]] = {}
-    for place, text in enumerate(answer):
-        inside = [
-            block for block in unmatched if window_distance(page[block], text, WITHIN) < WITHIN
-        ]
-        if inside:
-            inside_text[place] = inside
-    return inside_text
 
 
 def _work(page: Iterable[str], answer: Sequence[str]) -> int:
@@ -152,14 +136,8 @@ def merged(page: Sequence[str], answer: Sequence[str], close: np.ndarray) -> lis
         tried = [_run(page[block], answer, start, set(free), stretch) for start in free]
         if tried:
             runs.append(min(tried, key=lambda run: run[1]))
-    groups: list[tuple[int, ...]] = []
-    joined = {run[0]: run for run in _disjoint(runs)}
-    place = 0
-    while place < len(answer):
-        run = next((run for run in joined if run[0] == place), (place,))
-        groups.append(run)
-        place = run[-1] + 1
-    return groups
+    groups = {place: places for places, _ in _disjoint(runs) for place in places}
+    return list(dict.fromkeys(groups.get(place, (place,)) for place in range(len(answer))))
 
 
 def _run(block: str, answer: Sequence[str], start: int, free: set[int], stretch: Stretch) -> Run:

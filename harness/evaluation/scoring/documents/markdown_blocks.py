@@ -219,9 +219,9 @@ def blocks(markdown: str) -> list[MarkdownBlock]:
     page = PAGE.sub("", FENCE.sub("", PICTURE.sub("", markdown)))
     page = re.sub(r" {4,}", "    ", re.sub(r"_{4,}", "____", page))
     result: list[MarkdownBlock] = []
-    for kind, start, end, content in _latex_tables(page):
-        result.append(MarkdownBlock(kind, content, start))
-        page = _blank(page, start, end)
+    for table in LATEX_TABLE.finditer(page):
+        result.append(MarkdownBlock("latex_table", table.group(0), table.start()))
+        page = _blank(page, table.start(), table.end())
     for start, end in _html_tables(page):
         result.append(MarkdownBlock("table", page[start:end], start))
         page = _blank(page, start, end)
@@ -254,11 +254,6 @@ def table_of_pipes(text: str) -> str:
         if not RULE.fullmatch("|".join(row))
     ]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
-
-
-def _latex_tables(page: str) -> Iterator[tuple[str, int, int, str]]:
-    for table in LATEX_TABLE.finditer(page):
-        yield "latex_table", table.start(), table.end(), table.group(0)
 
 
 def _html_tables(page: str) -> Iterator[tuple[int, int]]:

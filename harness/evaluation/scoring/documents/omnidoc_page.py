@@ -195,7 +195,12 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
     ]
     page_lines.sort(key=lambda element: element.order)
     page_lines = [element for element in page_lines if element.text]
-    answer_lines = [(block, text) for block in _split(mixed) if (text := _comparable(block))]
+    compared = [
+        (block, letters(block.content) if block.kind == "text" else plain_formula(block.content))
+        for whole in mixed
+        for block in _split(whole)
+    ]
+    answer_lines = [(block, text) for block, text in compared if text]
     page_lines, answer_lines = _without_beside(page_lines, answer_lines)
     pairs = quick_match(
         [line_element.text for line_element in page_lines], [text for _, text in answer_lines]
@@ -288,8 +293,8 @@ def _element(annotation: Mapping[str, Any], content: str) -> PageElement:
 
 
 def _content(annotation: Mapping[str, Any]) -> str:
-    key = {"table": "html", FORMULA: "latex"}.get(annotation["category_type"], "text")
-    return str(annotation.get(key) or "")
+    column = {"table": "html", FORMULA: "latex"}.get(annotation["category_type"], "text")
+    return str(annotation.get(column) or "")
 
 
 def _place(annotation: Mapping[str, Any]) -> float:
@@ -299,32 +304,31 @@ def _place(annotation: Mapping[str, Any]) -> float:
 def _lines(element: PageElement) -> list[PageElement]:
     """Return a formula of several lines as separate lines, so that each can be matched."""
     lines = lines_of_column(element.content) if element.category == FORMULA else None
-    if lines is None:
-        return [element]
-    return [
-        PageElement(
-            FORMULA, f"\\[{line}\\]", plain_formula(f"\\[{line}\\]"), element.order + number / 10
-        )
-        for number, line in enumerate(lines, start=1)
-    ]
+    return (
+        [element]
+        if lines is None
+        else [
+            PageElement(
+                FORMULA,
+                f"\\[{line}\\]",
+                plain_formula(f"\\[{line}\\]"),
+                element.order + number / 10,
+            )
+            for number, line in enumerate(lines, start=1)
+        ]
+    )
 
 
-def _split(answer_blocks: Sequence[MarkdownBlock]) -> list[MarkdownBlock]:
-    lines_of_blocks = []
-    for block in answer_blocks:
-        lines = None if block.kind == "text" else lines_of_column(block.content)
-        if lines is None:
-            lines_of_blocks.append(block)
-            continue
-        lines_of_blocks += [
+def _split(block: MarkdownBlock) -> list[MarkdownBlock]:
+    lines = None if block.kind == "text" else lines_of_column(block.content)
+    return (
+        [block]
+        if lines is None
+        else [
             MarkdownBlock(block.kind, f"\\[{line}\\]", block.position + number)
             for number, line in enumerate(lines)
         ]
-    return lines_of_blocks
-
-
-def _comparable(block: MarkdownBlock) -> str:
-    return letters(block.content) if block.kind == "text" else plain_formula(block.content)
+    )
 
 
 def _without_beside(

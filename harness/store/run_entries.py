@@ -11,8 +11,7 @@ from typing import Any
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.store import failures
 from espalier.harness.store.files.lease import LEASE, Terms, file_time, read_lease
-from espalier.harness.store.row_blocks import Row
-from espalier.harness.store.row_reader import walk
+from espalier.harness.store.index import Row, walk
 from espalier.harness.store.row_text import MEANS, amount_text, is_marked
 
 DONE, DAMAGED, RUNNING, FAILED, UNFINISHED = "done", "damaged", "running", "failed", "unfinished"
