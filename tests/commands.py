@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell
 from espalier.harness.specs.run_spec import RunSpec
@@ -12,11 +12,9 @@ from espalier.harness.specs.run_spec import RunSpec
 
 def cells_of(*argv: str) -> Sequence[Cell]:
     """Return the cells of a command line."""
-    command = read_command(argv)
-    assert command is not None
-    return command.cells
+    return read_command(argv).cells
 
 
 def spec_of(*argv: str) -> RunSpec:
     """Return the first run of a command line."""
-    return build_spec(cells_of(*argv)[0])
+    return specs_of(*argv)[0]

@@ -310,7 +310,6 @@ def test_a_table_of_options_is_typed_as_pages_print_it(
     override: str, place: tuple[str, str], table: dict[str, Any]
 ) -> None:
     command = read_command([override], typed=True)
-    assert command is not None
     assert command.cells[0][place[0]][place[1]].items() >= table.items()
 
 

@@ -17,8 +17,8 @@ from espalier.harness.reports.curves.curve_points import CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.tables import rebuild
 from espalier.harness.runs import streams
-from espalier.harness.runs.cluster import slurm
-from espalier.harness.runs.cluster.cluster_spec import (
+from espalier.harness.runs.cluster import launchers
+from espalier.harness.runs.cluster.resources import (
     ClusterSpec,
     ResourceRequest,
     _read_options,
@@ -122,7 +122,7 @@ def test_the_repository_s_path_is_no_code_in_a_batch_script(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / name
-    monkeypatch.setattr(slurm, "IMPORTED_FROM", root)
+    monkeypatch.setattr(launchers, "IMPORTED_FROM", root)
 
     class Pack:
         model = "seedling"
@@ -131,7 +131,7 @@ def test_the_repository_s_path_is_no_code_in_a_batch_script(
             minutes, memory, cpus, gpus, partition = 10, 2**30, 1, 0, None
 
     pack: Any = Pack
-    (line,) = slurm.Slurm(ClusterSpec(), tmp_path).parameters(pack)["setup"]
+    (line,) = launchers.Slurm(ClusterSpec(), tmp_path).parameters(pack)["setup"]
     shown = subprocess.run(
         ["bash", "-c", f'{line}; printf %s "$PYTHONPATH"'],
         cwd=tmp_path,

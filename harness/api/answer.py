@@ -220,24 +220,21 @@ class Answer:
         # Imported here: matplotlib takes a third of a second.
         from espalier.harness.api.overlay import captioned, draw
 
-        kept = self.kept_indices if step is None else self._kept_at(step)
-        title = f"{len(kept)} of {self.visual} visual tokens kept"
-        title += "" if step is None else f" in step {step}"
+        kept, suffix = self.kept_indices, ""
+        if step is not None:
+            if not self.kept_by_step:
+                raise UserError(f"show(step={step!r}): this answer was not denoised; valid: None")
+            last = len(self.kept_by_step) - 1
+            if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= last:
+                raise UserError(f"show(step={step!r}): valid: 0 to {last}, or None for the last")
+            kept, suffix = self.kept_by_step[step], f" in step {step}"
+        title = f"{len(kept)} of {self.visual} visual tokens kept{suffix}"
         return draw(self._visible, kept, captioned(title, self.caption), path)
 
     @property
     def caption(self) -> str:
         """Question and answer in a line."""
         return f"{self.question} → {self.text}"
-
-    def _kept_at(self, step: int) -> tuple[int, ...]:
-        if not self.kept_by_step:
-            raise UserError(f"show(step={step!r}): this answer was not denoised; valid: None")
-        steps = len(self.kept_by_step)
-        is_int = isinstance(step, int) and not isinstance(step, bool)
-        if not is_int or not 0 <= step < steps:
-            raise UserError(f"show(step={step!r}): valid: 0 to {steps - 1}, or None for the last")
-        return self.kept_by_step[step]
 
 
 def flops_of(record: SampleRecord, facts: ModelFacts, method: Method) -> Flops:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from espalier.harness.api.answer import Answer, RecordedPrefill, decoding_of, flops_of
-from espalier.harness.api.argument_errors import in_python_terms, python_errors
+from espalier.harness.api.argument_errors import user_errors
 from espalier.harness.api.loaded_models import ACTING, Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
@@ -25,7 +25,6 @@ from espalier.harness.media.frames import Clip
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.settings import Count, read_value
 from espalier.harness.specs.generation import check_generation, check_settings, cut, settings
-from espalier.methods.base import MethodError
 
 #: Default of `max_new_tokens`.
 NEW_TOKENS = 128
@@ -68,7 +67,8 @@ class Applied:
             if self._checked.acts:
                 models = {self._adapter.model, *([] if draft is None else [draft.model])}
                 for model in models:
-                    stack.enter_context(_exclusive(model, self._checked.spec.method.title))
+                    _reserve(model, self._checked.spec.method.title)
+                    stack.callback(delattr, model, ACTING)
             self._opened: OpenMethod = stack.enter_context(
                 open_responder(self._checked, self._adapter, draft)
             )
@@ -120,15 +120,15 @@ class Applied:
             UserError: an input cannot be opened, or an argument is not supported; one line.
         """
         spec = self._model.spec
+        is_list = isinstance(question, list | tuple)
         with user_errors():
-            if is_chat(media):
-                if question is not None:
-                    raise UserError("question: a chat holds its question already; valid: ask(chat)")
+            if not is_chat(media):
+                questions = question if is_list else [question]
+                chats = [question_chat(media, text, spec) for text in questions]
+            elif question is None:
                 chats = [open_chat(media, spec)]
             else:
-                questions = question if isinstance(question, list | tuple) else [question]
-                chats = [question_chat(media, text, spec) for text in questions]
-        is_list = isinstance(question, list | tuple)
+                raise UserError("question: a chat holds its question already; valid: ask(chat)")
         arguments = {"max_new_tokens": max_new_tokens, **generation}
         answers = self._answers(chats, batch_size, record, arguments)
         return answers if is_list else answers[0]
@@ -159,15 +159,13 @@ class Applied:
             raise UserError(f"questions={questions!r}; valid: a list of (media, question) or chats")
         for number, request in enumerate(questions):
             with user_errors(f"question {number}: "):
-                if not is_chat(request) and not (
-                    isinstance(request, tuple | list) and len(request) == 2
-                ):
+                if is_chat(request):
+                    chats.append(open_chat(request, spec))
+                elif isinstance(request, tuple | list) and len(request) == 2:
+                    media, question = request
+                    chats.append(question_chat(media, question, spec))
+                else:
                     raise UserError(f"{request!r}; valid: (media, question) or a chat")
-                chats.append(
-                    open_chat(request, spec)
-                    if is_chat(request)
-                    else question_chat(request[0], request[1], spec)
-                )
         arguments = {"max_new_tokens": max_new_tokens, **generation}
         return self._answers(chats, batch_size, record, arguments)
 
@@ -181,9 +179,8 @@ class Applied:
         spec = self._checked.spec
         with user_errors():
             size = read_value("batch_size", batch_size, Count)
-            collect = (
-                self._opened.collect_scores if read_value("record", record, bool) else nullcontext
-            )
+            records = read_value("record", record, bool)
+            collect = self._opened.collect_scores if records else nullcontext
             if collect is None:
                 raise UserError(
                     "record=True keeps what one prefill reads, and this answer takes several (a draft, or denoising "
@@ -207,7 +204,7 @@ class Applied:
         answers: list[Answer] = []
         for start in range(0, len(chats), size):
             block = chats[start : start + size]
-            with user_errors(count=len(chats), first=start):
+            with user_errors(questions=len(chats), first=start):
                 answers += self._batch(block, resolved.generate, resolved.until, collect)
         return answers
 
@@ -220,12 +217,14 @@ class Applied:
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._opened.codec.encode(chats)
-        tell_unknown(adapter.processor.tokenizer, map(_words, chats), adapter.spec.name)
+        questions, names = list(map(_words, chats)), sample_ids(chats)
+        tell_unknown(adapter.processor.tokenizer, questions, adapter.spec.name)
         grids = grid_rows(adapter.layout(without_chats(inputs)))
-        questions = [_words(chat) for chat in chats]
-        names = sample_ids(chats)
         seed, samples = self._checked.spec.seed, bool(generate["do_sample"])
-        with _seeded(seed, names[0], samples), collect() as prefill:
+        # Sampling draws from torch's global generator.
+        with torch.random.fork_rng(enabled=samples), collect() as prefill:
+            if samples:
+                torch.manual_seed(seed * 1_000_003 + int(names[0], 16) % 1_000_003)
             generated = self._opened.generator.generate(inputs, names, **generate)
         texts = self._opened.codec.decode(generated.ids)
         answers = []
@@ -261,8 +260,7 @@ class Applied:
         return answers
 
 
-@contextmanager
-def _exclusive(model: torch.nn.Module, method: str) -> Iterator[None]:
+def _reserve(model: torch.nn.Module, method: str) -> None:
     """Let one method act on a model: `ask` of two would answer under one of them, whichever it is called on.
 
     Raises:
@@ -275,10 +273,6 @@ def _exclusive(model: torch.nn.Module, method: str) -> Iterator[None]:
             "methods; valid: one `with` after the other, or apply(..., compressor=<a cache compressor>)"
         )
     setattr(model, ACTING, method)
-    try:
-        yield
-    finally:
-        delattr(model, ACTING)
 
 
 def _cached(record: SampleRecord) -> float:
@@ -309,31 +303,6 @@ def tell_unknown(tokenizer: Any, questions: Iterable[str], model: str) -> None:
         )
 
 
-@contextmanager
-def _seeded(seed: int, name: str, samples: bool) -> Iterator[None]:
-    """Seed torch's global generator if `generate` samples, and restore its state afterwards."""
-    if not samples:
-        yield
-        return
-    with torch.random.fork_rng():
-        torch.manual_seed(seed * 1_000_003 + int(name, 16) % 1_000_003)
-        yield
-
-
-@contextmanager
-def user_errors(prefix: str = "", count: int = 0, first: int = 0) -> Iterator[None]:
-    """Turn errors that a user can cause into one UserError line that names Python arguments.
-
-    The cause of a MethodError, an exception of the method's code, is kept.
-    """
-    try:
-        with python_errors(prefix, count, first):
-            yield
-    except MethodError as error:
-        line = f"{prefix}{in_python_terms(str(error), count, first)}"
-        raise UserError(line) from error.__cause__
-
-
 def sample_ids(chats: Sequence[Chat]) -> list[str]:
     """Return 12 hex digits for each chat, a hash of its content in order.
 
@@ -346,37 +315,30 @@ def sample_ids(chats: Sequence[Chat]) -> list[str]:
     digests: dict[int, str] = {}
 
     def content(part: dict[str, Any]) -> str:
-        kind = part["type"]
-        if kind == "text":
-            return str(part["text"])
-        medium = part[kind]
+        medium = part[part["type"]]
+        if part["type"] == "text":
+            return str(medium)
         if id(medium) not in digests:
             digests[id(medium)] = _digest(medium)
         return digests[id(medium)]
 
-    return [
-        _hashed(
-            json.dumps(
-                [
-                    [turn["role"], [[part["type"], content(part)] for part in turn["content"]]]
-                    for turn in chat
-                ]
-            ).encode()
-        )
+    lists = [
+        [
+            [turn["role"], [[part["type"], content(part)] for part in turn["content"]]]
+            for turn in chat
+        ]
         for chat in chats
     ]
+    return [_hashed(json.dumps(turns).encode()) for turns in lists]
 
 
 def _digest(medium: Any) -> str:
     """Return a digest of a picture's pixels, or of a clip's frames and times."""
     if isinstance(medium, Clip):
         header = (medium.frames.shape, medium.timestamps, medium.fps, medium.duration)
-        return _hashed(repr(header).encode(), medium.frames.tobytes())
-    return _hashed(repr((medium.mode, medium.size)).encode(), medium.tobytes())
+        return _hashed(repr(header).encode() + medium.frames.tobytes())
+    return _hashed(repr((medium.mode, medium.size)).encode() + medium.tobytes())
 
 
-def _hashed(*pieces: bytes) -> str:
-    state = hashlib.blake2b(digest_size=6)
-    for piece in pieces:
-        state.update(piece)
-    return state.hexdigest()
+def _hashed(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=6).hexdigest()

@@ -9,18 +9,19 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.api.applied import Applied, user_errors
+from espalier.harness.api.applied import Applied
 from espalier.harness.api.argument_errors import (
     check_instance,
     held_by_instance,
     read_path,
     unknown_argument,
+    user_errors,
 )
 from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import read_budget, variant_of
 from espalier.harness.config.composer import compose_section
-from espalier.harness.config.draft_section import build_draft
+from espalier.harness.config.model_section import build_draft
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import stacked
 from espalier.harness.paths import DEFAULT_STORE
@@ -145,7 +146,6 @@ def apply(
             )
         if getattr(keep, "ndim", None) == 0:
             keep = keep.item()  # type: ignore[union-attr]  # a number of numpy or torch
-        removed = RATIO if ratio is None else ratio
         draft_model, draft_spec = _resolve_draft(model, built_method, draft)
         read_value("transport", transport, Text | None)
         engine = EngineSpec(
@@ -162,17 +162,21 @@ def apply(
             model=model.spec,
             method=replace(method_spec, draft=draft_spec),
             benchmark=NO_BENCHMARK,
-            budget=read_budget(budget, removed, keep, built_method.drafts, model.spec.facts),
+            budget=read_budget(
+                budget,
+                RATIO if ratio is None else ratio,
+                keep,
+                built_method.drafts,
+                model.spec.facts,
+            ),
             engine=engine,
             seed=read_value("seed", seed, Natural),
             force=False,
             log="none",
             store=read_path("store", DEFAULT_STORE if store is None else store),
         )
-        borrowed_draft = (
-            draft_model.spec if draft_model is not None and draft_model.borrowed else None
-        )
-        checked = settle(spec, built_method, model.borrowed, borrowed_draft)
+        has_own_draft = draft_model is not None and draft_model.borrowed
+        checked = settle(spec, built_method, model.borrowed, has_own_draft)
         require_amount(checked.spec, ratio, keep)
         return Applied(checked, model, draft_model)
 
@@ -186,18 +190,18 @@ def _build(
 ) -> tuple[Method, MethodSpec]:
     """Return the requested method and its spec, which holds the name for error lines."""
     if isinstance(method, str):
-        chosen = [] if variant is None else [choice("variant", variant, VARIANTS)]
-        values = [f"method.variant={override}" for override in chosen]
+        values = []
+        if variant is not None:
+            values.append(f"method.variant={choice('variant', variant, VARIANTS)}")
         section = compose_section("method", method, values=values)
-        code = section.get("code")
-        hints = setting_hints(method_class(section["name"], code))
-        for name, value in params.items():
-            if name not in hints:
-                raise unknown_argument(name, value, method, hints, ARGUMENTS)
-        merged = {**(section["params"] or {}), **params}
-        name, variants = section["name"], section.get("variants") or {}
+        name, code = section["name"], section.get("code")
+        hints = setting_hints(method_class(name, code))
+        for key, value in params.items():
+            if key not in hints:
+                raise unknown_argument(key, value, method, hints, ARGUMENTS)
+        merged, variants = {**(section["params"] or {}), **params}, section.get("variants") or {}
         method_spec = MethodSpec(name, variant_of("method", section), merged, variants, code=code)
-        return build_method(method_spec.name, merged, code), method_spec
+        return build_method(name, merged, code), method_spec
     check_instance(method, METHODS_TAKEN)
     if variant is not None:
         raise UserError(f"variant={variant!r} is for a name of conf/method; valid: without variant")
@@ -210,10 +214,9 @@ def _resolve_draft(
     model: Model, method: Method, draft: str | PathLike[str] | Model | None
 ) -> tuple[Model | None, ModelSpec | None]:
     """Return the draft, if the caller loaded it, and the draft's spec."""
-    if not method.takes_draft:
+    # On diffusion models a later check refuses methods that draft.
+    if not method.takes_draft or model.spec.facts.denoises:
         return None, None
-    if model.spec.facts.denoises:
-        return None, None  # a later check refuses such methods on diffusion models
     if isinstance(draft, Model):
         return draft, draft.spec
     if draft is None and not model.spec.drafts:

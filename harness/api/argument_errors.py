@@ -62,10 +62,10 @@ def check_instance(method: object, valid: str) -> None:
 
 
 @contextmanager
-def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
-    """Reword the line of a UserError raised inside the block to name Python arguments.
+def user_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Iterator[None]:
+    """Turn errors that a user can cause into one UserError line that names Python arguments.
 
-    Its cause is dropped, unless it is an exception of a method's code.
+    The only cause that is kept is an exception of a method's code, the cause of a MethodError.
 
     Args:
         prefix: text before the line.
@@ -77,11 +77,12 @@ def python_errors(prefix: str = "", questions: int = 0, first: int = 0) -> Itera
     """
     try:
         yield
-    except UserError as error:
-        error_class = Refused if isinstance(error, Refused) else UserError
+    except (UserError, MethodError) as error:
         line = prefix + in_python_terms(str(error), questions, first)
-        method_error = error.__cause__ if isinstance(error.__cause__, MethodError) else None
-        raise error_class(line) from (method_error and method_error.__cause__)
+        error_class = Refused if isinstance(error, Refused) else UserError
+        method_error = error if isinstance(error, MethodError) else error.__cause__
+        code_error = method_error.__cause__ if isinstance(method_error, MethodError) else None
+        raise error_class(line) from code_error
 
 
 def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:

@@ -10,13 +10,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-from omegaconf import OmegaConf
-
-from espalier.harness.api.argument_errors import python_errors, read_path
-from espalier.harness.config.checkpoint_names import PREFIX, REVISION, model_choice
+from espalier.harness.api.argument_errors import read_path, user_errors
+from espalier.harness.config.checkpoint_names import (
+    GROUP,
+    PREFIX,
+    REVISION,
+    model_choice,
+    unlisted_section,
+)
 from espalier.harness.config.composer import compose_section
-from espalier.harness.config.group_lists import merged
+from espalier.harness.config.group_lists import merged, read_choice
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import check_model
@@ -30,7 +33,7 @@ from espalier.harness.models.build_adapter import (
 from espalier.harness.models.conversations import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import reading_parts, unlisted_facts
-from espalier.harness.paths import CONF, located
+from espalier.harness.paths import located
 from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -94,7 +97,7 @@ def load(
     Raises:
         UserError: an unknown name or setting, or a checkpoint that is missing or does not match; one line.
     """
-    with python_errors():
+    with user_errors():
         spec = named_spec(name, path, settings)
         check_model(spec, read_value("offline", offline, bool), Digests())
         adapter = load_adapter(spec)
@@ -111,8 +114,7 @@ def with_spec(adapter: Adapter, spec: ModelSpec) -> Adapter:
     """Return the adapter of a loaded model with other settings around the same weights: those of its prompts."""
     if spec == adapter.spec:
         return adapter
-    family = type(adapter)
-    random = spec.weights == "random"
+    family, random = type(adapter), spec.weights == "random"
     processor = random_processor(family, spec) if random else family.load_processor(spec)
     return family(adapter.model, processor, spec)
 
@@ -162,7 +164,7 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
     Raises:
         UserError: an unknown family, or a class without `generate`; the line lists the valid ones.
     """
-    with python_errors():
+    with user_errors():
         family = _family(hf_model)
         adapter = ADAPTERS.load(family)
         check_keys("", settings, OF_BORROWED)
@@ -175,14 +177,16 @@ def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
             "name": str(hf_model.config.model_type),
             "adapter": family,
             "hub": "in memory",  # a spec requires a source
-            "dtype": _dtype(hf_model),
+            "dtype": choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES),
             "attention": hf_model.config._attn_implementation,
             "device": "cpu",
             "conversation": CHECKPOINT if template else None,
             "facts": UNREAD,
         }
         spec = replace(
-            model_spec(_with(_base() | section, settings)), hub=None, device=str(hf_model.device)
+            model_spec(_with(read_choice("base", GROUP) | section, settings)),
+            hub=None,
+            device=str(hf_model.device),
         )
         adapter.check_settings(spec)
         processor = adapter.adopt_processor(deepcopy(hf_processor), spec)
@@ -239,26 +243,10 @@ def _family(hf_model: Any) -> str:
     return family
 
 
-def _dtype(hf_model: Any) -> str:
-    return choice("hf_model.dtype", str(hf_model.dtype).removeprefix("torch."), DTYPES)
-
-
 def _unlisted_spec(source: Mapping[str, Any], settings: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a checkpoint without a file in conf/model."""
-    defaults = {
-        **source,
-        "dtype": "bfloat16" if torch.cuda.is_available() else "float32",
-        "facts": UNREAD,
-    }
-    section = _with(_base() | defaults | {"adapter": "none"}, settings)
+    section = _with(unlisted_section(source), settings)
     return read_checkpoint(model_spec(section), "name", "conversation" not in settings)
-
-
-def _base() -> dict[str, Any]:
-    """Return the defaults of a model section."""
-    base = OmegaConf.to_container(OmegaConf.load(CONF / "base" / "model.yaml"))
-    assert isinstance(base, dict)
-    return {str(key): value for key, value in base.items()}
 
 
 def _with(section: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

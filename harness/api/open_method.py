@@ -72,14 +72,14 @@ class CheckedMethod:
         return 1 - kept / record.visual if record.visual else 0.0
 
 
-def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | None) -> CheckedMethod:
+def settle(spec: RunSpec, method: Method, borrowed: bool, has_own_draft: bool) -> CheckedMethod:
     """Run all checks that need no forward pass.
 
     Args:
         spec: the requested run.
         method: the built method.
         borrowed: whether the model has no known checkpoint, so that no calibration can belong to it.
-        draft: spec of the draft if the caller owns it; None otherwise.
+        has_own_draft: whether the caller owns the draft as well.
 
     Raises:
         Refused: the method does not suit the model, or cannot reach the ratio on it.
@@ -88,7 +88,7 @@ def settle(spec: RunSpec, method: Method, borrowed: bool, draft: ModelSpec | Non
     """
     kind, model = kind_of(method, spec), spec.model
     spec = kind.normalise(spec, method)
-    if draft is not None:
+    if has_own_draft:
         return CheckedMethod(spec, method, admitted=False)
     if borrowed:
         refuse_calibrated(model, method, spec.method.name)
@@ -140,13 +140,9 @@ def open_responder(
             yield open_kind
         return
     assert isinstance(method, Decoder)  # only decoders take a draft
-    _check_vocabularies(adapter, draft)
+    tokenizers = [model.processor.tokenizer for model in (adapter, draft)]
+    added = {word for tokenizer in tokenizers for word in tokenizer.get_added_vocab()}
+    words, draft_words = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    check_tokenizers(words, draft_words, (adapter.spec.name, draft.spec.name), added)
     with Speculation(spec, adapter, method, draft) as speculation:
         yield OpenMethod(speculation, speculation)
-
-
-def _check_vocabularies(target: Adapter, draft: Adapter) -> None:
-    target_tokenizer, draft_tokenizer = (adapter.processor.tokenizer for adapter in (target, draft))
-    added = {*target_tokenizer.get_added_vocab(), *draft_tokenizer.get_added_vocab()}
-    names = target.spec.name, draft.spec.name
-    check_tokenizers(target_tokenizer.get_vocab(), draft_tokenizer.get_vocab(), names, added)

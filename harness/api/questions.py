@@ -153,7 +153,8 @@ def question_chat(media: Any, question: Any, spec: ModelSpec) -> Chat:
         )
     is_list = isinstance(media, list | tuple)
     sources = [] if media is None else list(media) if is_list else [media]
-    parts = [_part(source, spec) for source in sources]
+    kinds = ["video" if _is_video(source) else "image" for source in sources]
+    parts = [_medium(kind, source, spec) for kind, source in zip(kinds, sources, strict=True)]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
@@ -165,10 +166,8 @@ def open_chat(turns: Any, spec: ModelSpec) -> Chat:
     """
     chat: Chat = []
     for number, turn in enumerate(turns):
-        if not isinstance(turn, Mapping) or {"role", "content"} - set(turn):
-            raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
-        content = turn["content"]
-        if not isinstance(content, str | list | tuple):
+        content = turn.get("content") if isinstance(turn, Mapping) else None
+        if not isinstance(content, str | list | tuple) or "role" not in turn:
             raise UserError(f"turn {number} of the chat is {turn!r}; valid: {CHAT}")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         chat.append(
@@ -190,19 +189,11 @@ def _content_part(number: int, part: Any, spec: ModelSpec) -> dict[str, Any]:
     refuse_unused(PARTS[part_type], part, ("type", name))
     if part_type == "text":
         return {"type": "text", "text": part["text"]}
-    if part_type == "image":
-        return {"type": "image", "image": opened_picture(part[name], spec.transparency)}
-    return {"type": "video", "video": _clip(part[name], spec)}
-
-
-def _part(source: Any, spec: ModelSpec) -> dict[str, Any]:
-    """Return the part of a picture or video; a path is a video if its suffix is that of a video."""
-    if _is_video(source):
-        return {"type": "video", "video": _clip(source, spec)}
-    return {"type": "image", "image": opened_picture(source, spec.transparency)}
+    return _medium(part_type, part[name], spec)
 
 
 def _is_video(source: Any) -> bool:
+    """Return whether a medium is a video; a path is one if its suffix is that of a video."""
     if isinstance(source, str | PathLike):
         return (guess_type(fspath(source))[0] or "").startswith("video/")
     return isinstance(source, Clip) or (
@@ -210,10 +201,13 @@ def _is_video(source: Any) -> bool:
     )
 
 
-def _clip(source: Any, spec: ModelSpec) -> Clip:
-    if isinstance(source, Clip):
-        return source
+def _medium(kind: str, source: Any, spec: ModelSpec) -> dict[str, Any]:
+    """Return the part of a picture (`image`) or of a video."""
+    if kind == "image":
+        return {"type": kind, kind: opened_picture(source, spec.transparency)}
     if isinstance(source, str | PathLike):
         rule = spec.video
-        return sample_frames(source, rule.frames, rule.rule, rule.short, rule.rate)
-    return video(source, transparency=spec.transparency)
+        source = sample_frames(source, rule.frames, rule.rule, rule.short, rule.rate)
+    elif not isinstance(source, Clip):
+        source = video(source, transparency=spec.transparency)
+    return {"type": kind, kind: source}

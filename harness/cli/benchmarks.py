@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.config.benchmark_section import is_own_data
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.group_table import listing
-from espalier.harness.errors import UserError, print_lines
+from espalier.harness.errors import print_lines
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.hub_cache import OFFLINE
 
@@ -37,27 +37,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     check = commands.add_parser("check", help="check whether it can run here")
     check.add_argument("name", help="a benchmark, or all")
     check.add_argument("--path", type=Path, help="folder of its data set (benchmark.path)")
-    prefetch = commands.add_parser("prefetch", help="download what it needs, and check it")
-    prefetch.add_argument("name", help="a benchmark")
-    for subparser in (check, prefetch):
+    fetch = commands.add_parser("prefetch", help="download what it needs, and check it")
+    fetch.add_argument("name", help="a benchmark")
+    for subparser in (check, fetch):
         subparser.add_argument("overrides", nargs="*", metavar="key=value", help="model=llava15_7b")
     options = parser.parse_args(argv)
-    run: dict[str, Callable[[argparse.Namespace], int]] = {
-        "list": _list,
-        "check": _check,
-        "prefetch": _prefetch,
-    }
-    try:
-        return run[options.command](options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if options.command == "check":
+        return _check(options)
+    if options.command == "list":
+        print(listing("benchmark"), end="")
+        return 0
+    # torch and lmms-eval take seconds to import, and lists need neither.
+    from espalier.harness.tools.benchmarks.hub_prefetch import prefetch
 
-
-def _list(options: argparse.Namespace) -> int:
-    del options
-    print(listing("benchmark"), end="")
-    return 0
+    return prefetch(options.name, options.overrides)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -65,12 +58,11 @@ def _check(options: argparse.Namespace) -> int:
     # torch and lmms-eval take seconds to import, and --help needs neither; both read the variables above.
     from espalier.harness.tools.benchmarks.benchmark_check import check
 
-    names = [options.name]
-    if options.name == "all":
-        # Own data have no place until the user names it.
-        names = [
-            name for name in choices("benchmark") if not is_own_data(read_choice("benchmark", name))
-        ]
+    # Own data have no place until the user names it.
+    with_place = (
+        name for name in choices("benchmark") if not is_own_data(read_choice("benchmark", name))
+    )
+    names = [*with_place] if options.name == "all" else [options.name]
     failed = 0
     for name in names:
         findings, prompt = check(name, options.path, options.overrides)
@@ -82,13 +74,6 @@ def _check(options: argparse.Namespace) -> int:
     if len(names) > 1:
         print(f"{len(names) - failed} of {len(names)} benchmarks can run here")
     return 1 if failed else 0
-
-
-def _prefetch(options: argparse.Namespace) -> int:
-    # As above.
-    from espalier.harness.tools.benchmarks.hub_prefetch import prefetch
-
-    return prefetch(options.name, options.overrides)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.engine.artifacts import is_shipped, prior_layers, save_prior, save_scheme
-from espalier.harness.errors import StoreLost, UserError, print_lines
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import located
 from espalier.harness.runs.network import go_offline
 from espalier.harness.settings import Text, at_least, read_value
@@ -117,10 +116,7 @@ def read_request(argv: Sequence[str]) -> CalibrationRequest:
             f"{' '.join('='.join(pair) for pair in pairs)}: a key is given twice; valid: once"
         )
     overrides = [text for text in argv if text.partition("=")[0] not in OPTIONS]
-    command = read_command(overrides, typed=True)
-    assert command is not None  # flags are refused above
-    assert not command.sweep
-    spec = build_spec(command.cells[0])
+    spec = specs_of(*overrides, typed=True)[0]
     shipped = is_shipped(spec.model)
     if not shipped and "images_dir" not in options:
         raise UserError(
@@ -183,19 +179,12 @@ def _measure(request: CalibrationRequest, adapter: Adapter, images: Iterator[Ima
         calibration = calibrate(
             adapter, request.layers, images, request.prompt, request.batch_size, advance
         )
-    made_from = _made_from(request, calibration)
-    return [
-        str(
-            save_prior(
-                request.spec.model,
-                layer,
-                means.prior(),
-                {**made_from, "maps": means.n_maps},
-                request.spec.store,
-            )
-        )
+    spec, about = request.spec, _made_from(request, calibration)
+    paths = (
+        save_prior(spec.model, layer, means.prior(), {**about, "maps": means.n_maps}, spec.store)
         for layer, means in calibration.means.items()
-    ]
+    )
+    return list(map(str, paths))
 
 
 def _fit(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image]) -> list[str]:
@@ -218,12 +207,11 @@ def _fit(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image])
                 )
         return traces[alpha]
 
-    budget = request.spec.budget
+    budget, ratio = request.spec.budget, request.spec.budget.ratio
     if budget.count is not None:
         raise UserError(
             f"keep={budget.count}: the bisection saves a share of FLOPs; valid: ratio=<share saved>"
         )
-    ratio = budget.ratio
     smallest, last = smallest_reaching(ratio, traces_at, adapter.facts.text)
     return [
         str(path),
@@ -264,14 +252,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{__doc__}")
         return 0
     try:
-        lines = run(read_request(argv))
-    except (UserError, MethodError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except StoreLost as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    print_lines(*lines)
+        print_lines(*run(read_request(argv)))
+    except MethodError as error:
+        raise UserError(str(error)) from error
     return 0
 
 

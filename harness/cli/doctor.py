@@ -83,22 +83,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
-    findings = []
-    for name, check in _chosen(options.overrides) or checks(options.store):
+    chosen, findings = checks(options.store), []
+    if options.overrides:
+        # Imported here: it needs torch, which takes seconds.
+        from espalier.harness.tools.doctor import exactness
+
+        chosen = iter([("longest prompt", partial(exactness.longest_shape, options.overrides))])
+    for name, check in chosen:
         print(f"doctor: {name}", file=sys.stderr, flush=True)
         findings.append(examine(name, check))
     print_table(findings)
     return 1 if any(finding.status == "failed" for finding in findings) else 0
-
-
-def _chosen(overrides: Sequence[str]) -> Sequence[tuple[str, Check]]:
-    """Return the check of a run's longest prompt; nothing without overrides."""
-    if not overrides:
-        return ()
-    # Imported here: it needs torch, which takes seconds.
-    from espalier.harness.tools.doctor import exactness
-
-    return (("longest prompt", partial(exactness.longest_shape, overrides)),)
 
 
 def print_table(findings: Sequence[Finding]) -> None:

@@ -17,8 +17,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +33,14 @@ from espalier.harness.errors import (
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process, join
 from espalier.harness.runs import streams
-from espalier.harness.runs.status_line import StatusLine
-from espalier.harness.runs.streams import OutputLost, Stopped, flush, speak_plainly, stoppable
+from espalier.harness.runs.streams import (
+    OutputLost,
+    StatusLine,
+    Stopped,
+    flush,
+    speak_plainly,
+    stoppable,
+)
 from espalier.harness.specs.commands import check_environment, short_of_memory
 from espalier.harness.specs.secrets import masked, typed
 
@@ -152,7 +157,7 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         waiting.say(f"composing cell {cell} of {cells}")
 
     command = read_command(arguments, typed=True, progress=progress)
-    if command is None or command.text is not None:
+    if not command.cells:
         waiting.clear()
         if is_main_process():
             look(arguments, command)
@@ -175,7 +180,8 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         if code is not None:
             return code
         notes = tell_once.cache_info().currsize
-        specs, runner = admit(command, ranks, waiting)
+        specs, runner = ranks.each(lambda: admit(command, ranks, waiting))
+        waiting.clear()
         code = run_cells(specs, runner)
     # A line that is printed of the cell is printed next time, too.
     silent = notes == tell_once.cache_info().currsize
@@ -188,13 +194,13 @@ def print_stored(row: Mapping[str, Any], command: Command, waiting: StatusLine) 
     """Print the stored row of a command's only cell."""
     # Only this way of running needs them: help and mistakes are printed without them.
     from espalier.harness.config.cell_settings import read_settings
-    from espalier.harness.runs import console, hints, output
+    from espalier.harness.runs import console, hints
 
     waiting.clear()
     with streams.output():
         console.print_rows([row], sys.stdout, full=True)
     advice = hints.next_step(command.argv, [row])
-    output.print_end(read_settings(command.cells[0]), [row], advice, sys.stdout)
+    console.print_end(read_settings(command.cells[0]), [row], advice, sys.stdout)
 
 
 def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: StatusLine) -> None:
@@ -229,7 +235,7 @@ def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: Sta
 def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: bool) -> int | None:
     """Run the cells as jobs (`cluster=`), or print what there is to do (`--dry`); None if they are to run here."""
     # Only this way of running needs it: help and mistakes are printed without it.
-    from espalier.harness.runs.cluster.cluster_spec import cluster_of
+    from espalier.harness.runs.cluster.resources import cluster_of
 
     cluster = cluster_of(command.cells)
     if not dry and cluster.name == "local":
@@ -264,7 +270,9 @@ def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
     with foreign(
         f"{CELLS} {file.path} is no file of a job", "<store>/cluster/<sweep>/job-<n>.json"
     ):
-        specs = [build_spec(entry.config, folders=entry.folders) for entry in entries]
+        specs = [
+            build_spec(entry.config, folders=tuple(map(Path, entry.conf))) for entry in entries
+        ]
     if not specs:
         return 0
     keys = {id(spec): entry.key for entry, spec in zip(entries, specs, strict=True)}
@@ -274,31 +282,23 @@ def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
         left_out.append(LeftOut(keys[id(spec)], reason, code))
         file.leave_out(left_out)
 
-    runner = Runner(sweep=True, argv=arguments, waiting=waiting)
-    runner.outcome.note = note
+    runner = Runner(sweep=True, argv=arguments, waiting=waiting, note=note)
     runner.admit(specs)
     waiting.clear()
     return run_cells(specs, runner)
 
 
-def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[Sequence[RunSpec], Runner]:
+def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[list[RunSpec], Runner]:
     """Admit every cell before the first one runs; return the cells and what runs them."""
-    # Only this way of running needs it: help and mistakes are printed without it.
+    # Only this way of running needs them: help and mistakes are printed without them.
     from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.runs.runner import Runner
 
-    def admit_all() -> tuple[Runner, list[RunSpec]]:
-        specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
-        # Only this way of running needs it: help and mistakes are printed without it.
-        from espalier.harness.runs.runner import Runner
-
-        runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
-        runner.admit(specs)
-        if command.sweep:
-            runner.announce(specs)
-        return runner, specs
-
-    runner, specs = ranks.each(admit_all)
-    waiting.clear()
+    specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
+    runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
+    runner.admit(specs)
+    if command.sweep:
+        runner.announce(specs)
     return specs, runner
 
 
@@ -312,6 +312,7 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
     from espalier.harness.evaluation.evaluate import SampleErrors
     from espalier.methods.base import MethodError
 
+    foreseen = (SampleErrors, BudgetMismatch, EngineEnded, JudgeLost, UserError, MethodError)
     bugs: list[Exception] = []
     lost = 0
     try:
@@ -319,19 +320,17 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
             try:
                 with runner.ranks.together():
                     runner.run(spec)
-            except (
-                *(SampleErrors, BudgetMismatch, EngineEnded, JudgeLost),
-                *(UserError, MethodError),
-            ) as error:
-                code = 2 if isinstance(error, UserError | MethodError) else 1
-                runner.failed(spec, _one_line(error), code)
-                print_error(error, code)
             except (RankLost, StoreLost, OutputLost):
                 raise
-            except Exception as bug:
-                # An error that nobody foresaw is raised as it is, after the other cells have run.
-                runner.failed(spec, _one_line(bug, type(bug).__name__), 1)
-                bugs.append(bug)
+            except Exception as error:
+                code = 2 if isinstance(error, UserError | MethodError) else 1
+                kind = "" if isinstance(error, foreseen) else f"{type(error).__name__}: "
+                runner.failed(spec, " ".join(f"{kind}{error}".split()), code)
+                if kind:
+                    # An error that nobody foresaw is raised as it is, after the other cells have run.
+                    bugs.append(error)
+                else:
+                    print_error(error, code)
     except (RankLost, StoreLost, OutputLost) as error:
         # No other cell can run.
         lost = print_error(error, code=1)
@@ -339,19 +338,18 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
         runner.finish(specs[-1])
     if bugs:
         raise bugs[0]
-    return max(lost, runner.outcome.code)
+    return max(lost, runner.code)
 
 
-def look(arguments: Sequence[str], command: Command | None) -> None:
+def look(arguments: Sequence[str], command: Command) -> None:
     """Print the config or the help that a command line requests, or the words that Hydra completes.
 
     Raises:
         UserError: Hydra refuses the line.
     """
-    text = HELP if command is None else command.text
-    if command is not None or not {"-h", "--help"}.isdisjoint(arguments):
+    if command.text is not None or not {"-h", "--help"}.isdisjoint(arguments):
         with streams.output():
-            print(text, end="")
+            print(HELP if command.text is None else command.text, end="")
         return
     # Only this way of running needs it: help and mistakes are printed without it.
     import hydra
@@ -360,38 +358,18 @@ def look(arguments: Sequence[str], command: Command | None) -> None:
     from espalier.harness.config.overrides import HYDRAS, one_line
     from espalier.harness.paths import CONF
 
-    with _command_line([str(ROOT / "run.py"), *arguments]):
-        try:
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(
-                lambda _: None
-            )()
-        except OSError:
-            with streams.output():
-                raise
-        except HYDRAS as error:
-            raise UserError(f"command line: {one_line(error)}; valid: --help") from error
+    # Hydra reads the command line there, and would print a traceback and exit by itself.
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [str(ROOT / "run.py"), *arguments], "1"
+    complete = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    try:
+        complete(lambda _: None)()
+    except OSError:
+        with streams.output():
+            raise
+    except HYDRAS as error:
+        raise UserError(f"command line: {one_line(error)}; valid: --help") from error
 
 
 def print_error(problem: object, code: int) -> int:
     """Print one line on stderr, once for all processes of a run, and return the exit code."""
     return streams.print_error(problem, code) if is_main_process() else code
-
-
-@contextmanager
-def _command_line(argv: list[str]) -> Iterator[None]:
-    """Show Hydra a command line, and keep it from printing a traceback and exiting by itself."""
-    full = "HYDRA_FULL_ERROR"
-    former_argv, former_value = sys.argv, os.environ.get(full)
-    sys.argv, os.environ[full] = argv, "1"
-    try:
-        yield
-    finally:
-        sys.argv = former_argv
-        if former_value is None:
-            del os.environ[full]
-        else:
-            os.environ[full] = former_value
-
-
-def _one_line(error: Exception, kind: str = "") -> str:
-    return " ".join(f"{kind}: {error}".removeprefix(": ").split())

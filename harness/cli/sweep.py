@@ -10,10 +10,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
@@ -21,6 +21,7 @@ from rich.table import Table
 from espalier.harness.errors import UserError, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.runs.hints import commands as rerun_commands
+from espalier.harness.runs.progress_bar import clock
 from espalier.harness.runs.sweep_progress import (
     LEFT,
     STATES,
@@ -55,62 +56,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--every", type=float, default=EVERY, help=f"seconds between updates (default: {EVERY:g})"
     )
     options = parser.parse_args(argv)
-    try:
-        if not (options.store / "runs").is_dir():
-            raise UserError(
-                f"--store={str(options.store)!r} is not a store; valid: a folder of runs"
-            )
-        if not options.every > 0:
-            raise UserError(f"--every={options.every:g} must be above 0, in seconds")
+    if not (options.store / "runs").is_dir():
+        raise UserError(f"--store={str(options.store)!r} is not a store; valid: a folder of runs")
+    if not options.every > 0:
+        raise UserError(f"--every={options.every:g} must be above 0, in seconds")
 
-        def look() -> Progress:
-            return progress_of(options.store, find(options.store, options.sweep))
+    def looks() -> Iterator[Progress]:
+        while True:
+            progress = progress_of(options.store, find(options.store, options.sweep))
+            yield progress
+            if not options.watch or not (progress.count(RUNNING) or progress.count(LEFT)):
+                return
+            time.sleep(options.every)
 
-        _watch(look, options.every) if options.watch else _show(look())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader closed the pipe, as `| head` does; nothing more can be written, not even at exit.
-        sys.stdout = None
-    return 0
-
-
-def _show(progress: Progress) -> None:
     if sys.stdout.isatty():
-        Console().print(table(progress))
-    else:
-        print_lines(*lines(progress))
-
-
-def _watch(look: Callable[[], Progress], every: float) -> None:
-    """Update the status repeatedly; without a terminal print one line for each change."""
-    progress, printed = look(), ""
-    if sys.stdout.isatty():
-        with Live(table(progress), auto_refresh=False) as live:
-            while progress.count(RUNNING) or progress.count(LEFT):
-                time.sleep(every)
-                progress = look()
+        with Live(auto_refresh=False) as live:
+            for progress in looks():
                 live.update(table(progress), refresh=True)
-        return
-    while True:
-        if head(progress) != printed:
+        return 0
+    printed = ""
+    for progress in looks():
+        # A line for each change.
+        if options.watch and head(progress) != printed:
             printed = head(progress)
             print_lines(printed)
-        if not (progress.count(RUNNING) or progress.count(LEFT)):
-            break
-        time.sleep(every)
-        progress = look()
     print_lines(*lines(progress))
+    return 0
 
 
 def head(progress: Progress) -> str:
     """Return the summary line of a sweep's progress."""
     counts = ", ".join(f"{progress.count(state)} {state}" for state in STATES)
     rate = "" if progress.rate is None else f"; {progress.rate:.3g} samples/s"
-    remaining = "" if progress.seconds is None else f", {clock(progress.seconds)} left"
+    remaining = (
+        "" if progress.seconds is None else f", {clock(progress.seconds, minutes=True)} left"
+    )
     return f"{len(progress.cells)} cells: {counts}{rate}{remaining}"
 
 
@@ -121,14 +101,7 @@ def lines(progress: Progress) -> Iterator[str]:
         yield plain(f"sweep {sweep.name}: run.py {shlex.join(sweep.argv)}")
     yield head(progress)
     for cell in progress.cells:
-        parts = (
-            cell.state,
-            cell.cell.title,
-            _count(progress, cell),
-            _score(cell),
-            cell.note,
-        )
-        yield plain("  ".join(filter(None, parts)))
+        yield plain("  ".join(filter(None, (cell.state, *_texts(progress, cell)))))
     yield from advice(progress)
 
 
@@ -137,42 +110,26 @@ def table(progress: Progress) -> Group:
     cells = Table("", "cell", "samples", "score", "")
     for cell in progress.cells:
         state = f"[{COLOURS[cell.state]}]{cell.state}[/]"
-        texts = (
-            cell.cell.title,
-            _count(progress, cell),
-            _score(cell),
-            cell.note,
-        )
-        cells.add_row(state, *(escape(plain(text)) for text in texts))
+        cells.add_row(state, *(escape(plain(text)) for text in _texts(progress, cell)))
     return Group(escape(head(progress)), cells, *map(escape, advice(progress)))
 
 
 def advice(progress: Progress) -> Iterator[str]:
     """Yield the commands that rerun exactly the failed cells."""
-    failed = [cell.cell for cell in progress.of(FAILED)]
+    failed = [cell.cell for cell in progress.cells if cell.state == FAILED]
     for command_line in rerun_commands(failed):
         yield plain(f"again: {command_line}")
 
 
-def clock(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds: `0:09`, `2:01:09`."""
-    minutes, seconds_left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"
-
-
-def _count(progress: Progress, cell: CellProgress) -> str:
-    total = cell.answers if cell.state == DONE else progress.total(cell.cell)
+def _texts(progress: Progress, cell: CellProgress) -> tuple[str, ...]:
+    """Return what a line shows of a cell: its title, samples, score and note."""
+    total = progress.total(cell.cell)
+    count = f"{cell.answers}/{'?' if total is None else total}" if cell.answers else ""
     if cell.state == DONE:
-        return f"n={total}"
-    return "" if not cell.answers else f"{cell.answers}/{'?' if total is None else total}"
-
-
-def _score(cell: CellProgress) -> str:
-    if cell.score is None:
-        return ""
+        count = f"n={cell.answers}"
     spread = "" if cell.error is None else f" ± {cell.error:.3f}"
-    return f"{cell.metric} {cell.score:.3f}{spread}"
+    score = "" if cell.score is None else f"{cell.metric} {cell.score:.3f}{spread}"
+    return cell.cell.title, count, score, cell.note
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ lacks them, from the files alone. Exit codes: 0 done; 1 a run could not be confi
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import os
@@ -29,7 +28,7 @@ from espalier.harness.store import RUN_KEY, Store
 from espalier.harness.store.files.folder_checks import existing_store
 
 if TYPE_CHECKING:
-    from wandb.proto.wandb_internal_pb2 import ArtifactRecord, Record
+    from wandb.proto.wandb_internal_pb2 import Record
 
 #: Timeouts in seconds for the upload of one run and for a response of the server.
 UPLOAD, ASK = 300, 20
@@ -42,16 +41,21 @@ def waiting(store: Path) -> list[MirrorMark]:
 
 def listing(store: Path) -> list[str]:
     """Return a line for each run that would be uploaded, and a total."""
-    marks = waiting(store)
-    lines = [_line(mark) for mark in marks]
+    lines, total, marks = [], 0, waiting(store)
+    for mark in marks:
+        files = [path for folder in mark.folders() for path in folder.rglob("*") if path.is_file()]
+        size, content = sum(path.stat().st_size for path in files), mark.read()
+        total += size
+        lines.append(
+            f"{mark.key}: {content.get('folder')} ({size / 1e3:.0f} kB), project {content.get('project')}, "
+            f"{content.get('group') or 'no group'}"
+        )
     marked = {mark.key for mark in MirrorMark.all(store)}
-    incomplete = [
-        path.name
+    lines += [
+        f"{path.name}: incomplete; the same command logs it again"
         for path in sorted((store / "wandb").glob("offline-run-*"))
         if path.name.rpartition("-")[2] not in marked
     ]
-    lines += [f"{name}: incomplete; the same command logs it again" for name in incomplete]
-    total = sum(_bytes(folder) for mark in marks for folder in mark.folders())
     return [*lines, f"{len(marks)} runs to upload, {total / 1e6:.1f} MB"]
 
 
@@ -164,14 +168,12 @@ def rows_of(folder: Path) -> Iterator[dict[str, Mapping[str, Any]]]:
             for record in records(path):
                 kind = record.WhichOneof("record_type")
                 if kind == "artifact" and record.artifact.type == ARTIFACT:
-                    yield _files(folder, record.artifact)
-
-
-def _files(folder: Path, artifact: ArtifactRecord) -> dict[str, Mapping[str, Any]]:
-    return {
-        entry.path: json.loads(_content(folder, entry.path, Path(entry.local_path), entry.digest))
-        for entry in artifact.manifest.contents
-    }
+                    yield {
+                        entry.path: json.loads(
+                            _content(folder, entry.path, Path(entry.local_path), entry.digest)
+                        )
+                        for entry in record.artifact.manifest.contents
+                    }
 
 
 def _content(folder: Path, name: str, original: Path, digest: str) -> bytes:
@@ -209,40 +211,6 @@ def rebuild(folder: Path, store: Store) -> list[tuple[str, bool]]:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """List, upload or rebuild; return the exit code."""
-    options = _options(argv)
-    try:
-        if options.rebuild is None:
-            existing_store(options.store)
-            if options.dry:
-                print_lines(*listing(options.store))
-                return 0
-            return send(options.store)
-        if not options.rebuild.is_dir():
-            raise UserError(
-                f"--rebuild={str(options.rebuild)!r} is not a folder; valid: <store>/wandb"
-            )
-        done = rebuild(options.rebuild, Store(options.store))
-        for key, missing in done:
-            print(f"{key}: {'rebuilt' if missing else 'is there'}")
-        print(f"{sum(missing for _, missing in done)} of {len(done)} rows rebuilt")
-    except UserError as error:
-        print(f"error: {plain(str(error))}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _line(mark: MirrorMark) -> str:
-    content = mark.read()
-    size = sum(_bytes(folder) for folder in mark.folders())
-    group = content.get("group") or "no group"
-    return f"{mark.key}: {content.get('folder')} ({size / 1e3:.0f} kB), project {content.get('project')}, {group}"
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_parser(
         "wandb", __doc__, "--dry", "--store results", "--rebuild old/wandb --store results"
     )
@@ -251,7 +219,20 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rebuild", type=Path, help="a wandb folder with rows to commit to the store"
     )
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.rebuild is None:
+        existing_store(options.store)
+        if not options.dry:
+            return send(options.store)
+        print_lines(*listing(options.store))
+        return 0
+    if not options.rebuild.is_dir():
+        raise UserError(f"--rebuild={str(options.rebuild)!r} is not a folder; valid: <store>/wandb")
+    done = rebuild(options.rebuild, Store(options.store))
+    for key, missing in done:
+        print(f"{key}: {'rebuilt' if missing else 'is there'}")
+    print(f"{sum(missing for _, missing in done)} of {len(done)} rows rebuilt")
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, tell_once
-from espalier.harness.settings import choice, read_fields, read_section, read_value, setting_hints
+from espalier.harness.errors import UserError, tell_once, unknown_name
+from espalier.harness.settings import read_fields, read_section, read_value, setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import unescaped
 from espalier.harness.specs.records.data_file import VALID, check_address
@@ -48,11 +48,8 @@ def completed(part: Mapping[str, Any]) -> tuple[dict[str, Any], RecordSettings]:
     computed = {"task": f"{NAME}_{settings.score}", **_metrics(str(settings.score), table)}
     section |= {key: value for key, value in computed.items() if section[key] is None}
     if table is not None:
-        section["dataset"] = {
-            **section["dataset"],
-            "samples": len(table.records),
-            "video": table.has_video,
-        }
+        counts = {"samples": len(table.records), "video": table.has_video}
+        section["dataset"] = {**section["dataset"], **counts}
         if section["name"] == NAME:
             section["name"] = f"{NAME}:{table.name}"
         if table.reason:
@@ -61,12 +58,6 @@ def completed(part: Mapping[str, Any]) -> tuple[dict[str, Any], RecordSettings]:
                 f"because {table.reason}"
             )
     return section, settings
-
-
-def check_path(part: Mapping[str, Any]) -> None:
-    """Raise UserError if a section of own data names none."""
-    if is_own_data(part) and part["path"] is None:
-        raise UserError(f"benchmark.path=null: benchmark={part['name']} needs data; valid: {VALID}")
 
 
 def _metrics(score: str, table: RecordTable | None) -> dict[str, Any]:
@@ -110,7 +101,9 @@ def check_benchmarks(cells: Iterable[Mapping[str, Any]]) -> None:
             part is earlier or part == earlier for earlier in checked
         ):
             checked.append(part)
-            check_path(part)
+            if is_own_data(part) and part["path"] is None:
+                line = f"benchmark.path=null: benchmark={part['name']} needs data; valid: {VALID}"
+                raise UserError(line)
             benchmark_spec({str(key): value for key, value in part.items()}, None)
 
 
@@ -122,10 +115,5 @@ def _unknown_metrics(part: Mapping[str, Any]) -> list[str]:
     names = [("headline", part["headline"])] if part.get("headline") else []
     if isinstance(reported, Mapping):
         names += [("reported", name) for name in reported]
-    lines = []
-    for key, name in names:
-        try:
-            choice(f"benchmark.{key}", name, metrics)
-        except UserError as error:
-            lines.append(str(error))
-    return lines
+    wrong = [(key, str(name)) for key, name in names if name not in metrics]
+    return [str(unknown_name(f"benchmark.{key}", name, metrics)) for key, name in wrong]

@@ -14,9 +14,15 @@ from espalier.harness.config.cell_settings import (
     read_amount,
     read_settings,
 )
+from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell, Composer
-from espalier.harness.config.draft_section import build_draft, reserve_draft_card
-from espalier.harness.config.model_section import check_texts, model_spec, with_question
+from espalier.harness.config.model_section import (
+    build_draft,
+    check_texts,
+    model_spec,
+    reserve_draft_card,
+    with_question,
+)
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import UserError, tell_once
@@ -114,6 +120,12 @@ def build_spec(
         judge=settings.judge,
         lease=settings.lease,
     )
+
+
+def specs_of(*argv: str, typed: bool = False) -> list[RunSpec]:
+    """Return the runs of a command line, `typed` by a person or made by a program; errors as of both steps."""
+    command = read_command(argv, typed)
+    return [build_spec(cell, folders=command.folders) for cell in command.cells]
 
 
 def read_budget(rule: str, ratio: Any, keep: Any, drafts: bool, facts: ModelFacts) -> Budget:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,7 @@ class Catalogue(ConfFolders):
 
     def _has(self, group: str, name: str) -> bool:
         """Return whether a name has a config; for a task of lmms-eval, reading it shows whether."""
-        if self.owners(group, name):
-            return True
-        if group == "method":
-            return former_name(name) is not None or CodeReference.parse(name) is not None
-        if group == "experiment":
-            return bool(_tables().is_table(name))
-        prefix = {"benchmark": TASK, checkpoint_names.GROUP: checkpoint_names.PREFIX}.get(group)
-        return name in _anchors() if group == ANCHOR else bool(prefix and name.startswith(prefix))
+        return bool(self.owners(group, name)) or _maker(group, name) is not None
 
     def _unknown(self, key: str, group: str, name: str) -> UserError:
         """Return the error for a name that has no config; it names the plug-ins that are passed over."""
@@ -126,20 +119,27 @@ class Catalogue(ConfFolders):
             UserError: there is none, or a file cannot be read; lmms-eval has no such task, or it cannot be run;
                 the paper has no such table, or no run fills a cell of it; no family supports the checkpoint.
         """
-        if self.owners(group, name) or not self._has(group, name):
+        make = None if self.owners(group, name) else _maker(group, name)
+        if make is None:
             return super()._read(group, name)
-        if group == ANCHOR:
-            section = _anchor(name)
-        elif group == "benchmark":
-            section = task_section(name.removeprefix(TASK))
-        elif group == "method":
-            section = _method(name)
-        elif group == checkpoint_names.GROUP:
-            section = dict(checkpoint_section(name))
-        else:
-            section = _tables().preset(name)
+        section = dict(make())
         defaults = section.pop("defaults", ())
         return ConfFile(section, (*defaults, "_self_"), group in (ANCHOR, "experiment"))
+
+
+def _maker(group: str, name: str) -> Callable[[], Mapping[str, Any]] | None:
+    """Return what makes the config of a name without a file; None: the group has no such name."""
+    if group == ANCHOR and name in _anchors():
+        return partial(_anchor, name)
+    if group == "benchmark" and name.startswith(TASK):
+        return partial(task_section, name.removeprefix(TASK))
+    if group == "method" and (former_name(name) or CodeReference.parse(name)):
+        return partial(_method, name)
+    if group == checkpoint_names.GROUP and name.startswith(checkpoint_names.PREFIX):
+        return partial(checkpoint_section, name)
+    if group == "experiment" and _tables().is_table(name):
+        return partial(_tables().preset, name)
+    return None
 
 
 def descriptions(group: str) -> dict[str, str]:

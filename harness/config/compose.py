@@ -29,21 +29,17 @@ from espalier.harness.config.composer import (
 from espalier.harness.config.grids import KEY, grids_of
 from espalier.harness.config.kept_tokens import KEEP, RATIO, REPLACES
 from espalier.harness.config.overrides import (
-    check_choice,
-    check_hydras,
-    check_once,
-    check_one_budget,
-    check_values,
+    check_overrides,
     expand,
     in_full,
     in_open_table,
     in_quotes,
+    key_of,
     models_first,
     override_of,
     parse,
     quoted,
     split_folders,
-    tell_former_names,
 )
 from espalier.harness.errors import UserError
 from espalier.harness.settings import choice
@@ -55,17 +51,17 @@ class Command:
 
     Attributes:
         argv: the checked command line; the model comes first, because the last override of a sweep varies fastest.
-        cells: one composed config for each run.
+        cells: one composed config for each run; none for a line that only wants to see something.
         sweep: whether it is a sweep, by -m or by a preset.
         lines: the overrides that give each cell on a line of its own; none where a preset lists grids.
         folders: further folders of configs.
-        text: what `--cfg job` prints, which has no cells; None for other commands.
+        text: what `--cfg job` prints; None for other commands.
     """
 
-    argv: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    sweep: bool
-    lines: tuple[tuple[str, ...], ...]
+    argv: tuple[str, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    sweep: bool = False
+    lines: tuple[tuple[str, ...], ...] = ()
     folders: tuple[Path, ...] = ()
     text: str | None = None
 
@@ -74,8 +70,8 @@ def read_command(
     argv: Sequence[str],
     typed: bool = False,
     progress: Callable[[int, int], None] = lambda cell, cells: None,
-) -> Command | None:
-    """Compose every cell of a command line; None for one that wants help, or words that Hydra completes.
+) -> Command:
+    """Compose every cell of a command line; one that wants help, or words that Hydra completes, has no cells.
 
     Of a key given twice the last one counts, so that programs can add to defaults; if a person `typed` the line, it is
     a contradiction. `progress` receives the number of the next cell and the number of cells. Cost: 0.5 s, and see
@@ -87,69 +83,58 @@ def read_command(
     """
     options = _options(argv)
     if options.shell_completion:
-        return None
+        return Command()
     typed_overrides, folders = split_folders(options.overrides, options.config_dir)
-    overrides, search = models_first(_in_choices(typed_overrides)), override_of(folders)
-    flags = ["-m"] if options.multirun else []
+    with_checkpoints = checkpoint_names.with_checkpoints(typed_overrides)
+    # As Hydra's grammar and groups have them.
+    overrides = models_first([in_open_table(in_full(quoted(text))) for text in with_checkpoints])
     catalogue = Catalogue(folders)
-    composer = Composer(catalogue)
-    parsed = parse(overrides, catalogue)
-    check_one_budget(parsed)
-    if typed:
-        check_once(parsed)
-        tell_former_names(parsed)
-    for override in parsed:
-        check_values(override)
-        check_choice(override, catalogue)
-        check_hydras(override)
+    composer, parsed = Composer(catalogue), parse(overrides, catalogue)
+    check_overrides(parsed, catalogue, typed)
     sweeps = [override for override in parsed if override.is_sweep_override()]
     single = [str(override.input_line) for override in parsed if override not in sweeps]
-    base = composer.pieces(single)
-    typed_keys = {override.get_key_element().lstrip("+~") for override in parsed}
+    base, typed_keys = composer.pieces(single), set(map(key_of, parsed))
     if RATIO in typed_keys and KEEP in base and base[KEEP].written is not None:
         # A preset's count would replace the ratio.
         overrides.append(f"{KEEP}=null")
         base = composer.pieces([*single, overrides[-1]])
     if options.help or options.cfg:
         text = _shown(options, sweeps, base)
-        return Command((), (), sweep=False, lines=(), text=text) if options.cfg else None
+        return Command(text=text if options.cfg else None)
     hydra = resolved(base, ["hydra"])["hydra"]
     mode = choice("hydra.mode", hydra["mode"] or "RUN", ("RUN", "MULTIRUN"))
+    search = override_of(folders)
+    argv = (*(["-m"] if options.multirun else []), *overrides, *search)
+    grids = base[KEY].written if KEY in base else None
     if options.multirun or mode == "MULTIRUN":
-        params = hydra["sweeper"]["params"] or {}
         preset = [
-            f"{key}={value}" for key, value in params.items() if REPLACES.get(key) not in typed_keys
+            f"{key}={value}"
+            for key, value in (hydra["sweeper"]["params"] or {}).items()
+            if REPLACES.get(key) not in typed_keys
         ]
-        grids = grids_of(base[KEY].written if KEY in base else None, parsed)
-        swept = [[*preset, *overrides]] if grids is None else grids
+        swept = grids_of(grids, parsed) or [[*preset, *overrides]]
         parts = [parse(models_first(line), catalogue) for line in swept]
         batches = [batch for part in parts for batch in expand(part)]
+        cells = []
+        for number, batch in enumerate(batches, 1):
+            progress(number, len(batches))
+            cells.append(composer.cell(batch))
+        # Picked out of grids, a key on the command line means something else.
+        lines = [(*batch, *search) for batch in batches] if grids is None else []
     elif sweeps:
-        text = sweeps[0].input_line or ""
+        sweep = str(sweeps[0].input_line)
         raise UserError(
-            f"{text} is a sweep; add -m to run all its values, or give one value, in quotes if it has a comma: "
-            f"{in_quotes(str(text))}"
+            f"{sweep} is a sweep; add -m to run all its values, or give one value, in quotes if it has a comma: "
+            f"{in_quotes(sweep)}"
         )
-    elif KEY in base and base[KEY].written is not None:
+    elif grids is not None:
         raise UserError(f"{KEY} lists the grids of a sweep; add -m to run them, or leave it out")
     else:
-        cells = _checked([resolved(settled_pieces(base))])
-        line = (*overrides, *search)
-        return Command((*flags, *line), cells, sweep=False, lines=(line,), folders=folders)
-    composed = []
-    for number, batch in enumerate(batches, 1):
-        progress(number, len(batches))
-        composed.append(composer.cell(batch))
-    # Picked out of grids, a key on the command line means something else.
-    cell_lines = tuple((*batch, *search) for batch in batches) if grids is None else ()
-    argv = (*flags, *overrides, *search)
-    return Command(argv, _checked(composed), sweep=True, lines=cell_lines, folders=folders)
-
-
-def _checked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    """Return the cells after checking their benchmarks, so that mistakes in a file are reported before torch loads."""
+        cells, lines = [resolved(settled_pieces(base))], [(*overrides, *search)]
+    # Mistakes in a benchmark's file are reported before torch loads.
     check_benchmarks(cells)
-    return tuple(cells)
+    is_sweep = options.multirun or mode == "MULTIRUN"
+    return Command(argv, tuple(cells), is_sweep, tuple(lines), folders)
 
 
 def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:
@@ -160,12 +145,6 @@ def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:
     """
     options = _options(argv)
     return split_folders(options.overrides, options.config_dir)[1]
-
-
-def _in_choices(overrides: Sequence[str]) -> list[str]:
-    """Return typed overrides as Hydra's grammar and groups have them."""
-    typed = checkpoint_names.with_checkpoints(overrides)
-    return [in_open_table(in_full(quoted(text))) for text in typed]
 
 
 def _shown(
@@ -181,9 +160,8 @@ def _shown(
             f"{sweeps[0].input_line} is a sweep, and --cfg and --help show one config; valid: one value"
         )
     pieces = {KEY: base[KEY], **settled_pieces(base)} if KEY in base else settled_pieces(base)
-    config = OmegaConf.create({key: pieces[key].written for key in base if key in pieces})
-    if options.resolve:
-        config = OmegaConf.create(resolved(pieces))
+    written = {key: pieces[key].written for key in base if key in pieces}
+    config = OmegaConf.create(resolved(pieces) if options.resolve else written)
     package = None if options.package == "_global_" else options.package
     try:
         part = config if package is None else OmegaConf.select(config, package)
@@ -194,26 +172,12 @@ def _shown(
         raise UserError(f"--package={package!r} is no part of the config; valid: {names}")
     if not OmegaConf.is_config(part):
         return f"{part}\n"
-    return (
-        OmegaConf.to_yaml(part)
-        if package is None
-        else f"# @package {package}\n{OmegaConf.to_yaml(part)}"
-    )
+    header = "" if package is None else f"# @package {package}\n"
+    return f"{header}{OmegaConf.to_yaml(part)}"
 
 
 class _Flags(argparse.ArgumentParser):
     """The flags of a command line."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False, allow_abbrev=False)
-        single_flags = self.add_mutually_exclusive_group()
-        for flags in (("--help", "-h"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
-            single_flags.add_argument(*flags, action="store_true")
-        single_flags.add_argument("--cfg", "-c", choices=["job"])
-        self.add_argument("--package", "-p")
-        self.add_argument("--resolve", action="store_true")
-        self.add_argument("--config-dir", "-cd")
-        self.add_argument("overrides", nargs="*")
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""
@@ -228,7 +192,16 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: a flag is unknown, or two flags exclude each other.
     """
-    options = _Flags().parse_intermixed_args(list(argv))
+    parser = _Flags(add_help=False, allow_abbrev=False)
+    single_flags = parser.add_mutually_exclusive_group()
+    for flags in (("--help", "-h"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
+        single_flags.add_argument(*flags, action="store_true")
+    single_flags.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_intermixed_args(list(argv))
     for name in ("package", "resolve"):
         if getattr(options, name) and not options.cfg:
             raise UserError(f"--{name} goes with --cfg; valid: --cfg job --{name}")

@@ -8,19 +8,19 @@ their stand-ins, keys of published models are dropped, and grids that become equ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from hydra.core.override_parser.types import Override
 
 from espalier.harness.config.kept_tokens import REPLACES
 from espalier.harness.config.lmms_task_files import read_yaml
+from espalier.harness.config.overrides import key_of
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.settings import table
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
 
 KEY = "grids"
 #: The benchmarks that an embedded model runs in place of published ones.
@@ -29,6 +29,7 @@ STAND_INS = CONF / "stand_ins.yaml"
 #: Keys by which the command line selects cells.
 PICKED = ("method", *REPLACES, "benchmark")
 
+#: A key of a command line and its value or values, separated by commas.
 Grid = dict[str, Any]
 
 
@@ -46,21 +47,14 @@ class StandIns:
     keys: tuple[str, ...]
     benchmarks: Mapping[str, str]
 
-    def apply(self, cell: Mapping[str, Any], model: str) -> dict[str, Any]:
-        """Return a cell of a grid as it runs on `model`; published models take it as it is.
-
-        Raises:
-            UserError: nothing stands for its benchmark.
-        """
+    def apply(self, grid: Mapping[str, Any], model: str | None) -> Grid | None:
+        """Return a grid, or a cell of one, as it runs on `model`; None if nothing stands for its benchmarks."""
         if model not in self.models:
-            return {**cell, "model": model}
-        benchmark = cell["benchmark"]
-        if benchmark not in self.benchmarks:
-            raise UserError(
-                f"benchmark={benchmark!r}: nothing stands for it on model={model}; valid: a line in {STAND_INS.name}"
-            )
-        entries = {key: value for key, value in cell.items() if key not in self.keys}
-        return {**entries, "model": model, "benchmark": self.benchmarks[benchmark]}
+            return dict(grid)
+        names = str(grid.get("benchmark", "")).split(",")
+        stands = dict.fromkeys(self.benchmarks[name] for name in names if name in self.benchmarks)
+        entries = {key: value for key, value in grid.items() if key not in self.keys}
+        return {**entries, "benchmark": ",".join(stands)} if stands else None
 
 
 @cache
@@ -86,17 +80,23 @@ def grids_of(preset: Any, overrides: Sequence[Override]) -> list[list[str]] | No
         raise UserError(
             f"{KEY}={preset!r} is no list of tables; valid: - {{method: ..., ratio: ...}}"
         )
-    by_key = {_name(override): override for override in overrides}
+    by_key = {key_of(override): override for override in overrides}
     model = str(by_key["model"].value()) if "model" in by_key else None
     tables = (table(f"{KEY}.{number}", entries) for number, entries in enumerate(preset))
-    grids = [grid for grid in (_on_model(entries, model) for entries in tables) if grid is not None]
+    placed = (stand_ins().apply(entries, model) for entries in tables)
+    grids = [grid for grid in placed if grid is not None]
     if not grids:
         raise UserError(
             f"model={model}: nothing stands for a benchmark of these {KEY}; valid: a line in conf/stand_ins.yaml"
         )
     picked_keys = set()
     for key in PICKED:
-        values = _values(by_key[key]) if key in by_key else []
+        override = by_key.get(key)
+        values: Sequence[str] = ()
+        if override is not None and override.is_sweep_override():
+            values = [str(value) for value in override.sweep_string_iterator()]
+        elif override is not None:
+            values = [str(override.value())]
         if any(_selected_values(grid, key, values) for grid in grids):
             selected = (
                 {**grid, key: ",".join(_selected_values(grid, key, values))} for grid in grids
@@ -108,28 +108,14 @@ def grids_of(preset: Any, overrides: Sequence[Override]) -> list[list[str]] | No
     replacements = [
         str(override.input_line) for name, override in by_key.items() if name not in picked_keys
     ]
-    lines = dict.fromkeys(
-        tuple(_line(part, replaced)) for grid in grids for part in _by_method(grid)
-    )
+    lines: dict[tuple[str, ...], None] = {}
+    for grid in grids:
+        # Hydra sets a `method.` key before it chooses among methods.
+        is_split = "method" in grid and any(key.startswith("method.") for key in grid)
+        methods = str(grid["method"]).split(",") if is_split else []
+        for part in [{**grid, "method": method} for method in methods] or [grid]:
+            lines[tuple(_line(part, replaced))] = None
     return [[*line, *replacements] for line in lines]
-
-
-def _by_method(grid: Grid) -> Iterator[Grid]:
-    """Yield a grid for each method if it sets a `method.` key, which Hydra sets before it chooses among methods."""
-    if "method" in grid and any(key.startswith("method.") for key in grid):
-        yield from ({**grid, "method": method} for method in str(grid["method"]).split(","))
-    else:
-        yield grid
-
-
-def _name(override: Override) -> str:
-    return str(override.get_key_element().lstrip("+~"))
-
-
-def _values(override: Override) -> list[str]:
-    if override.is_sweep_override():
-        return [str(value) for value in override.sweep_string_iterator()]
-    return [str(override.value())]
 
 
 def _selected_values(grid: Grid, key: str, values: Collection[str]) -> list[str]:
@@ -143,23 +129,6 @@ def _number(text: str) -> str | float:
         return float(text)
     except ValueError:
         return text
-
-
-def _on_model(grid: Mapping[str, Any], model: str | None) -> Grid | None:
-    """Return a grid as it runs on the command line's model; None if the model has no stand-in for its benchmarks."""
-    stand_in_table = stand_ins()
-    if model not in stand_in_table.models:
-        return dict(grid)
-    entries = {key: value for key, value in grid.items() if key not in stand_in_table.keys}
-    names = str(grid.get("benchmark", "")).split(",")
-    stands = ",".join(
-        dict.fromkeys(
-            stand_in_table.benchmarks[benchmark]
-            for benchmark in names
-            if benchmark in stand_in_table.benchmarks
-        )
-    )
-    return entries | {"benchmark": stands} if stands else None
 
 
 def _line(grid: Grid, replaced: Collection[str]) -> Iterable[str]:

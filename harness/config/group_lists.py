@@ -27,8 +27,7 @@ Section = dict[str, Any]
 
 def asked_groups(arguments: Iterable[str]) -> tuple[str, ...]:
     """Return the config groups that a command line wants listed: `benchmark` for `benchmark=?`."""
-    matches = (_ASKED.fullmatch(text) for text in arguments)
-    groups = (match[1] for match in matches if match)
+    groups = (match[1] for match in map(_ASKED.fullmatch, arguments) if match)
     return tuple(group for group in groups if (CONF / group).is_dir() or group == "anchor")
 
 
@@ -197,8 +196,8 @@ class ConfFolders:
             defaults = [*defaults, "_self_"]
         if owners[0] != self.folders[0]:
             for key in (*PATHS.get(group, ()), *CLASSES.get(group, ())):
-                is_path = key in PATHS.get(group, ())
                 if content.get(key) is not None:
+                    is_path = key in PATHS.get(group, ())
                     content[key] = _anchored(content[key], owners[0], is_path)
         return ConfFile(content, tuple(defaults), is_global)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -115,7 +115,11 @@ class Leaf:
 
         Tasks that name none get lmms-eval's default for tasks that generate text.
         """
-        return tuple(entry["metric"] for entry in self._metric_list if not _submits(entry))
+        return tuple(
+            entry["metric"]
+            for entry in self._metric_list
+            if not any("submission" in str(entry.get(key, "")) for key in ("metric", "aggregation"))
+        )
 
     def higher_is_better(self, metric: str) -> bool:
         """Return whether higher values of a metric are better."""
@@ -136,7 +140,7 @@ def leaves(name: str) -> tuple[Leaf, ...]:
 
     Cost: a quarter of a second, once a process, then one file for each task.
     """
-    index = replacements() if is_replaced(name) else library()
+    index = replacements() if name in replacements().names else library()
     if name not in index.names:
         raise UserError(
             f"benchmark='task:{name}': lmms-eval has no task {name!r}{near_names(name, index.names)};"
@@ -165,7 +169,7 @@ def task_section(name: str) -> dict[str, Any]:
     Raises:
         UserError: there is no such task, or it cannot be run.
     """
-    tasks = leaves(name)
+    tasks, is_replaced = leaves(name), name in replacements().names
     first, all_settings = tasks[0], [leaf.settings for leaf in tasks]
     common = [metric for metric in first.metrics if all(metric in leaf.metrics for leaf in tasks)]
     metrics = list(first.metrics)
@@ -176,8 +180,8 @@ def task_section(name: str) -> dict[str, Any]:
         "defaults": ["/base/benchmark@_here_", "_self_"],
         "name": TASK + name,
         "task": name,
-        "include_path": REPLACED if is_replaced(name) else None,
-        "sources": [REPLACED] if is_replaced(name) else [],
+        "include_path": REPLACED if is_replaced else None,
+        "sources": [REPLACED] if is_replaced else [],
         "metrics": metrics,
         "headline": metrics[0],
         "derived": {metric: {"mean": [f"*/{metric}"]} for metric in common}
@@ -198,11 +202,6 @@ def task_section(name: str) -> dict[str, Any]:
     }
 
 
-def is_replaced(name: str) -> bool:
-    """Return whether a file of REPLACED stands for the task of this name."""
-    return name in replacements().names
-
-
 @cache  # neither these files nor lmms-eval's change while a process runs
 def replacements() -> Index:
     """Return the index of REPLACED."""
@@ -212,11 +211,17 @@ def replacements() -> Index:
 @cache
 def library() -> Index:
     """Return the index of lmms-eval's own task files; an empty one where the package is absent."""
+    folder = library_folder()
+    return Index({}) if folder is None else index_of(folder)
+
+
+def library_folder() -> Path | None:
+    """Return the folder of lmms-eval's own task files; None where the package is absent."""
     # The package is found, not imported: its import takes seconds.
     package = find_spec("lmms_eval")
-    if package is None or package.origin is None:
-        return Index({})
-    return index_of(Path(package.origin).parent / "tasks")
+    return (
+        None if package is None or package.origin is None else Path(package.origin).parent / "tasks"
+    )
 
 
 def index_of(folder: Path) -> Index:
@@ -240,11 +245,7 @@ def index_of(folder: Path) -> Index:
 
 def read_task(path: Path) -> Settings:
     """Return the settings of a task file and of included files; earlier files override later ones."""
-    settings = read_yaml(path)
-    merged: Settings = {}
-    for included in reversed(_listed(settings.pop("include", None))):
-        merged |= read_task(path.parent / included)
-    return merged | settings
+    return _with_included(path, read_yaml(path), read_task)
 
 
 def read_yaml(
@@ -259,11 +260,14 @@ def read_yaml(
     try:
         # Some files begin with a byte order mark.
         text = path.read_text("utf-8-sig") if text is None else text
-        table = yaml.load(text, loader if _is_shallow(text) else _Loader) or {}
+        longest = max(map(len, text.splitlines()), default=0)
+        is_shallow = max(text.count("[") + text.count("{"), longest) < SHALLOW
+        table = yaml.load(text, loader if is_shallow else _Loader) or {}
     except UnicodeDecodeError as error:
-        raise not_text(error, path) from error
+        line = f"{path} is not UTF-8 ({error.reason} at byte {error.start}); valid: UTF-8"
+        raise UserError(line) from error
     except yaml.YAMLError as error:
-        raise not_yaml(error, path) from error
+        raise _not_yaml(error, path) from error
     except FOREIGN as error:
         raise UserError(
             f"{path} cannot be read ({first_words(error)}); valid: YAML in a plain file"
@@ -284,46 +288,37 @@ def read_conf(path: Path) -> tuple[Settings, bool]:
         return table, any(_GLOBAL.match(line) for line in file)
 
 
-def _is_shallow(text: str) -> bool:
-    brackets = text.count("[") + text.count("{")
-    return max(brackets, max(map(len, text.splitlines()), default=0)) < SHALLOW
-
-
-def not_text(error: UnicodeDecodeError, path: Path) -> UserError:
-    """Return the error for a file of another encoding than UTF-8."""
-    return UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); valid: UTF-8")
-
-
-def not_yaml(error: yaml.YAMLError, path: Path | None = None) -> UserError:
+def _not_yaml(error: yaml.YAMLError, path: Path) -> UserError:
     """Return the error for a file that does not parse: its name, the line and the problem."""
     if not isinstance(error, yaml.MarkedYAMLError):  # signs that YAML does not have
-        return UserError(f"{path or 'config'}: {first_words(error)}; valid: YAML")
-    mark = error.problem_mark
-    name = path or (mark.name if mark else "config")
-    line = f", line {mark.line + 1}" if mark else ""
-    return UserError(f"{name}{line}: {error.problem}; valid: YAML")
+        return UserError(f"{path}: {first_words(error)}; valid: YAML")
+    line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+    return UserError(f"{path}{line}: {error.problem}; valid: YAML")
 
 
 def _declared(path: Path) -> Settings:
     text = "\n".join(_DECLARES.findall(path.read_text("utf-8-sig", errors="replace")))
-    settings = read_yaml(path, text)
+    return _with_included(path, read_yaml(path, text), _declared)
+
+
+def _with_included(path: Path, settings: Settings, read: Callable[[Path], Settings]) -> Settings:
     merged: Settings = {}
     for included in reversed(_listed(settings.pop("include", None))):
-        merged |= _declared(path.parent / included)
+        merged |= read(path.parent / included)
     return merged | settings
 
 
 def _leaves(name: str, overrides: Settings, index: Index) -> Iterator[Leaf]:
-    """Yield the tasks of a name, each with the settings `more` on top."""
+    """Yield the tasks of a name, each with the settings `overrides` on top."""
     if name in index.tags:
         for task in index.tags[name]:
             yield from _leaves(task, overrides, index)
         return
     settings = (read_task(index.files[name]) if name in index.files else {}) | overrides
-    if name not in index.groups:
+    if name in index.groups:
+        yield from _members(settings, index)
+    else:
         yield Leaf(name, settings)
-        return
-    yield from _members(settings, index)
 
 
 def _members(group: Settings, index: Index) -> Iterator[Leaf]:
@@ -332,15 +327,10 @@ def _members(group: Settings, index: Index) -> Iterator[Leaf]:
         if isinstance(member, str):
             yield from _leaves(member, {}, index)
         elif isinstance(member["task"], str):
-            yield from _leaves(
-                member["task"], {key: member[key] for key in member if key != "task"}, index
-            )
+            changes = {key: value for key, value in member.items() if key != "task"}
+            yield from _leaves(member["task"], changes, index)
         else:
             yield from _members(member, index)
-
-
-def _submits(entry: Mapping[str, Any]) -> bool:
-    return any("submission" in str(entry.get(key, "")) for key in ("metric", "aggregation"))
 
 
 def _listed(value: str | list[str] | None) -> list[str]:

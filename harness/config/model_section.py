@@ -1,4 +1,4 @@
-"""The section `model` of a composed config becomes a ModelSpec, completed by its prompt set.
+"""The section `model` of a composed config becomes a ModelSpec, completed by its prompt set; so does that of a draft.
 
 `model.prompt` selects a set from the table `model.prompts`; the user's values override it.
 """
@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
+from espalier.harness.config.catalogue import Catalogue
+from espalier.harness.config.composer import Composer
 from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.cost.facts import ModelFacts, read_facts
 from espalier.harness.engine.signals.table import SIGNALS
@@ -27,6 +29,7 @@ from espalier.harness.settings import (
     read_value,
     setting_hints,
     table,
+    unknown_key,
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import unescaped
@@ -37,6 +40,7 @@ from espalier.harness.specs.run_spec import (
     ModelSpec,
     PromptSpec,
     VideoSpec,
+    in_words_of_the_draft,
 )
 
 #: Tables of a model section that a prompt set can fill in.
@@ -44,36 +48,37 @@ TABLES = ("video", "processor", "generation")
 
 
 @dataclass(frozen=True)
-class _TaskPrompt:
-    """Settings of a prompt set for one benchmark or kind of task."""
+class _PromptTables:
+    """Settings of prompts; `conversation` is their frame."""
 
     video: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
     generation: Mapping[str, Any] = field(default_factory=dict)
     conversation: Text | None = None
+
+
+@dataclass(frozen=True)
+class _TaskPrompt(_PromptTables):
+    """Settings of a prompt set for one benchmark or kind of task."""
+
     text: Text | None = None
 
 
 @dataclass(frozen=True)
-class _PromptSet:
+class _PromptSet(_PromptTables):
     """A table of `model.prompts`.
 
     Attributes:
-        conversation: frame of the prompts.
         quoted: the frame of random weights where `conversation` is the checkpoint's template.
         join: how several images of a turn are joined.
         words: keys of `benchmark.texts`, the preferred one first.
         tasks: settings by benchmark and kind of task.
     """
 
-    conversation: Text | None = None
     quoted: Text | None = None
     join: Text | None = None
     words: Names = ()
     tasks: Mapping[str, Any] = field(default_factory=dict)
-    video: Mapping[str, Any] = field(default_factory=dict)
-    processor: Mapping[str, Any] = field(default_factory=dict)
-    generation: Mapping[str, Any] = field(default_factory=dict)
 
 
 def apply_prompt_set(
@@ -158,16 +163,14 @@ def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:
     for group in ("base/prompts", "model"):
         for name in choices(group):
             valid |= _words(read_choice(group, name).get("prompts"))
-    for word in texts:
-        if word not in valid:
-            raise unknown_name("benchmark.texts", word, valid)
+    if unknown := [word for word in texts if word not in valid]:
+        raise unknown_name("benchmark.texts", unknown[0], valid)
 
 
 def _words(prompts: Mapping[str, Any] | None) -> set[str]:
-    sets = (prompts or {}).items()
     return {
         word
-        for name, prompt_set in sets
+        for name, prompt_set in (prompts or {}).items()
         for word in (name, *((prompt_set or {}).get("words") or ()))
     }
 
@@ -203,25 +206,18 @@ def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:
     if random:
         # Such a model is always built on one device.
         values["device_map"] = None
-    _check_spread(values)
+    if values["offload"] and values["device_map"] is None:
+        raise UserError("model.offload=True needs model.device_map=auto; valid: false, or both")
+    if values["max_memory"] and values["device_map"] is None:
+        raise UserError(
+            "model.max_memory needs model.device_map=auto; a model on one device takes what it needs"
+        )
     values["generation"] = unescaped(values["generation"])
     return ModelSpec(
         **values,
         facts=_scaled(_facts(table("model.facts", part["facts"])), part["scale"], random),
         prompt=prompt,
     )
-
-
-def _check_spread(values: Mapping[str, Any]) -> None:
-    """Raise UserError for settings that need a model on several devices where it is on one."""
-    if values["device_map"] is not None:
-        return
-    if values["offload"]:
-        raise UserError("model.offload=True needs model.device_map=auto; valid: false, or both")
-    if values["max_memory"]:
-        raise UserError(
-            "model.max_memory needs model.device_map=auto; a model on one device takes what it needs"
-        )
 
 
 def _scaled(facts: ModelFacts, scale: Any, random: bool) -> ModelFacts:
@@ -248,3 +244,49 @@ def _facts(part: Mapping[str, Any]) -> ModelFacts:
     listed = read_value(f"{key}.signals", part.get("signals") or sorted(SIGNALS), signals)
     part["signals"] = [signal for signal in listed if signal not in lacking]
     return read_facts(key, part)
+
+
+def build_draft(
+    draft_name: str | None,
+    options: Mapping[str, Any],
+    target: ModelSpec,
+    tasks: tuple[str, ...] = (),
+    composer: Composer | None = None,
+) -> ModelSpec:
+    """Return the draft model: the named one, else the first of the target's `drafts`, with the user's options.
+
+    It is looked for in conf/model and in installed plug-ins, or by `composer`.
+
+    It gets the target's video frames, its image processor settings if both are of one family (the target's choice holds
+    for both models), its prompt set if the draft has it, and its dtype, which the machine supports.
+    """
+    if draft_name is None and not target.drafts:
+        raise UserError(
+            f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
+        )
+    composer = composer or Composer(Catalogue())
+    part = composer.section("model", draft_name or target.drafts[0], "method.draft")
+    part["video"], part["dtype"] = asdict(target.video), target.dtype
+    if part["adapter"] == target.adapter:
+        part["processor"] = dict(target.processor)
+    if part["prompts"].get(target.prompt.name) is not None:
+        part["prompt"] = target.prompt.name
+    key = "method.draft_options"
+    for name in options:
+        if name not in part:
+            raise unknown_key(f"{key}.{name}", (f"{key}.{valid}" for valid in part))
+    with in_words_of_the_draft():
+        return model_spec(merged(part, options), tasks)
+
+
+def reserve_draft_card(target: ModelSpec, draft: ModelSpec | None) -> ModelSpec:
+    """Return the target with the draft's card kept free, if the target is spread over cards and the draft is not."""
+    same_devices = draft is None or draft == target or draft.device_map is not None
+    if (
+        draft is None
+        or same_devices
+        or target.device_map is None
+        or not draft.device.startswith("cuda")
+    ):
+        return target
+    return replace(target, spared_card=int(draft.device.partition(":")[2] or 0))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,7 @@ def split_folders(
         if text.partition("=")[0].lstrip("+") != SEARCH:
             remaining.append(text)
             continue
-        parser = OverridesParser.create()
-        try:
-            value = parser.parse_override(text).value()
-        except HYDRAS as error:
-            raise no_override(text, parser) from error
+        value = _read(text, OverridesParser.create()).value()
         for place in value if isinstance(value, list) else [value]:
             folders += _folders(text, place.text if isinstance(place, QuotedString) else place)
     return remaining, tuple(dict.fromkeys(folders))
@@ -133,16 +129,32 @@ def parse(overrides: Sequence[str], catalogue: Catalogue) -> list[Override]:
     """
     names: Any = catalogue  # the parser only asks it for the names of a group
     parser = OverridesParser(create_functions(), names)
-    parsed = []
-    for text in overrides:
-        try:
-            (override,) = parser.parse_overrides([text])
-        except HYDRAS as error:
-            raise no_override(text, parser) from error
-        if not override.key_or_group:
-            raise no_override(text, parser)
-        parsed.append(override)
-    return parsed
+    return [_read(text, parser) for text in overrides]
+
+
+def _read(text: str, parser: OverridesParser) -> Override:
+    """Return an override as Hydra reads it; raises UserError for another text."""
+    override = _parsed(text, parser)
+    if override is not None and override.key_or_group:
+        return override
+    key, equals, value = text.partition("=")
+    line = f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
+    # A value that is quoted already has another mistake.
+    if equals and value[:1] not in ("'", '"', "[", "{") and _parsed(f"{key}=0", parser):
+        line += f"; a value with signs such as = ( ) [ ] {{ }} # is quoted, {in_quotes(text)}"
+    raise UserError(line)
+
+
+def _parsed(text: str, parser: OverridesParser) -> Override | None:
+    try:
+        return parser.parse_overrides([text])[0]
+    except HYDRAS:
+        return None
+
+
+def key_of(override: Override) -> str:
+    """Return the key or the group that an override sets, adds or deletes."""
+    return str(override.get_key_element().lstrip("+~"))
 
 
 def quoted(text: str) -> str:
@@ -154,94 +166,88 @@ def quoted(text: str) -> str:
     # A comma stands between the values of a sweep; what begins with a quote is quoted already.
     if not equals or not holds_path or "," in value or value[:1] in ("'", '"'):
         return text
-    parser = OverridesParser.create()
-    return text if _reads(text, parser) else _in_quotes(key, value)
+    return text if _parsed(text, OverridesParser.create()) else f"{key}={spelled(value)}"
 
 
 def in_quotes(override: str) -> str:
     """Return an override with its value in quotes, where any sign is valid, quoted for a shell."""
     key, _, value = override.partition("=")
-    return shlex.quote(_in_quotes(key, value))
+    return shlex.quote(f"{key}={spelled(value)}")
 
 
-def spelled(value: Any) -> str:
-    """Return a JSON value as the value of an override."""
-    if isinstance(value, str):
-        return QuotedString(value, Quote.double).with_quotes()
+def spelled(value: Any, key: str = "value") -> str:
+    """Return a value of Python as the value of an override.
+
+    Raises:
+        UserError: it is no value of a config; the line names the key.
+    """
+    if isinstance(value, str | PathLike):
+        return QuotedString(fspath(value), Quote.double).with_quotes()
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{spelled(item)}' for key, item in value.items())}}}"
+        return f"{{{','.join(f'{name}:{spelled(item, key)}' for name, item in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelled, value))}]"
-    return json.dumps(value)
+        return f"[{','.join(spelled(item, key) for item in value)}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if hasattr(value, "item"):  # a number of numpy or torch
+        return spelled(value.item(), key)
+    raise UserError(
+        f"{key} is a {type(value).__name__}; valid: a number, a text, a list or a table of these"
+    )
 
 
-def _in_quotes(key: str, value: str) -> str:
-    return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+def check_overrides(overrides: Sequence[Override], catalogue: Catalogue, typed: bool) -> None:
+    """Raise UserError for overrides that contradict each other, choose unknown names, or that no run heeds.
 
-
-def _reads(text: str, parser: OverridesParser) -> bool:
-    try:
-        parser.parse_override(text)
-    except HYDRAS:
-        return False
-    return True
-
-
-def no_override(text: str, parser: OverridesParser) -> UserError:
-    """Return the error for a text that is no override."""
-    key, equals, value = text.partition("=")
-    line = f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
-    # A value that is quoted already has another mistake.
-    if equals and value[:1] not in ("'", '"', "[", "{") and _reads(f"{key}=0", parser):
-        line += f"; a value with signs such as = ( ) [ ] {{ }} # is quoted, {in_quotes(text)}"
-    return UserError(line)
-
-
-def check_once(overrides: Sequence[Override]) -> None:
-    """Raise if a key or a group is set twice: one of the two would be ignored without a word."""
+    Of a key given twice the last one counts, unless a person `typed` the line; former names of methods are reported.
+    """
     by_key: dict[str, Override] = {}
     for override in overrides:
-        key = override.get_key_element().lstrip("+~")
-        if key in by_key:
+        key = key_of(override)
+        if typed and key in by_key:
             raise UserError(
                 f"{key} is given twice, {by_key[key].input_line} and {override.input_line}; valid: once"
             )
         by_key[key] = override
-
-
-def check_one_budget(overrides: Sequence[Override]) -> None:
-    """Raise if a ratio and a number of tokens are set together: one of the two would be ignored without a word."""
-    set_overrides = {
-        override.get_key_element().lstrip("+~"): override
-        for override in overrides
+    budgets = [by_key[key] for key in (RATIO, KEEP) if key in by_key]
+    lines = [
+        override.input_line
+        for override in budgets
         if override.is_sweep_override() or override.value() is not None
-    }
-    if {KEEP, RATIO} <= set_overrides.keys():
-        lines = (set_overrides[key].input_line for key in (RATIO, KEEP))
+    ]
+    if len(lines) > 1:
         raise UserError(f"{' and '.join(map(str, lines))} both set the budget; valid: one of them")
+    for override in overrides:
+        _check_range(override)
+        if catalogue.is_group(override.key_or_group):
+            _check_choice(override, catalogue, typed)
+        _check_hydras(override)
 
 
-def check_choice(override: Override, catalogue: Catalogue) -> None:
+def _check_choice(override: Override, catalogue: Catalogue, typed: bool) -> None:
     """Raise if the override picks an unknown name of a group, or one that two folders of configs have."""
-    group = override.key_or_group
-    if not catalogue.is_group(group):
-        return
-    for name in choices_of(override):
+    group, values = override.key_or_group, [override.value()]
+    if override.is_sweep_override():
+        values = [*override.sweep_iterator()]
+    names = [value.text if isinstance(value, QuotedString) else value for value in values]
+    for name in names:
         if group == "method" and isinstance(name, list):
             raise UserError(
                 f"{override.input_line}: a list is no method; valid: method=<drops tokens> compressor=<evicts cache "
                 "entries>, each with its own ratio and compressor.ratio"
             )
         catalogue.check(override.package or group, group, name)
-    if group == "method":
-        _check_classes(override)
-
-
-def _check_classes(override: Override) -> None:
-    """Raise if two classes of a sweep would have one name in results."""
-    references = [CodeReference.parse(name) for name in choices_of(override)]
+    if group != "method":
+        return
+    for name in names:
+        setting = former_name(name) if typed and isinstance(name, str) else None
+        if setting is not None:
+            key = override.package or group
+            tell_once(f"{key}={name} is a former name of {setting.overrides(key)}")
     by_name: dict[str, CodeReference] = {}
-    for reference in filter(None, references):
+    for reference in filter(None, map(CodeReference.parse, names)):
         first = by_name.setdefault(reference.name, reference)
         if first != reference:
             raise UserError(
@@ -249,26 +255,7 @@ def _check_classes(override: Override) -> None:
             )
 
 
-def tell_former_names(overrides: Sequence[Override]) -> None:
-    """Print on stderr, for each former name of a method, how it is written now."""
-    for override in overrides:
-        if override.key_or_group != "method" or override.is_delete():
-            continue
-        key = override.package or "method"
-        for name in choices_of(override):
-            former = former_name(name) if isinstance(name, str) else None
-            if former is not None:
-                tell_once(f"{key}={name} is a former name of {former.overrides(key)}")
-
-
-def choices_of(override: Override) -> list[Any]:
-    """Return what an override of a config group picks, each value of a sweep."""
-    sweeps = override.is_sweep_override()
-    values = override.sweep_iterator() if sweeps else [override.value()]
-    return [value.text if isinstance(value, QuotedString) else value for value in values]
-
-
-def check_values(override: Override) -> None:
+def _check_range(override: Override) -> None:
     """Raise if a range is endless."""
     value = override.value()
     if isinstance(value, RangeSweep):
@@ -281,7 +268,7 @@ def check_values(override: Override) -> None:
             )
 
 
-def check_hydras(override: Override) -> None:
+def _check_hydras(override: Override) -> None:
     """Raise if the override sets what only Hydra's own launching of jobs would heed."""
     if override.key_or_group.startswith(f"{SWEPT}.") or (
         override.key_or_group == SWEPT

@@ -58,13 +58,9 @@ def configs(kind: str, *excluded: str) -> str:
         UserError: there is no such kind.
     """
     methods_of_kind = methods(kind).split(",")
-    names = (name for name in setting_names() if name not in excluded)
-    return ",".join(name for name in names if _method_of(name) in methods_of_kind)
-
-
-def _method_of(name: str) -> str:
-    former = former_name(name)
-    return name if former is None else former.method
+    former_names = {name: former_name(name) for name in setting_names() if name not in excluded}
+    by_name = {name: former.method if former else name for name, former in former_names.items()}
+    return ",".join(name for name, method in by_name.items() if method in methods_of_kind)
 
 
 def by_benchmark(values: Mapping[str, Any], *, _root_: Container) -> Any:

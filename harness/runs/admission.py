@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.catalogue import own_choices
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell
-from espalier.harness.config.lmms_task_files import index_of, library
+from espalier.harness.config.lmms_task_files import index_of, library, library_folder
 from espalier.harness.config.overrides import override_of
 from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.errors import Refused, UserError, foreign, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checkpoint_check import check_lengths, check_model
-from espalier.harness.kinds.kind import Kind
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
@@ -89,27 +87,6 @@ class Job:
         }
 
 
-@dataclass
-class Candidate:
-    """A run while it is checked; checks of the list fill in what later ones need.
-
-    Attributes:
-        spec: the run, normalised by its kind.
-        method: the method, with its calibrations filled in.
-        digests: remembers file hashes over a sweep.
-        kind: the kind of the method.
-        label: of the row.
-        artifacts: calibration files that the method reads.
-    """
-
-    spec: RunSpec
-    method: Method
-    digests: Digests
-    kind: Kind[Any] = field(init=False)
-    label: str = ""
-    artifacts: tuple[Path, ...] = ()
-
-
 def admit(
     spec: RunSpec, digests: Digests, places: bool = True, method: Method | None = None
 ) -> Job:
@@ -129,26 +106,55 @@ def admit(
         UserError: anything else; always one line with the config key, the value and what is valid.
     """
     try:
-        run = Candidate(spec, method_of(spec.method) if method is None else method, digests)
-        for _, check in CHECKS:
-            check(run)
-        parts = key_parts(run.spec, run.method, digests, run.artifacts)
+        job = _checked(spec, method_of(spec.method) if method is None else method, digests)
     except MethodError as error:
         # A hyper-parameter that does not fit this model, `method.params.<key>`.
         raise Refused(str(error)) from error
-    key = run_key(parts)
     if places:
-        check_places(run.spec, key)
-    _name_unused(spec, run)
-    return Job(run.spec, run.method, key, parts, run.label)
-
-
-def _name_unused(spec: RunSpec, run: Candidate) -> None:
-    """Print the engine's settings that a method does not use: a sweep over one can include such methods."""
-    for name, value in run.kind.identity(run.spec, run.method).engine.items():
+        check_places(job.spec, job.key)
+    # A sweep over a setting of the engine can include methods that do not use it.
+    used = kind_of(job.method, job.spec).identity(job.spec, job.method).engine
+    for name, value in used.items():
         typed = getattr(spec.engine, name)
         if value is None and typed != getattr(USUAL, name):
-            tell_once(f"engine.{name}={typed}: method={run.spec.method.title} does not use it")
+            tell_once(f"engine.{name}={typed}: method={job.spec.method.title} does not use it")
+    return job
+
+
+def _checked(spec: RunSpec, method: Method, digests: Digests) -> Job:
+    """Return the job of a run after all checks that do not depend on the process, in the order of refusals."""
+    check_settings("model.generation", spec.model.generation)
+    check_settings("benchmark.generation", spec.benchmark.generation)
+    check_generation(spec.generation)
+    thinking = Thinking.of(spec.model.generation.get("thinking"))
+    if thinking is not None and thinking.budget is not None:
+        refuse("a budget of reasoning", spec, method)
+    kind = kind_of(method, spec)
+    if not spec.model.facts.denoises:
+        check_answers(spec.generation, TOKENS, f"model={spec.model.name!r}")
+    check_vocabulary(spec)
+    spec = kind.normalise(spec, method)
+    refuse("scope", spec, method)
+    # What is fitted to a model below, such as a schedule, is not part of the label.
+    identity = kind.identity(spec, method)
+    check_meters(identity.engine, spec.engine.meters)
+    check_model(spec.model, spec.offline, digests)
+    check_lengths(spec)
+    resolved = kind.resolve(spec, method, digests)
+    method = resolved.method
+    if spec.backend.served:
+        # Most runs do not need it.
+        from espalier.harness.runs.served.backend_check import check_backend
+
+        check_backend(spec, method)
+    refuse("tools of a benchmark", spec)
+    _check_task(spec.benchmark, digests)
+    _note_words(spec)
+    _check_judge(spec)
+    check_template(spec.model.template, spec.benchmark.include_path)
+    priors = require_prior(spec.model, method, spec.method.name, digests, spec.store)
+    parts = key_parts(spec, method, digests, (*resolved.artifacts, *priors))
+    return Job(spec, method, run_key(parts), parts, identity.label)
 
 
 def admit_here(
@@ -158,9 +164,20 @@ def admit_here(
     places: bool = True,
     method: Method | None = None,
 ) -> Job:
-    """Return the job of a run that this process can compute, by PROCESS_CHECKS and `admit`."""
-    for _, check in PROCESS_CHECKS:
-        check(spec, ranks)
+    """Return the job of a run that this process can compute, by checks of the process and `admit`."""
+    if spec.offline:
+        go_offline()
+    if spec.log == "wandb":
+        wandb_log.check(spec.log_options)
+        below(spec.store, "wandb")
+    heads = spec.model.facts.text.kv_heads
+    counts = "".join(f"{count}, " for count in range(2, heads + 1) if heads % count == 0)
+    if spec.model.parallel == "tensor":
+        refuse("tensor parallelism", spec, processes=ranks.world, heads=heads, counts=counts)
+    if ranks.world > 1:
+        refuse("several processes", spec, processes=ranks.world, heads=heads, counts=counts)
+    ranks.use_device(spec.model.device)
+    open_meters(spec)
     return admit(spec, digests, places, method)
 
 
@@ -176,119 +193,39 @@ def check_drawn(jobs: Sequence[Job]) -> None:
         ) from error
 
 
-# ------------------------------------------------------------------ of the process
-
-
-def _use_no_network(spec: RunSpec, ranks: Ranks) -> None:
-    if spec.offline:
-        go_offline()
-
-
-def _check_log(spec: RunSpec, ranks: Ranks) -> None:
-    if spec.log == "wandb":
-        wandb_log.check(spec.log_options)
-        below(spec.store, "wandb")
-
-
-def _check_processes(spec: RunSpec, ranks: Ranks) -> None:
-    """Refuse what several processes cannot share, and what one alone cannot."""
-    heads = spec.model.facts.text.kv_heads
-    counts = [f"{count}, " for count in range(2, heads + 1) if heads % count == 0]
-    groups = {
-        "tensor parallelism": spec.model.parallel == "tensor",
-        "several processes": ranks.world > 1,
-    }
-    for group, applies in groups.items():
-        if applies:
-            refuse(group, spec, processes=ranks.world, heads=heads, counts="".join(counts))
-
-
-# ------------------------------------------------------------------ of the run
-
-
-def _check_generation(run: Candidate) -> None:
-    check_settings("model.generation", run.spec.model.generation)
-    check_settings("benchmark.generation", run.spec.benchmark.generation)
-    check_generation(run.spec.generation)
-
-
-def _find_kind(run: Candidate) -> None:
-    spec = run.spec
-    thinking = Thinking.of(spec.model.generation.get("thinking"))
-    if thinking is not None and thinking.budget is not None:
-        refuse("a budget of reasoning", spec, run.method)
-    run.kind = kind_of(run.method, spec)
-    if not spec.model.facts.denoises:
-        check_answers(spec.generation, TOKENS, f"model={spec.model.name!r}")
-
-
-def _normalise(run: Candidate) -> None:
-    run.spec = run.kind.normalise(run.spec, run.method)
-
-
-def _check_meters(run: Candidate) -> None:
-    engine = run.kind.identity(run.spec, run.method).engine
-    check_meters(engine, run.spec.engine.meters)
-
-
-def _resolve(run: Candidate) -> None:
-    # What is fitted to a model, such as a schedule, is not part of the label.
-    run.label = run.kind.identity(run.spec, run.method).label
-    resolved = run.kind.resolve(run.spec, run.method, run.digests)
-    run.method, run.artifacts = resolved.method, resolved.artifacts
-
-
-def _check_backend(run: Candidate) -> None:
-    if run.spec.backend.served:
-        # Most runs do not need it.
-        from espalier.harness.runs.served.backend_check import check_backend
-
-        check_backend(run.spec, run.method)
-
-
-def _check_task_folders(run: Candidate) -> None:
-    benchmark = run.spec.benchmark
+def _check_task(benchmark: BenchmarkSpec, digests: Digests) -> None:
+    """Refuse task files, sources and data that are not there, and a task that no file declares."""
     path = benchmark.include_path
-    # Not Path.is_dir and Path.exists, which raise for names that are too long.
-    if path is not None and not os.path.isdir(path):
-        raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
-    for key, folder in (
-        ("include_path", path),
-        *(("sources", source) for source in benchmark.sources),
-    ):
-        if folder is not None:
-            check_place(f"benchmark.{key}", folder)
+    if path is not None:
+        # Not Path.is_dir and Path.exists, which raise for names that are too long.
+        if not os.path.isdir(path):
+            raise UserError(
+                f"benchmark.include_path={str(path)!r} is not a directory of task files"
+            )
+        check_place("benchmark.include_path", path)
     for source in benchmark.sources:
+        check_place("benchmark.sources", source)
         if not os.path.exists(source):
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
-
-
-def _check_data(run: Candidate) -> None:
-    benchmark = run.spec.benchmark
     if benchmark.records is not None:
         benchmark.own_data()
     elif benchmark.path is not None:
         Copies(benchmark.path, benchmark.dataset.path).check()
-
-
-def _check_task(run: Candidate) -> None:
-    benchmark, path = run.spec.benchmark, run.spec.benchmark.include_path
     names: Collection[str] = ()
     if path is not None:
-        names = run.digests.once(("tasks", path), lambda: index_of(path).names)
+        names = digests.once(("tasks", path), lambda: index_of(path).names)
     if benchmark.task not in names and benchmark.task not in library().names:
         # All names of lmms-eval would fill a page.
         valid = sorted(names) or ["the tasks of lmms-eval"]
         raise unknown_name("benchmark.task", benchmark.task, valid)
 
 
-def _note_words(run: Candidate) -> None:
+def _note_words(spec: RunSpec) -> None:
     """Print on stderr which words of own data a model reads as unknown: a tokenizer of whole words has no other ones.
 
     Raises:
         UserError: the tokenizer's file cannot be read.
     """
-    spec = run.spec
     table, path = spec.benchmark.own_data(), spec.model.path
     file = None if path is None else path / "tokenizer.json"
     if table is None or spec.benchmark.text is not None or file is None or not file.is_file():
@@ -298,7 +235,10 @@ def _note_words(run: Candidate) -> None:
         vocabulary = set(model["vocab"]) if model["type"] == "WordLevel" else None
     if vocabulary is None:
         return
-    prompt = _prompt(spec.benchmark)
+    assert spec.benchmark.include_path is not None  # own data have tasks of this repository
+    (leaf,) = index_of(spec.benchmark.include_path).leaves(spec.benchmark.task)
+    tables: Mapping[str, Any] = leaf.settings.get("lmms_eval_specific_kwargs") or {}
+    prompt = {**tables.get("default", {}), **spec.benchmark.prompt}
     texts = [*(text for record in table.records for text in (record.question, *record.choices))]
     texts += [prompt.get("pre_prompt") or "", prompt.get("post_prompt") or ""]
     words = dict.fromkeys(word for text in texts for word in text.split())
@@ -312,20 +252,12 @@ def _note_words(run: Candidate) -> None:
         )
 
 
-def _prompt(benchmark: BenchmarkSpec) -> dict[str, Any]:
-    """Return the prompt settings of the benchmark's task, with those of the user."""
-    assert benchmark.include_path is not None  # own data have tasks of this repository
-    (leaf,) = index_of(benchmark.include_path).leaves(benchmark.task)
-    tables: Mapping[str, Any] = leaf.settings.get("lmms_eval_specific_kwargs") or {}
-    return {**tables.get("default", {}), **benchmark.prompt}
-
-
-def _check_judge(run: Candidate) -> None:
+def _check_judge(spec: RunSpec) -> None:
     """Refuse a judged benchmark without a judge; the server is not contacted yet."""
-    judge = run.spec.judge
-    if "judge" not in run.spec.benchmark.needs:
+    judge = spec.judge
+    if "judge" not in spec.benchmark.needs:
         return
-    refuse("judge", run.spec)
+    refuse("judge", spec)
     # Imports httpx, a quarter of a second that runs without a judge need not wait for.
     from espalier.harness.evaluation.judging.client import read_key
 
@@ -349,28 +281,18 @@ def check_template(name: str | None, include_path: Path | None) -> None:
 def families(folder: Path) -> frozenset[str]:
     """Return the families that task files below a folder have prompts for. Cost: one read of each file."""
     texts = (path.read_text(errors="replace", encoding="utf-8") for path in folder.rglob("*.yaml"))
-    return frozenset(name for text in texts for name in _declared(text))
-
-
-def _declared(text: str) -> list[str]:
-    tables = (table.group(1) for table in _TABLE.finditer(text))
-    keys = [key for table in tables for key in _FAMILY.findall(table)]
-    margin = min((len(indent) for indent, _ in keys), default=0)
-    return [name for indent, name in keys if len(indent) == margin]
+    names: set[str] = set()
+    for text in texts:
+        keys = [key for table in _TABLE.findall(text) for key in _FAMILY.findall(table)]
+        margin = min((len(indent) for indent, _ in keys), default=0)
+        names.update(name for indent, name in keys if len(indent) == margin)
+    return frozenset(names)
 
 
 @cache  # lmms-eval's task files do not change while a process runs
 def _of_the_library() -> frozenset[str]:
-    # The package is found, not imported: its import takes seconds.
-    package = find_spec("lmms_eval")
-    if package is None or package.origin is None:
-        return frozenset()
-    return families(Path(package.origin).parent / "tasks")
-
-
-def _require_priors(run: Candidate) -> None:
-    name, store = run.spec.method.name, run.spec.store
-    run.artifacts += require_prior(run.spec.model, run.method, name, run.digests, store)
+    folder = library_folder()
+    return frozenset() if folder is None else families(folder)
 
 
 def check_places(spec: RunSpec, key: str) -> None:
@@ -383,41 +305,6 @@ def check_places(spec: RunSpec, key: str) -> None:
         check_files("curves", spec.curves, CURVES)
     if spec.report is not None:
         check_folder("report", spec.report)
-
-
-#: The config key that each check reads first, and the check, in the order in which runs are refused.
-PROCESS_CHECKS: tuple[tuple[str, Callable[[RunSpec, Ranks], object]], ...] = (
-    ("offline", _use_no_network),
-    ("log", _check_log),
-    ("model.parallel", _check_processes),
-    ("model.device", lambda spec, ranks: ranks.use_device(spec.model.device)),
-    ("engine", lambda spec, ranks: open_meters(spec)),
-)
-
-#: The same for what does not depend on the process.
-CHECKS: tuple[tuple[str, Callable[[Candidate], object]], ...] = (
-    ("generation", _check_generation),
-    ("method", _find_kind),
-    ("benchmark", lambda run: check_vocabulary(run.spec)),
-    ("engine", _normalise),
-    ("engine", lambda run: refuse("scope", run.spec, run.method)),
-    ("engine", _check_meters),
-    ("model", lambda run: check_model(run.spec.model, run.spec.offline, run.digests)),
-    ("benchmark.prompt_tokens", lambda run: check_lengths(run.spec)),
-    ("ratio", _resolve),
-    ("backend", _check_backend),
-    ("benchmark.needs", lambda run: refuse("tools of a benchmark", run.spec)),
-    ("benchmark.include_path", _check_task_folders),
-    ("benchmark.path", _check_data),
-    ("benchmark.task", _check_task),
-    ("model.path", _note_words),
-    ("judge", _check_judge),
-    (
-        "model.template",
-        lambda run: check_template(run.spec.model.template, run.spec.benchmark.include_path),
-    ),
-    ("store", _require_priors),
-)
 
 
 def refused_methods(model: str, folders: Sequence[Path] = ()) -> dict[str, str]:
@@ -435,7 +322,6 @@ def refused_methods(model: str, folders: Sequence[Path] = ()) -> dict[str, str]:
     names = own_choices("method", folders).all_names
     line = ["-m", f"model={model}", f"method={','.join(names)}"]
     command = read_command([*line, *override_of(folders)])
-    assert command is not None  # none of these requests information
     reasons = ((name, _reason(cell)) for name, cell in zip(names, command.cells, strict=True))
     return {name: reason for name, reason in reasons if reason is not None}
 

@@ -1,14 +1,16 @@
-"""Final terminal output of a command: a sheet for one run, or tables for many."""
+"""The final output of a command: a sheet for one run, tables for many, omitted cells, figures, rows as JSON, advice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from espalier.harness.errors import plain_values
+from espalier.harness.errors import plain, plain_values
+from espalier.harness.paths import short_path
 from espalier.harness.reports.curves.terminal_tables import (
     TerminalColumn,
     fits,
@@ -19,9 +21,12 @@ from espalier.harness.reports.curves.terminal_tables import (
     summary_lines,
     tables_of,
 )
+from espalier.harness.runs import streams
+from espalier.harness.runs.progress_bar import headline
+from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.comparable import amount, brief, differences
 from espalier.harness.specs.comparable import name as curve_name
-from espalier.harness.specs.run_spec import METERS
+from espalier.harness.specs.run_spec import METERS, RunOptions, RunSpec
 from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
 
 #: Note on rows of cache compressors with scores that do not depend on the eviction.
@@ -37,18 +42,20 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
     if not console.is_terminal:
         console = Console(file=stream, width=WIDTH)
     rows = [plain_values(dict(row)) for row in rows]
-    unique = _unique(rows)
+    # Cells of a sweep can be the same run (method=none at several ratios).
+    by_key: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        by_key.setdefault(row["run_key"], row)
+    unique = list(by_key.values())
     parts: list[RenderableType]
     if full:
         parts = [_sheet(row) for row in rows]
     else:
         parts = [*_tables(unique, console.width), *tables_of(unique, _method, console.width)]
-    if not full and any(row["extra"].get("discriminates") is False for row in unique):
-        affected = [row for row in unique if row["extra"].get("discriminates") is False]
-        names = ", ".join(
-            dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in affected)
-        )
-        parts.append(f"{names}: {ONE_TOKEN_NOTE}")
+    affected = [row for row in unique if row["extra"].get("discriminates") is False]
+    if affected and not full:
+        names = dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in affected)
+        parts.append(f"{', '.join(names)}: {ONE_TOKEN_NOTE}")
     if any(map(is_marked, unique)):
         parts.append(FOOTNOTE)
     for part in parts:
@@ -61,7 +68,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
     names, counts = _names(rows, rows), _counts(rows)
     metrics = TerminalColumn(
         "metric",
-        tuple(_metric(*_headline_first(row)[0]) + mark(is_marked(row)) for row in rows),
+        tuple(f"{headline(row)} {_headline_score(row)}" for row in rows),
         "left",
     )
     benchmarks = TerminalColumn("benchmark", tuple(row["benchmark"] for row in rows), "left")
@@ -72,14 +79,10 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
         return [side_by_side(columns, title)]
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["benchmark"], _headline_first(row)[0][0]), []).append(row)
+        groups.setdefault((row["benchmark"], headline(row)), []).append(row)
     parts: list[RenderableType] = []
-    for (benchmark, headline), group in groups.items():
-        scores = TerminalColumn(
-            headline,
-            tuple(_score(_headline_first(row)[0][1]) + mark(is_marked(row)) for row in group),
-            "left",
-        )
+    for (benchmark, metric), group in groups.items():
+        scores = TerminalColumn(metric, tuple(map(_headline_score, group)), "left")
         states = TerminalColumn("status", tuple(row["status"] for row in group), "left")
         title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
         values = [*_gains(group), scores, *_counts(group), states], _costs(group)
@@ -131,14 +134,6 @@ def _costs(rows: Sequence[Mapping[str, Any]]) -> list[TerminalColumn]:
     ]
 
 
-def _unique(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return each run once: cells of a sweep can be the same run (method=none at several ratios)."""
-    runs_by_key: dict[str, Mapping[str, Any]] = {}
-    for row in rows:
-        runs_by_key.setdefault(row["run_key"], row)
-    return list(runs_by_key.values())
-
-
 def _sheet(row: Mapping[str, Any]) -> Table:
     tokens, flops, memory, extra = row["tokens"], row["flops"], row["memory"], row["extra"]
     vision, select, prefill, decode = _times(row)
@@ -153,12 +148,11 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     )
     if gains := latency_text(row):
         table.add_row("gain", f"{gains} over the unreduced model")
-    for name, values in _headline_first(row):
-        marked = is_marked(row) and name == row["extra"].get("headline")
-        table.add_row("metric", _metric(name, values) + mark(marked))
+    for name, values in sorted(row["metrics"].items(), key=lambda item: item[0] != headline(row)):
+        marked = is_marked(row) and name == extra.get("headline")
+        table.add_row("metric", f"{name} {_score(values)}{mark(marked)}")
     table.add_row("samples", f"{row['n_samples']} ({row['status']}, key {row['run_key']})")
-    clipped = extra.get("clipped")
-    if clipped:
+    if clipped := extra.get("clipped"):
         table.add_row(
             "clipped",
             f"{clipped} of the samples have fewer than {row['keep']} visual tokens, and keep all",
@@ -168,8 +162,7 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         f"{tokens['visual']:.4g}, asked to keep {tokens['requested_keep']:.4g}, kept {tokens['kept_final']:.4g}, "
         f"mean over layers {tokens['layer_average']:.4g}",
     )
-    cache = extra.get("cache")
-    if cache:
+    if cache := extra.get("cache"):
         table.add_row("visual entries", _cache_text(cache))
     if extra.get("discriminates") is False:
         table.add_row("", ONE_TOKEN_NOTE)
@@ -189,8 +182,7 @@ def _sheet(row: Mapping[str, Any]) -> Table:
         table.add_row(
             name, f"{_cost(cost)} an answer, {cost['per_token']:.3g} {cost['unit']} a token"
         )
-    speedup = extra.get("speedup")
-    if speedup:
+    if speedup := extra.get("speedup"):
         table.add_row("speed-up", _speedup_text(speedup))
     for heading, text in summary_lines(row):
         table.add_row(heading, text)
@@ -203,12 +195,9 @@ def _cache_text(cache: Mapping[str, Any]) -> str:
     low, high = min(cache["entries"]), max(cache["entries"])
     layers = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
     # Includes newlines and separators, which stay unless they are candidates; missing in rows of older versions.
-    all_positions = cache.get("positions_share", cache["share"])
-    positions_text = (
-        ""
-        if all_positions == cache["share"]
-        else f", {all_positions:.1%} of all positions of images"
-    )
+    all_positions, positions_text = cache.get("positions_share", cache["share"]), ""
+    if all_positions != cache["share"]:
+        positions_text = f", {all_positions:.1%} of all positions of images"
     return (
         f"{kept:.4g} of {entered:.4g} left in the KV cache ({cache['share']:.1%}, asked "
         f"{1 - cache['ratio']:.1%}{positions_text}), {layers} a layer"
@@ -248,16 +237,12 @@ def _distinguishing_settings(
 
 def _times(row: Mapping[str, Any]) -> tuple[str, ...]:
     names = ("vision_ms", "select_ms", "prefill_ms", "decode_ms_per_token")
-    return tuple(_milliseconds(row["time"][name]) for name in names)
+    times = (row["time"][name] for name in names)
+    return tuple("-" if value is None else f"{value:.2f}" for value in times)
 
 
-def _headline_first(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    headline = row["extra"].get("headline")
-    return sorted(row["metrics"].items(), key=lambda item: item[0] != headline)
-
-
-def _metric(name: str, values: Mapping[str, float | None]) -> str:
-    return f"{name} {_score(values)}"
+def _headline_score(row: Mapping[str, Any]) -> str:
+    return _score(row["metrics"][headline(row)]) + mark(is_marked(row))
 
 
 def _score(values: Mapping[str, float | None]) -> str:
@@ -270,10 +255,6 @@ def _cost(cost: Mapping[str, Any] | None) -> str:
     return "-" if cost is None else f"{cost['mean']:.3g} ± {cost['error']:.1g} {cost['unit']}"
 
 
-def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _bytes(value: float | None) -> str:
     if value is None:
         return "-"
@@ -282,3 +263,74 @@ def _bytes(value: float | None) -> str:
             return f"{value:.4g} {unit}"
         value /= 1024
     return f"{value:.4g} GiB"
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def write_figures(
+    spec: RunSpec,
+    rows: Rows,
+    left_out: Sequence[tuple[RunSpec, str]],
+    cells: int,
+    waiting: StatusLine,
+) -> Iterator[Path]:
+    """Write the curves and the report of all rows and yield their paths."""
+    keys = {row["run_key"] for row in rows}
+    if spec.curves is not None:
+        waiting.say("drawing curves")
+        # matplotlib and scipy take a second to import, and most runs draw nothing.
+        from espalier.harness.reports.curves.curve_files import write_curves
+
+        yield from write_curves(spec.store, spec.curves, run_keys=keys)
+    # An interrupted sweep does not replace the report of a complete one.
+    if spec.report is not None and len(rows) + len(left_out) == cells:
+        waiting.say("writing the report")
+        from espalier.harness.reports.curves.method_report import (
+            write_report,  # imports matplotlib and scipy
+        )
+
+        yield from write_report(spec, keys, left_out)
+
+
+def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> None:
+    """Print the cells that have no row, one line for each reason."""
+    # Imports torch, which a stored row needs not.
+    from espalier.harness.kinds.lookup import label_of
+
+    names: dict[str, list[str]] = {}
+    for spec, reason in cells:
+        name = f"{spec.method.title} {label_of(spec)}".strip()
+        cell = f"{name} {spec.budget.amount} {spec.benchmark.name}"
+        names.setdefault(reason, []).append(cell)
+    for reason, cells_of_reason in names.items():
+        print(plain(f"{word}: {', '.join(cells_of_reason)}: {reason}"), file=out, flush=True)
+
+
+def prints_json(spec: RunOptions, out: TextIO) -> bool:
+    """Return whether rows are printed as JSON; by default, if the output is not a terminal."""
+    return not out.isatty() if spec.json == "auto" else spec.json
+
+
+def print_json(row: Mapping[str, Any], out: TextIO) -> None:
+    """Print a row as one line."""
+    with streams.output():
+        print(json.dumps(row, allow_nan=False), file=out, flush=True)
+
+
+def print_end(spec: RunOptions, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
+    """Print the last row as JSON, at a terminal where the rows are and a next command."""
+    if prints_json(spec, out):
+        print_json(rows[-1], out)
+        return
+    keys = {row["run_key"] for row in rows}
+    place = spec.store / "runs" / (keys.pop() if len(keys) == 1 else "*") / "row.json"
+    with streams.output():
+        print(f"\nrow: {plain(short_path(place))}", file=out)
+        if advice is not None:
+            line, purpose = advice
+            print(f"next: {plain(line)}\n      {purpose}", file=out)
+        out.flush()

@@ -45,7 +45,10 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
     """
     checked: set[tuple[Any, ...]] = set()
     for cell in cells:
-        _check_values(cell)
+        values = read_settings(cell)
+        # A draft can do without every token.
+        kind = "decoder" if values.method.code else method_kind(values.method.name)
+        read_amount(values.ratio, values.keep, drafts=kind == "decoder")
         model, benchmark, method, compressor = (
             table(key, cell[key]) for key in ("model", "benchmark", "method", "compressor")
         )
@@ -64,13 +67,6 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
             _check_checkpoint(model, cell["offline"])
         if not dry and cell["cluster"].get("name") == "local":
             _check_data(cell)
-
-
-def _check_values(cell: Cell) -> None:
-    settings = read_settings(cell)
-    # A draft can do without every token.
-    kind = "decoder" if settings.method.code else method_kind(settings.method.name)
-    read_amount(settings.ratio, settings.keep, drafts=kind == "decoder")
 
 
 #: Start of the folders of the package's own tasks.
@@ -148,9 +144,10 @@ def _check_data(cell: Cell) -> None:
 def _stored(cell: Cell) -> bool:
     """Return whether the store may have rows of a cell's model and benchmark, which need no data."""
     marks = [f'"{key}": "{cell[key]["name"]}"'.encode() for key in ("model", "benchmark")]
-    for path in Path(located(str(cell["store"])), "runs").glob("*/row.json"):
+
+    def is_of_cell(path: Path) -> bool:
         with path.open("rb") as file:
             start = file.read(CELL_BYTES)
-        if all(mark in start for mark in marks):
-            return True
-    return False
+        return all(mark in start for mark in marks)
+
+    return any(map(is_of_cell, located(str(cell["store"])).glob("runs/*/row.json")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ def describe(spec: RunSpec) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": _version("transformers"),
-        "lmms_eval": _version("lmms-eval"),
+        "transformers": installed_version("transformers"),
+        "lmms_eval": installed_version("lmms-eval"),
         "platform": f"{platform.system()} {platform.machine()}",
         "weights": model.weights,
         "layers": [model.facts.tower.layers, model.facts.text.layers],
@@ -70,9 +70,13 @@ def processor_name() -> str:
     return next(names, platform.machine())
 
 
-@cache
-def _version(package: str) -> str:
-    return version(package)
+@cache  # reading the metadata of a package takes milliseconds, and a sweep needs it for every cell
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 # A process keeps the code that it has loaded, whatever is checked out meanwhile.

@@ -14,11 +14,9 @@ from espalier.harness.paths import ROOT, short_path
 from espalier.harness.specs.commands import RUN
 from espalier.harness.store.sweep_files import SweepCell
 
-#: Baselines of methods that remove tokens.
-CONTROLS = ("none", "random")
-#: Baselines of methods that evict cache entries.
-CACHE_CONTROLS = ("none", "random_kv")
-
+#: Baselines of methods that remove tokens, and of methods that evict cache entries, each with what it is.
+CONTROLS = {"none": "the unpruned model", "random": "random dropping of tokens"}
+CACHE_CONTROLS = {"none": "the unpruned model", "random_kv": "random eviction of entries"}
 
 #: Flags of a sweep.
 MULTIRUN = ("-m", "--multirun")
@@ -39,13 +37,15 @@ def next_step(
     options = {text.partition("=")[0].lstrip("+"): text.partition("=")[2] for text in argv}
     if missing:
         return command(argv), "runs the cells that have no row yet, and only these"
-    if {"curves", "report"} & {
-        key for key, value in options.items() if value != "null"
-    } or "experiment" in options:
+    draws = any(options.get(key, "null") != "null" for key in ("curves", "report"))
+    if draws or "experiment" in options:
         return None
     methods = list(dict.fromkeys(row["method"] for row in rows))
     if any(row["extra"].get("speculative") for row in rows):
-        return _decoders(argv, options)
+        method = options["method"]
+        other = "vanilla_sd" if method != "vanilla_sd" else "pearl"
+        line = _with(argv, method=f"{other},{method}")
+        return None if "," in method else (line, f"compares with {other}, another way to draft")
     if methods == ["none"]:
         line = _with(argv, method="none,random,divprune", ratio="0.5,0.9")
         return (
@@ -53,17 +53,20 @@ def next_step(
             "shows the accuracy that remains without half or nine tenths of the visual tokens",
         )
     if any("+" in method for method in methods):
-        return _stacks(argv, options)
-    caches = any(row["extra"].get("cache") for row in rows)
-    controls = CACHE_CONTROLS if caches else CONTROLS
-    absent = [name for name in controls if name not in methods]
-    if absent:
-        requested = options.get("method") or "divprune"
-        names = ",".join([*absent, *([] if requested in absent else [requested])])
-        return _with(argv, method=names), f"compares with {' and '.join(map(_description, absent))}"
-    return _with(
-        argv, curves="results/curves"
-    ), "draws accuracy against tokens kept, from the stored rows"
+        compressor = options.get("method@compressor") or options.get("compressor")
+        if compressor is None or "," in compressor:
+            return None
+        kept = [text for text in argv if not text.startswith(("compressor=", "method@compressor="))]
+        line = _with(kept, compressor=f"none,{compressor}")
+        return line, "compares with the same method with the full cache"
+    controls = CACHE_CONTROLS if any(row["extra"].get("cache") for row in rows) else CONTROLS
+    absent = {name: what for name, what in controls.items() if name not in methods}
+    if not absent:
+        purpose = "draws accuracy against tokens kept, from the stored rows"
+        return _with(argv, curves="results/curves"), purpose
+    requested = options.get("method") or "divprune"
+    names = ",".join([*absent, *([] if requested in absent else [requested])])
+    return _with(argv, method=names), f"compares with {' and '.join(absent.values())}"
 
 
 def rerun(argv: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -102,35 +105,6 @@ def interpreter() -> str:
     return short_path(executable)
 
 
-def _decoders(argv: Sequence[str], options: Mapping[str, str]) -> tuple[str, str] | None:
-    if "," in options.get("method", ""):
-        return None
-    method = options["method"]
-    alternative = "vanilla_sd" if method != "vanilla_sd" else "pearl"
-    return _with(
-        argv, method=f"{alternative},{method}"
-    ), f"compares with {alternative}, another way to draft"
-
-
-def _stacks(argv: Sequence[str], options: Mapping[str, str]) -> tuple[str, str] | None:
-    short, long = "compressor", "method@compressor"
-    compressor = options.get(long) or options.get(short)
-    if compressor is None or "," in compressor:
-        return None
-    kept = [text for text in argv if text.partition("=")[0] not in (short, long)]
-    return _with(
-        kept, compressor=f"none,{compressor}"
-    ), "compares with the same method with the full cache"
-
-
-def _description(name: str) -> str:
-    return {
-        "none": "the unpruned model",
-        "random": "random dropping of tokens",
-        "random_kv": "random eviction of entries",
-    }[name]
-
-
 def _with(argv: Sequence[str], **changes: str) -> str:
     """Return the command line with keys set to other values, as a sweep if a value is a list."""
     replaced = {*changes, *(KEEP for key in changes if key == RATIO)}
@@ -154,33 +128,20 @@ def products(lines: Sequence[Sequence[str]]) -> list[Line]:
     """
     remaining = list(dict.fromkeys(map(tuple, lines)))
     joined_lines: set[Line] = set()
-    for key in dict.fromkeys(_key(text) for line in remaining for text in line):
-        remaining = _merged(remaining, key, joined_lines)
+    for key in dict.fromkeys(text.partition("=")[0] for line in remaining for text in line):
+        # Lines that differ only in the value of the key become one.
+        groups: dict[tuple[int, Line], list[Line]] = {}
+        for line in remaining:
+            other_texts = tuple(text for text in line if not text.startswith(f"{key}="))
+            # The length separates lines without the key from those that have it.
+            groups.setdefault((len(line), other_texts), []).append(line)
+        remaining = []
+        for group in groups.values():
+            if len(group) > 1:
+                texts = (text for line in group for text in line if text.startswith(f"{key}="))
+                values = f"{key}={','.join(text.partition('=')[2] for text in texts)}"
+                joined = (values if text.startswith(f"{key}=") else text for text in group[0])
+                group = [tuple(joined)]
+                joined_lines.update(group)
+            remaining += group
     return [("-m", *line) if line in joined_lines else line for line in remaining]
-
-
-def _merged(lines: Sequence[Line], key: str, joined_lines: set[Line]) -> list[Line]:
-    """Return the lines after joining those that differ only in the value of one key."""
-    groups: dict[tuple[int, Line], list[Line]] = {}
-    for line in lines:
-        other_texts = tuple(text for text in line if _key(text) != key)
-        # The length separates lines without the key from those that have it.
-        groups.setdefault((len(line), other_texts), []).append(line)
-    merged = []
-    for group in groups.values():
-        if len(group) == 1:
-            merged += group
-            continue
-        values = ",".join(_value(line, key) for line in group)
-        joined_line = tuple(f"{key}={values}" if _key(text) == key else text for text in group[0])
-        joined_lines.add(joined_line)
-        merged.append(joined_line)
-    return merged
-
-
-def _key(text: str) -> str:
-    return text.partition("=")[0]
-
-
-def _value(line: Line, key: str) -> str:
-    return next(text.partition("=")[2] for text in line if _key(text) == key)

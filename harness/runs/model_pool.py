@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,10 +15,23 @@ if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
 
 
+def load(spec: ModelSpec) -> Adapter:
+    """Return a model loaded from its checkpoint."""
+    # transformers takes seconds to import, and a stored row does not need a model.
+    from espalier.harness.models.build_adapter import load_adapter
+
+    return load_adapter(spec)
+
+
 @dataclass
 class Pool:
-    """Holds the model of the last run, so that a sweep loads each model once."""
+    """Holds the model of the last run, so that a sweep loads each model once.
 
+    Args:
+        load: returns a model with the settings of a spec; another one where the caller has it in memory.
+    """
+
+    load: Callable[[ModelSpec], Adapter] = load
     _spec: ModelSpec | None = None
     _adapter: Adapter | None = None
 
@@ -27,29 +39,7 @@ class Pool:
         """Return the loaded model of `spec`; a different model is dropped first, since two may not fit."""
         if self._adapter is None or self._spec != spec:
             self._adapter = None
-            # transformers takes seconds to import, and a stored row does not need a model.
-            from espalier.harness.models.build_adapter import load_adapter
-
-            self._adapter, self._spec = load_adapter(spec), spec
-        return self._adapter
-
-
-@dataclass
-class LentPool(Pool):
-    """Holds a model that the caller has loaded, or has in memory.
-
-    Args:
-        open_spec: returns a context manager that yields the model's adapter with the settings of a spec.
-        stack: closes it.
-    """
-
-    open_spec: Callable[[ModelSpec], AbstractContextManager[Adapter]] = field(kw_only=True)
-    stack: contextlib.ExitStack = field(kw_only=True)
-
-    def adapter(self, spec: ModelSpec) -> Adapter:
-        """Return the caller's model with the settings of `spec`."""
-        if self._adapter is None:
-            self._adapter = self.stack.enter_context(self.open_spec(spec))
+            self._adapter, self._spec = self.load(spec), spec
         return self._adapter
 
 

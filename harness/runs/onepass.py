@@ -162,31 +162,32 @@ def _tell(
 def why_not_shared(spec: RunSpec, method: Method) -> str | None:
     """Return why a run cannot share a pass with others; None if it can."""
     engine, facts = spec.engine, spec.model.facts
-    if engine.batch_size == "auto":
-        return "engine.batch_size=auto is found for each cell"
-    if engine.backend != "drop":
-        return f"engine.backend={engine.backend} runs every layer by itself"
-    if engine.separators != "keep":
-        return f"engine.separators={engine.separators} counts other tokens than a whole prompt does"
-    if engine.scope != "prompt":
-        return f"engine.scope={engine.scope} chooses in each picture by itself"
-    if engine.rescore:
-        return "engine.rescore=true starts from pixels"
-    if engine.meters:
-        return f"engine.{engine.meters[0]}=true counts every answer by itself"
-    if spec.benchmark.prompt_tokens is not None:
-        return "the benchmark measures times alone"
-    if facts.denoises:
-        return "the model denoises its answers"
     reducer = kind_of(method, spec).prompt_reducer(method)
-    if reducer is None:
-        return "the method drafts"
-    if reducer.shrinks_pictures:
-        return "the method changes the pictures"
-    sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
-    if any(site.where == "tower" for site in sites):
-        return "the method acts inside the vision tower"
-    return None
+    sites = () if reducer is None else reducer.all_sites(facts.tower.layers, facts.text.layers)
+    meter = next(iter(engine.meters), None)
+    reasons = (
+        (engine.batch_size == "auto", "engine.batch_size=auto is found for each cell"),
+        (
+            engine.backend != "drop",
+            f"engine.backend={engine.backend} runs every layer by itself",
+        ),
+        (
+            engine.separators != "keep",
+            f"engine.separators={engine.separators} counts other tokens than a whole prompt does",
+        ),
+        (
+            engine.scope != "prompt",
+            f"engine.scope={engine.scope} chooses in each picture by itself",
+        ),
+        (engine.rescore, "engine.rescore=true starts from pixels"),
+        (meter is not None, f"engine.{meter}=true counts every answer by itself"),
+        (spec.benchmark.prompt_tokens is not None, "the benchmark measures times alone"),
+        (facts.denoises, "the model denoises its answers"),
+        (reducer is None, "the method drafts"),
+        (reducer is not None and reducer.shrinks_pictures, "the method changes the pictures"),
+        (any(site.where == "tower" for site in sites), "the method acts inside the vision tower"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 def frame(spec: RunSpec) -> RunSpec:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TextIO, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -63,16 +63,11 @@ class Forecast:
         """
         total = elapsed / share if share > 0 else None
         current = self._duration(self.pending.get(key), total) if total is None else total
-        pending = [
-            self._duration(kind, total)
-            for pending_key, kind in self.pending.items()
-            if pending_key != key
-        ]
+        others = (kind for other, kind in self.pending.items() if other != key)
+        pending = [self._duration(kind, total) for kind in others]
         if current is None or None in pending:
             return None
-        return max(current - elapsed, 0.0) + sum(
-            duration for duration in pending if duration is not None
-        )
+        return max(current - elapsed, 0.0) + sum(filter(None, pending))
 
     def _duration(self, kind: Hashable, default: float | None) -> float | None:
         if kind in self.spent:
@@ -81,18 +76,13 @@ class Forecast:
         return fmean(durations) if durations else default
 
 
-def clock(seconds: float) -> str:
-    """Return a duration as hours, minutes and seconds, without leading zeros: `9 s`, `1:09`, `2:01:09`."""
+def clock(seconds: float, minutes: bool = False) -> str:
+    """Return a duration without leading zeros: `9 s` (with `minutes` `0:09`), `1:09`, `2:01:09`."""
     total = round(seconds)
-    if total < 60:
+    if total < 60 and not minutes:
         return f"{total} s"
-    minutes, remaining_seconds = divmod(total, 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours}:{minutes:02}:{remaining_seconds:02}"
-        if hours
-        else f"{minutes}:{remaining_seconds:02}"
-    )
+    hours, rest = divmod(total, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
 T = TypeVar("T")
@@ -159,9 +149,7 @@ class Board:
 
     def finish(self, place: BoardCell, row: Mapping[str, Any]) -> None:
         """Record the row of a cell."""
-        value = row["metrics"][headline(row)]["value"]
-        number = "undefined" if value is None else f"{value:.3f}"
-        self.scores[place] = number + mark(is_marked(row))
+        self.scores[place] = _number(row) + mark(is_marked(row))
         self.done += 1
         if row["status"] == "cached":
             self.stored += 1
@@ -185,14 +173,13 @@ class Board:
         running = int(self.now is not None)
         remaining = self.cells - self.done - len(self.failed) - running
         stored_note = f" ({self.stored} of them stored before)" if self.stored else ""
-        seconds = elapsed + sum(sum(runs) for runs in self.forecast.spent.values())
+        seconds = elapsed + sum(map(sum, self.forecast.spent.values()))
         speed = (self.answered + self.running_samples) / seconds if seconds > 0 else 0.0
-        parts = [
-            f"cells: {self.done} done{stored_note}, {running} running, {len(self.failed)} failed, {remaining} left",
-            *([f"{speed:.3g} samples/s"] if speed else []),
-            *([f"{clock(seconds_left)} left"] if seconds_left is not None else []),
-        ]
-        return "; ".join(parts)
+        return (
+            f"cells: {self.done} done{stored_note}, {running} running, {len(self.failed)} failed, {remaining} left"
+            + (f"; {speed:.3g} samples/s" if speed else "")
+            + ("" if seconds_left is None else f"; {clock(seconds_left)} left")
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the scores of the running benchmark and the latest failures."""
@@ -301,9 +288,7 @@ class TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Return the text of the column."""
         left = task.fields["left"]()
-        if left is None:
-            return Text(clock(task.elapsed or 0.0))
-        return Text(f"{clock(left)} left")
+        return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
 
 
 class CellProgress:
@@ -323,11 +308,17 @@ class CellProgress:
         self._count: Callable[[], None] = lambda: None
         sweep = board.forecast
         if progress is not None:
-            self._samples = self._line(progress, title, None, self._samples_left)
+            self._samples = progress.add_task(
+                title, total=None, count="", rate="", left=self._samples_left
+            )
             if sweep.cells > 1:
-                cells = self._line(progress, "whole sweep", sweep.cells, self._sweep_left)
-                progress.update(
-                    cells, completed=sweep.cell - 1, count=f"{sweep.cell}/{sweep.cells}"
+                progress.add_task(
+                    "whole sweep",
+                    total=sweep.cells,
+                    completed=sweep.cell - 1,
+                    count=f"{sweep.cell}/{sweep.cells}",
+                    rate="",
+                    left=self._sweep_left,
                 )
 
     def attach(self, redraw: Callable[[], None], count: Callable[[], None] = lambda: None) -> None:
@@ -356,11 +347,6 @@ class CellProgress:
             rate=f"{speed:.1f} it/s" if speed else "",
         )
         self._count()
-
-    def _line(
-        self, progress: Progress, text: str, total: int | None, left: Callable[[], float | None]
-    ) -> TaskID:
-        return progress.add_task(text, total=total, count="", rate="", left=left)
 
     def _samples_left(self) -> float | None:
         assert self._progress is not None
@@ -442,7 +428,9 @@ def tell_finished(
 
 def score(row: Mapping[str, Any]) -> str:
     """Return the headline metric with its value."""
-    name = headline(row)
-    value = row["metrics"][name]["value"]
-    number = "undefined" if value is None else f"{value:.3f}"
-    return f"{name} {number}{f' ({MEANS})' if is_marked(row) else ''}"
+    return f"{headline(row)} {_number(row)}{f' ({MEANS})' if is_marked(row) else ''}"
+
+
+def _number(row: Mapping[str, Any]) -> str:
+    value = row["metrics"][headline(row)]["value"]
+    return "undefined" if value is None else f"{value:.3f}"

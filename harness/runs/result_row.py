@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.metered import answered_together
@@ -45,13 +44,20 @@ def build_row(
     records = [sample.record for sample in evaluation.samples]
     kind = kind_of(job.method, spec)
     account = kind.account(spec, job.method, records)
-    together = answered_together(records)
+    together, budget = answered_together(records), spec.budget
+    counted_share, clipped = {}, {}
+    if budget.count is not None:
+        # The share of all samples' visual tokens that the count removes, and the samples that have fewer tokens.
+        visual = sum(record.visual for record in records)
+        kept = sum(budget.target(record.visual) for record in records)
+        counted_share = {"ratio": 1 - kept / visual if visual else 0.0}
+        clipped = {"clipped": sum(budget.clips(record.visual) for record in records)}
     return {
         "schema": SCHEMA,
         "status": status,
         "run_key": job.key,
         **job.parts["cell"],
-        **({} if spec.budget.count is None else {"ratio": _ratio(spec.budget, records)}),
+        **counted_share,
         "n_samples": evaluation.n_samples,
         "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
         "tokens": dict(account.tokens),
@@ -69,7 +75,7 @@ def build_row(
             "headline": spec.benchmark.headline,
             "higher_is_better": spec.benchmark.higher_is_better,
             **account.extra,
-            **_clipped(spec.budget, records),
+            **clipped,
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
             **({"costs": evaluation.costs} if evaluation.costs else {}),
@@ -99,20 +105,6 @@ def build_row(
             "environment": dict(environment),
         },
     }
-
-
-def _ratio(budget: Budget, records: Sequence[SampleRecord]) -> float:
-    """Return the share of all samples' visual tokens that a count removes."""
-    visual = sum(record.visual for record in records)
-    kept = sum(budget.target(record.visual) for record in records)
-    return 1 - kept / visual if visual else 0.0
-
-
-def _clipped(budget: Budget, records: Sequence[SampleRecord]) -> dict[str, int]:
-    """Return the number of samples that have fewer visual tokens than the count; nothing without a count."""
-    if budget.count is None:
-        return {}
-    return {"clipped": sum(budget.clips(record.visual) for record in records)}
 
 
 def _reasoning(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
@@ -151,9 +143,8 @@ def _one_pass(together: int) -> dict[str, Any]:
 
 def _spreads(records: Sequence[SampleRecord]) -> dict[str, list[float]]:
     """Return the quartiles [25 %, 75 %] of each phase's time in milliseconds."""
-    phases = sorted({phase for record in records for phase in record.times_ms})
     spreads = {}
-    for phase in phases:
+    for phase in sorted({phase for record in records for phase in record.times_ms}):
         times = [record.times_ms[phase] for record in records if phase in record.times_ms]
         if len(times) > 1:
             low, _, high = quantiles(times, n=4, method="inclusive")
@@ -163,8 +154,10 @@ def _spreads(records: Sequence[SampleRecord]) -> dict[str, list[float]]:
 
 def _reported(spec: RunSpec, values: Mapping[str, float | None]) -> dict[str, float | None]:
     # Random weights answer at random: such a row has times and memory, never accuracy.
-    clocked = spec.benchmark.prompt_tokens is not None
-    return _finite(values) if clocked or spec.model.weights != "random" else dict.fromkeys(values)
+    if spec.benchmark.prompt_tokens is None and spec.model.weights == "random":
+        return dict.fromkeys(values)
+    # JSON has no NaN; an undefined number is null.
+    return {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
 
 
 def _substitutes(job: Job) -> dict[str, str]:
@@ -177,8 +170,3 @@ def _substitutes(job: Job) -> dict[str, str]:
         name: SUBSTITUTES[facts.class_attention]
         for name in sorted(OF_CLASS_TOKEN.intersection(read))
     }
-
-
-def _finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    # JSON has no NaN; an undefined number is null.
-    return {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import PackageNotFoundError, version
 from inspect import getfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.quantisation import quantised_packages
 from espalier.harness.paths import FOLDERS, ROOT
+from espalier.harness.runs.environment import installed_version
 from espalier.harness.runs.run_settings import (
     cell_of,
     contents_of,
@@ -139,7 +139,7 @@ def key_parts(
         "code": digest([sorted(code.values()), *texts]),
         "packages": {
             "python": platform.python_version(),
-            **{name: _version(name) for name in [*PACKAGES, *unpackers]},
+            **{name: installed_version(name) for name in [*PACKAGES, *unpackers]},
         },
         **({"plugins": [plugin_digest(plugin, digests) for plugin in plugins]} if plugins else {}),
     }
@@ -232,11 +232,3 @@ def _packages_of(module: str) -> list[str]:
     """Return a module after the packages that contain it."""
     parts = module.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-
-
-@cache  # reading the metadata of a package takes milliseconds, and a sweep needs it for every cell
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

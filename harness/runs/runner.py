@@ -1,6 +1,6 @@
-"""The runner of a command's cells: admitted jobs, one loaded model at a time, rows and their outcome.
+"""The runner of a command's cells: admitted jobs, one loaded model at a time, rows and failures.
 
-The outcome prints rows as they come; at the end tables, failures, figures and JSON lines.
+Rows are printed as they come; at the end tables, failures, figures and JSON lines.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any, TextIO
 from espalier.harness.errors import Refused, StoreLost, UserError, print_lines
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import console, hints, streams, wandb_log
-from espalier.harness.runs import output as printing
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job, admit_here, check_drawn
 from espalier.harness.runs.model_pool import Pool
-from espalier.harness.runs.progress_bar import Board, BoardCell, Forecast
+from espalier.harness.runs.progress_bar import Board, BoardCell
 from espalier.harness.runs.single_run import CellRunner
-from espalier.harness.runs.status_line import StatusLine
+from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store import sweep_files as sweeps
@@ -28,118 +27,8 @@ from espalier.harness.store.sweep_files import SweepCell
 
 
 @dataclass
-class Outcome:
-    """Collects and prints rows and failures; only the first process of a launch prints.
-
-    Args:
-        sweep: whether rows are printed as one table instead of one sheet.
-        ranks: the processes of the command.
-        argv: the checked command line, to print it.
-        waiting: the status line.
-        out: where tables and JSON lines go.
-        forecast: number and duration of the cells.
-        rows: rows of finished cells.
-        left_out: cells without a row, each with the reason in one line.
-        refused: how many of these were refused before the first cell ran.
-        lines: the overrides of a cell by the identity of its spec, where they are known.
-        codes: the exit codes of the cells that failed.
-        note: called for each cell without a row, with the reason and the exit code.
-    """
-
-    sweep: bool = False
-    ranks: Ranks = field(default_factory=Ranks)
-    argv: Sequence[str] = ()
-    waiting: StatusLine = field(default_factory=lambda: StatusLine(quiet=True))
-    out: TextIO = field(default_factory=lambda: sys.stdout)
-    forecast: Forecast = field(default_factory=Forecast)
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[tuple[RunSpec, str]] = field(default_factory=list)
-    refused: int = 0
-    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    codes: list[int] = field(default_factory=list)
-    note: Callable[[RunSpec, str, int], None] = lambda spec, reason, code: None
-
-    @property
-    def code(self) -> int:
-        """The exit code of the command: the worst of its cells, 0 if none failed."""
-        return max(self.codes, default=0)
-
-    def refuse(self, spec: RunSpec, reason: str) -> None:
-        """Note that a cell is refused, before the first one runs."""
-        self.left_out.append((spec, reason))
-        self.refused += 1
-        self.note(spec, reason, 2)
-
-    def fail(self, spec: RunSpec, cause: str, code: int) -> None:
-        """Note that a cell has no row."""
-        self.left_out.append((spec, cause))
-        self.codes.append(code)
-        self.note(spec, cause, code)
-
-    def take(self, row: dict[str, Any], spec: RunSpec, seconds: float) -> None:
-        """Take a finished row; its JSON line is printed when the next row comes, or by `finish`."""
-        if row["status"] != "cached":
-            self.forecast.computed(row["run_key"], seconds)
-        if self.ranks.rank == 0:
-            if self.rows and printing.prints_json(spec, self.out):
-                printing.print_json(self.rows[-1], self.out)
-            if self.sweep:
-                progress.tell_finished(row, self.forecast, seconds)
-        self.rows.append(row)
-
-    def finish(self, spec: RunSpec) -> None:
-        """Print the table of all rows, draw the files of `spec`, and end with the last row's JSON line.
-
-        At a terminal the folders of the rows and the next command are printed instead.
-
-        Raises:
-            UserError: the rows are not enough for curves or a report.
-            StoreLost: these cannot be written.
-            OutputLost: standard output cannot be written.
-        """
-        if self.ranks.rank:
-            return
-        with streams.output():
-            self._print()
-        if not self.rows:
-            return
-        try:
-            for path in printing.write_figures(
-                spec, self.rows, self.left_out, self.forecast.cells, self.waiting
-            ):
-                self.waiting.clear()
-                with streams.output():
-                    print_lines(f"wrote {path}", file=self.out)
-        except OSError as error:
-            raise StoreLost(f"{error}; the rows are in the store") from error
-        finally:
-            self.waiting.clear()
-            printing.print_end(spec, self.rows, self._advice(), self.out)
-
-    def _advice(self) -> tuple[str, str] | None:
-        """Return the next command and its purpose; None after the command that repeats failed cells."""
-        missing = self.forecast.cells - len(self.rows) - len(self.left_out)
-        if self.codes and not missing:
-            return None
-        return hints.next_step(self.argv, self.rows, missing)
-
-    def _print(self) -> None:
-        """Print the table of rows, the cells without a row and why, and the command that repeats failed cells."""
-        if self.rows:
-            console.print_rows(self.rows, self.out, full=not self.sweep)
-        failed = self.left_out[self.refused :]
-        if self.rows or (failed and self.sweep):
-            printing.print_left("left out", self.left_out[: self.refused], self.out)
-            printing.print_left("failed", failed, self.out)
-        if failed and self.sweep:
-            lines = [self.lines[id(spec)] for spec, _ in failed if id(spec) in self.lines]
-            command = hints.rerun(self.argv, lines)
-            print_lines(f"run what failed again: {command}", file=self.out)
-
-
-@dataclass
 class Runner:
-    """Runs admitted jobs one after the other and reports their rows.
+    """Runs admitted jobs one after the other; collects and prints their rows and failures.
 
     All processes of a launch run all jobs in the same order; only the first stores, logs and prints.
 
@@ -154,10 +43,13 @@ class Runner:
         digests: hashes of files read so far.
         board: number, progress and outcome of the cells.
         jobs: the admitted jobs, each with its cell.
+        note: called for each cell without a row, with the reason and the exit code.
 
     Attributes:
         cells: computes the row of one job.
-        outcome: rows and failures so far.
+        rows: rows of finished cells.
+        refused: cells that cannot run, each with the reason in one line.
+        failures: cells that ran and have no row, each with the cause and the exit code of a command that fails for it.
     """
 
     sweep: bool = False
@@ -170,23 +62,23 @@ class Runner:
     digests: Digests = field(default_factory=Digests)
     board: Board = field(default_factory=Board)
     jobs: list[tuple[RunSpec, Job]] = field(default_factory=list)
+    note: Callable[[RunSpec, str, int], None] = lambda spec, reason, code: None
     cells: CellRunner = field(init=False)
-    outcome: Outcome = field(init=False)
-    _admitted: dict[int, Job] = field(default_factory=dict)
-    _refused: set[int] = field(default_factory=set)
+    rows: list[dict[str, Any]] = field(default_factory=list, init=False)
+    refused: list[tuple[RunSpec, str]] = field(default_factory=list, init=False)
+    failures: list[tuple[RunSpec, str, int]] = field(default_factory=list, init=False)
+    _by_spec: dict[int, Job | None] = field(default_factory=dict, init=False)
+    _lines_by_spec: Mapping[int, Sequence[str]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Create the runner of one cell, and the report on all cells."""
+        """Create the runner of one cell."""
         group = wandb_log.group_of(self.argv) if self.sweep else None
         self.cells = CellRunner(self.ranks, self.argv, group, self.pool, board=self.board)
-        self.outcome = Outcome(
-            self.sweep, self.ranks, self.argv, self.waiting, self.out, self.board.forecast
-        )
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of finished cells."""
-        return self.outcome.rows
+    def code(self) -> int:
+        """The exit code of the command: the worst of its cells, 0 if none failed."""
+        return max((code for _, _, code in self.failures), default=0)
 
     def admit(self, specs: Sequence[RunSpec]) -> None:
         """Admit all cells before the first one runs; with `refused=skip`, note those that cannot run.
@@ -198,20 +90,28 @@ class Runner:
         for number, spec in enumerate(specs, 1):
             self.waiting.say(f"checking cell {number} of {len(specs)}")
             try:
-                self.jobs.append((spec, admit_here(spec, self.ranks, self.digests)))
+                job = admit_here(spec, self.ranks, self.digests)
+                self.jobs.append((spec, job))
+                self._by_spec[id(spec)] = job
             except Refused as error:
                 if spec.refused == "error":
                     raise
-                self.outcome.refuse(spec, str(error))
+                self._by_spec[id(spec)] = None
+                self.refused.append((spec, str(error)))
+                self.note(spec, str(error), 2)
         if not self.jobs:
-            raise UserError(self.outcome.left_out[0][1])
+            raise UserError(self.refused[0][1])
         jobs = [job for _, job in self.jobs]
         check_drawn(jobs)
-        self.board.forecast.expect(len(specs), _pending(jobs))
+        # Runs without a stored row, each with the model and benchmark that determine its duration.
+        pending = {
+            job.key: (job.spec.model.name, job.spec.benchmark.name)
+            for job in jobs
+            if job.spec.force or not Store(job.spec.store).run(job.key).finished
+        }
+        self.board.forecast.expect(len(specs), pending)
         self.board.expect([place_of(job) for job in jobs])
-        self._admitted = {id(spec): job for spec, job in self.jobs}
-        self._refused = {id(spec) for spec, _ in self.outcome.left_out}
-        self.outcome.lines = dict(zip(map(id, specs), self.lines, strict=False))
+        self._lines_by_spec = dict(zip(map(id, specs), self.lines, strict=False))
 
     def announce(self, specs: Sequence[RunSpec]) -> None:
         """Write the list of admitted cells to the store, for `python -m espalier sweep status`.
@@ -231,6 +131,15 @@ class Runner:
             ]
             sweeps.announce(specs[0].store, self.argv, cells)
 
+    def job_of(self, spec: RunSpec) -> Job | None:
+        """Return the job of a cell; None if it is refused. A cell that was not admitted before is admitted now."""
+        if id(spec) not in self._by_spec:
+            return admit_here(spec, self.ranks, self.digests)
+        job = self._by_spec[id(spec)]
+        if job is not None:
+            self.ranks.use_device(spec.model.device)
+        return job
+
     def run(self, spec: RunSpec) -> None:
         """Run one cell and report its row; a refused cell is skipped.
 
@@ -239,13 +148,11 @@ class Runner:
             BudgetMismatch: a sample kept another number of tokens than requested.
         """
         self.board.forecast.cell += 1
-        if id(spec) in self._refused:
-            return
-        job = self._job(spec)
-        self.board.begin(place_of(job))
-        row, seconds = self.cells.run(job, [other_job for _, other_job in self.jobs])
-        self.board.finish(place_of(job), row)
-        self.outcome.take(row, spec, seconds)
+        job = self.job_of(spec)
+        if job is not None:
+            self.board.begin(place_of(job))
+            row, seconds = self.cells.run(job, [other_job for _, other_job in self.jobs])
+            self._take(row, job, seconds)
 
     def failed(self, spec: RunSpec, cause: str, code: int) -> None:
         """Note that a cell has no row.
@@ -255,11 +162,13 @@ class Runner:
             cause: the reason, in one line.
             code: the exit code of a command that fails for this reason.
         """
-        self.outcome.fail(spec, cause, code)
-        job = self._job(spec)
-        self.board.fail(place_of(job), cause)
-        # It takes no more time.
-        self.board.forecast.pending.pop(job.key, None)
+        self.failures.append((spec, cause, code))
+        self.note(spec, cause, code)
+        job = self.job_of(spec)
+        if job is not None:
+            self.board.fail(place_of(job), cause)
+            # It takes no more time.
+            self.board.forecast.pending.pop(job.key, None)
 
     def stored(self, job: Job) -> dict[str, Any] | None:
         """Return the stored row of an admitted job; None if the job must run.
@@ -278,38 +187,75 @@ class Runner:
             fresh: whether the row was computed for this command.
         """
         row = Store(job.spec.store).run(job.key).row(complete=True)
-        if row is None:
-            return False
-        self.board.finish(place_of(job), row)
-        status = row["status"] if fresh else "cached"
-        self.outcome.take({**row, "status": status}, job.spec, 0.0)
-        return True
+        if row is not None:
+            self._take({**row, "status": row["status"] if fresh else "cached"}, job, 0.0)
+        return row is not None
 
     def finish(self, spec: RunSpec) -> None:
-        """Print the outcome of all cells, draw the files of `spec` (`Outcome.finish`), and compare the rows in W&B."""
-        self.outcome.finish(spec)
-        if self.cells.group is not None and spec.log == "wandb" and self.ranks.rank == 0:
+        """Print the table of all rows, draw the files of `spec`, and end with the last row's JSON line.
+
+        At a terminal the folders of the rows and the next command are printed instead. A sweep is compared in W&B.
+
+        Raises:
+            UserError: the rows are not enough for curves or a report.
+            StoreLost: these cannot be written.
+            OutputLost: standard output cannot be written.
+        """
+        if self.ranks.rank:
+            return
+        with streams.output():
+            self._print()
+        if self.rows:
+            self._draw(spec)
+        if self.cells.group is not None and spec.log == "wandb":
             wandb_log.compare(self.rows, spec, self.cells.group)
 
-    def _job(self, spec: RunSpec) -> Job:
-        """Return the job of a cell; a cell that was not admitted before is admitted now."""
-        job = self._admitted.get(id(spec))
-        if job is None:
-            return admit_here(spec, self.ranks, self.digests)
-        self.ranks.use_device(spec.model.device)
-        return job
+    def _take(self, row: dict[str, Any], job: Job, seconds: float) -> None:
+        """Take a finished row; its JSON line is printed when the next row comes, or by `finish`."""
+        self.board.finish(place_of(job), row)
+        if row["status"] != "cached":
+            self.board.forecast.computed(row["run_key"], seconds)
+        if self.ranks.rank == 0:
+            if self.rows and console.prints_json(job.spec, self.out):
+                console.print_json(self.rows[-1], self.out)
+            if self.sweep:
+                progress.tell_finished(row, self.board.forecast, seconds)
+        self.rows.append(row)
+
+    def _draw(self, spec: RunSpec) -> None:
+        """Draw the files of a cell, and end with the last row's JSON line or the next command and its purpose."""
+        left_out = [*self.refused, *((cell, cause) for cell, cause, _ in self.failures)]
+        cells = self.board.forecast.cells
+        try:
+            for path in console.write_figures(spec, self.rows, left_out, cells, self.waiting):
+                self.waiting.clear()
+                with streams.output():
+                    print_lines(f"wrote {path}", file=self.out)
+        except OSError as error:
+            raise StoreLost(f"{error}; the rows are in the store") from error
+        finally:
+            self.waiting.clear()
+            missing = cells - len(self.rows) - len(left_out)
+            # The command that repeats failed cells is printed already.
+            repeats = self.failures and not missing
+            advice = None if repeats else hints.next_step(self.argv, self.rows, missing)
+            console.print_end(spec, self.rows, advice, self.out)
+
+    def _print(self) -> None:
+        """Print the table of rows, the cells without a row and why, and the command that repeats failed cells."""
+        if self.rows:
+            console.print_rows(self.rows, self.out, full=not self.sweep)
+        failed = [(spec, cause) for spec, cause, _ in self.failures]
+        if self.rows or (failed and self.sweep):
+            console.print_left("left out", self.refused, self.out)
+            console.print_left("failed", failed, self.out)
+        if failed and self.sweep:
+            known = (self._lines_by_spec.get(id(spec)) for spec, _ in failed)
+            command = hints.rerun(self.argv, [line for line in known if line is not None])
+            print_lines(f"run what failed again: {command}", file=self.out)
 
 
 def place_of(job: Job) -> BoardCell:
     """Return the position of a run on the board of its sweep."""
     method, budget = f"{job.spec.method.title} {job.label}".strip(), job.spec.budget
     return BoardCell(job.spec.benchmark.name, method, budget.ratio, budget.count)
-
-
-def _pending(jobs: Sequence[Job]) -> dict[str, tuple[str, str]]:
-    """Return the runs without a stored row, each with the model and benchmark that determine its duration."""
-    return {
-        job.key: (job.spec.model.name, job.spec.benchmark.name)
-        for job in jobs
-        if job.spec.force or not Store(job.spec.store).run(job.key).finished
-    }

@@ -82,7 +82,10 @@ class CellRunner:
             self._answer_together(job, jobs)
         start = time.monotonic()
         # Stored rows are mirrored too: a command may have been killed before it logged its row.
-        with self._mirrored(job, directory) as mirror:
+        mirrored: contextlib.AbstractContextManager[Mirror | None] = contextlib.nullcontext()
+        if job.spec.log == "wandb" and self.ranks.rank == 0:
+            mirrored = wandb_log.mirrored(directory, job.parts, job.label, job.spec, self.group)
+        with mirrored as mirror:
             if row is None:
                 noted = failures.record_failure(
                     directory.path, self.argv, quiet=self.ranks.rank > 0
@@ -94,14 +97,6 @@ class CellRunner:
                 directory.tidy(job.spec.lease)
         self.done.add(job.key)
         return row, time.monotonic() - start
-
-    def _mirrored(
-        self, job: Job, directory: RunDir
-    ) -> contextlib.AbstractContextManager[Mirror | None]:
-        """Return the mirror of a run in W&B; None if nothing is logged, or another process does."""
-        if job.spec.log != "wandb" or self.ranks.rank > 0:
-            return contextlib.nullcontext()
-        return wandb_log.mirrored(directory, job.parts, job.label, job.spec, self.group)
 
     def stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
         """Return the stored row of a job; None if the job must run.
@@ -129,8 +124,14 @@ class CellRunner:
         """
         if job.key in self.done:
             return True
-        engine, extra = job.spec.engine, row["extra"]
-        lacks = engine.paired not in (0, "auto") and extra.get("speedup") is None and _can_gain(job)
+        engine, extra, kind = job.spec.engine, row["extra"], kind_of(job.method, job.spec)
+        lacks = (
+            engine.paired not in (0, "auto")
+            and extra.get("speedup") is None
+            # A row of composed prompts always has both sides.
+            and job.spec.benchmark.prompt_tokens is None
+            and kind.why_no_paired_timing(job.spec, job.method) is None
+        )
         return not (job.spec.force or lacks) and len(extra["failures"]) <= engine.max_errors
 
     def _report_other_code(self, job: Job) -> None:
@@ -140,8 +141,7 @@ class CellRunner:
         """
         store = Store(job.spec.store)
         if store.root not in self.earlier:
-            rows: dict[str, tuple[str, Mapping[str, Any]]] = {}
-            self.earlier[store.root] = rows
+            rows = self.earlier[store.root] = {}
             for directory in store.folders():
                 with contextlib.suppress(UserError):
                     row = directory.row()
@@ -160,13 +160,10 @@ class CellRunner:
     def _answer_together(self, job: Job, jobs: Sequence[Job]) -> None:
         """Answer the samples of all remaining cells that may share a pass with this one, if that is requested."""
         if self.passes.due(job):
-            places = (
-                (candidate, Store(candidate.spec.store).run(candidate.key)) for candidate in jobs
-            )
             waiting = [
-                candidate
-                for candidate, directory in places
-                if self.stored(candidate, directory) is None
+                other
+                for other in jobs
+                if self.stored(other, Store(other.spec.store).run(other.key)) is None
             ]
             self.passes.ahead(job, waiting, self.pool, self.shelf, self.ranks, self.board)
 
@@ -193,7 +190,6 @@ class CellRunner:
         # Imported at each run, since tests of runs replace them in their modules.
         from espalier.harness.cost.memory import peak_memory
         from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
-        from espalier.harness.runs.wandb_watch import Watch
 
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: self._begin(job, directory))
@@ -206,7 +202,12 @@ class CellRunner:
         ):
             bar.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, self.shelf)
-            watch = None if mirror is None else Watch(mirror, loaded.tasks, spec.benchmark)
+            watch = None
+            if mirror is not None:
+                # wandb takes a second to import and need not be installed.
+                from espalier.harness.runs.wandb_content import Watch
+
+                watch = Watch(mirror, loaded.tasks, spec.benchmark)
             prior = prior_for(spec.model, job.method, spec.store)
             bar.phase(f"loading {spec.model.name}")
             served = None
@@ -266,15 +267,16 @@ class CellRunner:
         spec, world = job.spec, self.ranks.world
         # Times of rows are comparable only where all of this is equal.
         how = {
-            **placement,
             "batch_size": evaluation.batch_size,
             "processes": world,
             "prefetch": evaluation.ahead,
         }
-        row = build_row(job, evaluation, peak, environment.describe(spec) | how, status)
+        surroundings = {**environment.describe(spec), **placement, **how}
+        row = build_row(job, evaluation, peak, surroundings, status)
         row["extra"]["batch_size"] = evaluation.batch_size
-        answers = {sample.key: sample.answer for sample in evaluation.samples}
-        row["extra"]["answers"] = digest_of(answers)
+        row["extra"]["answers"] = digest_of(
+            {sample.key: sample.answer for sample in evaluation.samples}
+        )
         row["extra"]["resumed_samples"] -= self.passes.fresh.get(job.key, 0)
         if world > 1:
             row["extra"]["peak_note"] += f"; the largest of {world} processes"
@@ -285,15 +287,6 @@ class CellRunner:
                 "all of them"
             )
         return row
-
-
-def _can_gain(job: Job) -> bool:
-    """Return whether the run can be timed in pairs with the unreduced model."""
-    composed = job.spec.benchmark.prompt_tokens is not None  # such a row always has both sides
-    return (
-        not composed
-        and kind_of(job.method, job.spec).why_no_paired_timing(job.spec, job.method) is None
-    )
 
 
 def _cell(names: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

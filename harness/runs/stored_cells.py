@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,7 @@ def _is_plain(cell: Cell) -> bool:
     codes.append(cell["compressor"].get("code"))
     kinds = {method_kind(cell[group]["name"]) for group in ("method", "compressor")}
     return (
-        all(_at(cell, keys) in valid for keys, valid in PLAIN.items())
+        all(reduce(getitem, keys, cell) in valid for keys, valid in PLAIN.items())
         and all(path.startswith(SHIPPED) for path in filter(None, paths))
         and not any(map(CodeReference.parse, filter(None, codes)))
         and kinds <= {"reducer", "compressor", "denoiser"}
@@ -138,10 +140,3 @@ def _is_plain(cell: Cell) -> bool:
         and "WORLD_SIZE" not in os.environ
         and not installed()
     )
-
-
-def _at(cell: Cell, keys: tuple[str, ...]) -> Any:
-    value: Any = cell
-    for key in keys:
-        value = value[key]
-    return value

@@ -88,7 +88,13 @@ def write_pictures(
         UserError: the run cannot be made again from its row, or the folder cannot be written.
     """
     started = time.monotonic()
-    _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "index.html").touch()
+    except OSError as error:
+        raise UserError(
+            f"--pictures={str(folder)!r} cannot be written ({first_words(error)}); valid: a folder"
+        ) from error
     pictures: dict[Key, SamplePicture] = {}
     with redirect_stdout(sys.stderr):
         job = job_of_row(run.row, store, overrides)
@@ -98,7 +104,8 @@ def write_pictures(
                 picture.drawing.savefig(folder / picture.file, bbox_inches="tight")
             pictures[picture.key] = picture
     changed = [key for key in words if pictures[key].answer != run.answers[key].answer]
-    _write_page(folder / "index.html", _title(run), [(pictures[key], words[key]) for key in words])
+    title = f"{run.row['model']} {run.name} {run.row['benchmark']}"
+    _write_page(folder / "index.html", title, [(pictures[key], words[key]) for key in words])
     seconds = time.monotonic() - started
     lines = [
         f"{len(words)} samples drawn in {folder}/index.html; {seconds:.0f} s to load the model and answer them again"
@@ -112,28 +119,13 @@ def write_pictures(
     return lines
 
 
-def _title(run: AnsweredRun) -> str:
-    return f"{run.row['model']} {run.name} {run.row['benchmark']}"
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "index.html").touch()
-    except OSError as error:
-        raise UserError(
-            f"--pictures={str(folder)!r} cannot be written ({first_words(error)}); valid: a folder"
-        ) from error
-
-
 def _write_page(path: Path, title: str, samples: Sequence[tuple[SamplePicture, Words]]) -> None:
     """Write a page of pictures that are in the same folder."""
     figures = []
     for picture, words in samples:
         image = f'<img src="{escape(picture.file)}">' if picture.drawing else "<p>no picture</p>"
-        items = {**words, "answer now": picture.answer}
-        if items["answer now"] == words.get("answer"):
-            del items["answer now"]
+        is_same = picture.answer == words.get("answer")
+        items = words if is_same else {**words, "answer now": picture.answer}
         texts = "".join(
             f"<dt>{name}</dt><dd>{escape(plain(text))}</dd>" for name, text in items.items()
         )
@@ -163,8 +155,20 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
     typed = {in_full(text).lstrip("+~").partition("=")[0] for text in overrides}
     run = f"run {row['run_key'][:12]}"
     with foreign(f"{run} cannot be made again from its row", "a row that this version wrote"):
-        names = {key: name for key, name in _names(row).items() if GROUPS[key] not in typed}
-        values = {key: value for key, value in _cell_values(row).items() if key not in typed}
+        method, _, compressor = row["method"].partition("+")
+        names = {"model": row["model"], "benchmark": row["benchmark"], "method": method}
+        names |= {"compressor": compressor} if compressor else {}
+        names = {key: name for key, name in names.items() if GROUPS[key] not in typed}
+        values = {
+            "method.variant": row["variant"],
+            "keep": row.get("keep"),
+            # A number of kept tokens leaves the ratio open.
+            "ratio": None if "keep" in row else row["ratio"],
+            "budget.rule": row["budget_rule"],
+            "seed": row["seed"],
+            "limit": row["settings"]["benchmark"]["limit"],
+        }
+        values = {key: value for key, value in values.items() if key not in typed}
         for key in ("method", "compressor"):
             code = stored_code(row, names[key], OTHER_CODE) if key in names else None
             if code is not None:
@@ -172,7 +176,6 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
                 names[key] = "none"
         choices = [f"{GROUPS[key]}={_choice(key, name, typed)}" for key, name in names.items()]
     command = read_command([*choices, *overrides])
-    assert command is not None  # only options request information from Hydra
     (cell,) = command.cells
     values["store"] = str(store)
     job = _job(cell, values)
@@ -208,25 +211,6 @@ def _job(cell: Cell, values: Mapping[str, Any]) -> Job:
     return admit(replace(build_spec(changed), offline=True), Digests(), places=False)
 
 
-def _names(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names that a row has of the config's groups."""
-    method, _, compressor = row["method"].partition("+")
-    names = {"model": row["model"], "benchmark": row["benchmark"], "method": method}
-    return {**names, "compressor": compressor} if compressor else names
-
-
-def _cell_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    values = {
-        "method.variant": row["variant"],
-        "keep": row.get("keep"),
-        "budget.rule": row["budget_rule"],
-        "seed": row["seed"],
-        "limit": row["settings"]["benchmark"]["limit"],
-    }
-    # A number of kept tokens leaves the ratio open.
-    return {**values, "ratio": None if "keep" in row else row["ratio"]}
-
-
 def _choice(key: str, name: str, typed: Collection[str]) -> str:
     """Return the choice of a group that a name in a row stands for.
 
@@ -254,8 +238,8 @@ def _differences(
     """Yield the path and the stored value of each leaf that differs and decides how samples are answered."""
     for name in {**stored, **current}:
         path, value, now = f"{prefix}{name}", stored.get(name, _ABSENT), current.get(name, _ABSENT)
-        counts = prefix or name in ANSWERED
-        if not counts or value == now or (prefix == "benchmark." and name in SCORED):
+        counts = name not in SCORED if prefix == "benchmark." else prefix or name in ANSWERED
+        if not counts or value == now:
             continue
         if isinstance(value, Mapping) and isinstance(now, Mapping):
             yield from _differences(value, now, f"{path}.")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from espalier.harness.errors import FOREIGN, first_words
 from espalier.harness.specs.think_tags import spoken
@@ -57,10 +56,6 @@ class Progress:
         """Return the number of cells in a state."""
         return sum(progress.state == state for progress in self.cells)
 
-    def of(self, state: str) -> list[CellProgress]:
-        """Return the cells in a state."""
-        return [progress for progress in self.cells if progress.state == state]
-
     @property
     def rate(self) -> float | None:
         """Answers per second of all running cells; None before the first answer."""
@@ -70,17 +65,11 @@ class Progress:
     @property
     def seconds(self) -> float | None:
         """Remaining seconds at this rate; None if unknown."""
-        if self.rate is None:
+        unfinished = {cell.cell.key: cell for cell in self.cells if cell.state in (RUNNING, LEFT)}
+        samples = [(self.total(cell.cell), cell.answers) for cell in unfinished.values()]
+        if self.rate is None or any(total is None for total, _ in samples):
             return None
-        remaining = 0
-        for progress in {
-            progress.cell.key: progress for progress in (*self.of(RUNNING), *self.of(LEFT))
-        }.values():
-            total = self.total(progress.cell)
-            if total is None:
-                return None
-            remaining += max(total - progress.answers, 0)
-        return remaining / self.rate
+        return sum(max((total or 0) - answers, 0) for total, answers in samples) / self.rate
 
     def total(self, cell: SweepCell) -> int | None:
         """Return the samples of a cell; for a whole benchmark as many as a finished cell had."""
@@ -93,14 +82,10 @@ def progress_of(store: Path, sweep: Sweep | None) -> Progress:
     by_key = {run.key: run for run in runs}
     if sweep is None:
         sweep = Sweep("", (), 0.0, tuple(map(_cell, runs)))
-    samples: dict[str, int] = {}
-    for cell in sweep.cells:
-        entry = by_key.get(cell.key)
-        if entry is not None and entry.state == DONE and cell.samples is None:
-            samples[cell.benchmark] = entry.summary["n_samples"]
-    return Progress(
-        sweep, [_cell_progress(cell, by_key.get(cell.key)) for cell in sweep.cells], samples
-    )
+    cells = [_cell_progress(cell, by_key.get(cell.key)) for cell in sweep.cells]
+    whole = (progress for progress in cells if progress.cell.samples is None)
+    samples = {cell.cell.benchmark: cell.answers for cell in whole if cell.state == DONE}
+    return Progress(sweep, cells, samples)
 
 
 def _cell(entry: RunEntry) -> SweepCell:
@@ -132,27 +117,26 @@ def _cell_progress(cell: SweepCell, entry: RunEntry | None) -> CellProgress:
     except FOREIGN as error:
         return CellProgress(cell, FAILED, note=first_words(error))
     score = right / answers if answers and right is not None else None
+    progress = CellProgress(cell, LEFT, answers, score, None, "match")
     if entry.state == RUNNING:
-        return CellProgress(
-            cell, RUNNING, answers, score, None, "match", _rate(entry, answers), _owner(summary)
-        )
+        job = f" job {summary['job']}" if summary.get("job") else ""
+        owner = f"{summary.get('host', '?')} pid {summary.get('pid', '?')}{job}"
+        return replace(progress, state=RUNNING, rate=_rate(entry, answers), note=owner)
     if entry.state == FAILED:
-        return CellProgress(cell, FAILED, answers, score, None, "match", note=summary["cause"])
-    return CellProgress(cell, LEFT, answers, score, None, "match")
+        return replace(progress, state=FAILED, note=summary["cause"])
+    return progress
 
 
 def _answered(folder: Path) -> tuple[int, int | None]:
     """Return how many samples a run has answered, and how many equal their target; None if there are no targets."""
-    names = ("forced.jsonl", "journal.jsonl")  # a repeated run writes the first
-    answers = {}
-    for journal in (Journal(folder / name) for name in names):
-        if journal.files():
-            answers = {
-                (entry.get("task"), str(entry.get("doc_id"))): entry
-                for entry in journal.entries()
-                if "answer" in entry
-            }
-            break
+    # A repeated run writes the first.
+    journals = (Journal(folder / name) for name in ("forced.jsonl", "journal.jsonl"))
+    journal = next((journal for journal in journals if journal.files()), None)
+    answers = {
+        (entry.get("task"), str(entry.get("doc_id"))): entry
+        for entry in (() if journal is None else journal.entries())
+        if "answer" in entry
+    }
     targets = [(answer.get("asked") or {}).get("target") for answer in answers.values()]
     texts = [target.strip() for target in targets if isinstance(target, str)]
     if len(texts) < len(targets):
@@ -177,8 +161,3 @@ def _rate(entry: RunEntry, answers: int) -> float | None:
     if not isinstance(initial, int) or not answers or current <= initial or seconds <= 0:
         return None
     return answers * (current - initial) / current / seconds
-
-
-def _owner(owner: Mapping[str, Any]) -> str:
-    job = f" job {owner['job']}" if owner.get("job") else ""
-    return f"{owner.get('host', '?')} pid {owner.get('pid', '?')}{job}"

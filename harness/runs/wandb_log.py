@@ -11,22 +11,23 @@ import json
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
+from multiprocessing.context import TimeoutError as NoAnswer
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from filelock import FileLock
 
 from espalier.harness.errors import FOREIGN, UserError, plain, tell_once, unknown_name
-from espalier.harness.settings import Names, Text, choice, read_value
+from espalier.harness.settings import Names, OneOf, Text, read_value
 from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys, without_keys
@@ -137,15 +138,22 @@ NOT_IDENTIFYING = (
     "engine.threads=",
 )
 
-#: Text options, and the values of `mode`.
+#: What options take that wandb itself checks late or not at all.
 TEXTS = ("entity", "project", "group", "job_type", "notes", "resume_from", "fork_from")
-MODES = ("online", "offline", "disabled", "shared")
+VALUES: Mapping[str, Any] = {
+    "mode": Annotated[str, OneOf(("online", "offline", "disabled", "shared"))],
+    "tags": Names,
+    **dict.fromkeys(TEXTS, Text),
+}
 
 #: Beginning of the id of a sweep's comparison; a run's id is its key.
 SWEEP = "sweep_"
 
 #: Maximum number of steps that show the progress of a run.
 STEPS = 100
+
+#: Errors of an address that does not respond.
+SILENT: tuple[type[Exception], ...] = (*FOREIGN, NoAnswer)
 
 #: Timeouts in seconds for a response of the server and for opening a run.
 ANSWER, OPEN = 5.0, 20.0
@@ -171,13 +179,8 @@ def check(options: Mapping[str, Any]) -> None:
 def check_values(options: Mapping[str, Any]) -> None:
     """Raise UserError if `wandb.init` does not accept an option's value; null means unset."""
     for name, value in _without_nulls(options).items():
-        key = f"log.options.{name}"
-        if name == "mode":
-            choice(key, value, MODES)
-        elif name == "tags":
-            read_value(key, value, Names)
-        elif name in TEXTS:
-            read_value(key, value, Text)
+        if name in VALUES:
+            read_value(f"log.options.{name}", value, VALUES[name])
 
 
 @contextmanager
@@ -196,10 +199,9 @@ def mirrored(
         spec: provides the store, options of `wandb.init`, and what of the answers is shown.
         group: of a sweep, if the options name none.
     """
-    config = {**parts["cell"], "label": label, **parts}
     cell = parts["cell"]
     name = f"{cell['model']} {cell['method']} {amount(cell)} {cell['benchmark']}"
-    mirror = Mirror(directory, config, name, spec, group)
+    mirror = Mirror(directory, {**cell, "label": label, **parts}, name, spec, group)
     try:
         yield mirror
         mirror.finish()
@@ -279,11 +281,10 @@ class Mirror:
             if self._mark.matches(row):  # another command logged it meanwhile
                 return
             self._open()
-        folder = Path(self._run.dir).parent
-        spec = self.spec
-        with _wandb_folders(spec.store / "wandb"):
+        folder, samples = Path(self._run.dir).parent, self.spec.log_samples
+        with _wandb_folders(self.spec.store / "wandb"):
             entries = self.directory.journal.entries()
-            self._run.log(content.history(row, entries, spec.log_samples, self.pictures))
+            self._run.log(content.history(row, entries, samples, self.pictures))
             self._run.summary.update(dict(row))
             self._run.log_artifact(content.artifact(self.directory))
             run, self._run = self._run, None
@@ -418,7 +419,7 @@ def _wandb_folders(folder: Path) -> Iterator[None]:
         yield
     finally:
         for name in added:
-            os.environ.pop(name, None)
+            del os.environ[name]
 
 
 def mode() -> str:
@@ -438,19 +439,12 @@ def mode() -> str:
 @cache
 def reachable(address: str) -> bool:
     """Return whether a server responds at all, through a proxy if one is set. Cost: once, `ANSWER` seconds at most."""
-
-    def connects() -> bool:
-        try:
-            urlopen(address, timeout=ANSWER).close()
-        except HTTPError:
-            return True  # a refusal is a response
-        except FOREIGN:
-            return False
-        return True
-
     # The name lookup has no timeout; after `ANSWER` seconds the thread is abandoned.
-    answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(connects()), daemon=True)
-    thread.start()
-    thread.join(ANSWER)
-    return answers == [True]
+    answer = ThreadPool(1).apply_async(urlopen, (address,), {"timeout": ANSWER})
+    try:
+        answer.get(ANSWER).close()
+    except HTTPError:
+        return True  # a refusal is a response
+    except SILENT:
+        return False
+    return True

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
@@ -125,9 +124,7 @@ class Setup:
 
     def spec(self, *overrides: str) -> RunSpec:
         """Return the run that these overrides of the config describe, on the benchmarked model."""
-        command = read_command([f"model={self.model}", *self.overrides, *overrides])
-        assert command is not None  # None only for --help
-        return build_spec(command.cells[0])
+        return specs_of(f"model={self.model}", *self.overrides, *overrides)[0]
 
     @cached_property
     def adapter(self) -> Adapter:

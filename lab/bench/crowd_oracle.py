@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.seedling.crowd import crowd_metrics, sample_objects, sample_scene, samples
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.stats import mean_interval
@@ -53,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--scenes", type=int, default=200, help="number of scenes")
     options = arguments.parse_args(sys.argv[1:] if argv is None else argv)
     overrides = ["model=seedling_crowd", "method=random", f"ratio={options.ratio}"]
-    command = read_command([*overrides, "benchmark=seedling_crowd"])
-    assert command is not None  # read_command refuses flags
-    spec = build_spec(command.cells[0])
+    spec = specs_of(*overrides, "benchmark=seedling_crowd")[0]
     adapter, drawn = load_adapter(spec.model), samples(SPLIT, SEED, FIRST, options.scenes)
     scores: dict[str, list[float]] = {}
     for start in range(0, len(drawn), BATCH):

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.evaluation.synthetic_prompts import words
 from lab.bench.bench_page import bench_command, finish, parser
 from lab.bench.diffusion_page import page
@@ -119,9 +118,7 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
 
 
 def _spec(overrides: Sequence[str]) -> Any:
-    command = read_command(list(overrides))
-    assert command is not None  # None only for --help
-    return build_spec(command.cells[0])
+    return specs_of(*overrides)[0]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

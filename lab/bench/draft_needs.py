@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.drafts import Greedy
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
@@ -217,9 +216,7 @@ def embedded_pair() -> DraftPair:
 
     loaded = []
     for name in ("seedling", "seedling_draft"):
-        command = read_command([f"model={name}", "method=none", "ratio=0"])
-        assert command is not None  # read_command refuses flags
-        loaded.append(load_adapter(build_spec(command.cells[0]).model))
+        loaded.append(load_adapter(specs_of(f"model={name}", "method=none", "ratio=0")[0].model))
     return DraftPair(*loaded)
 
 

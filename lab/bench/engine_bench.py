@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import peak_memory
 from espalier.harness.models.build_adapter import load_adapter
@@ -230,9 +229,7 @@ def _looked_at(figures: Sequence[Figure]) -> list[str]:
 
 
 def _spec(overrides: Sequence[str]) -> RunSpec:
-    command = read_command(overrides)
-    assert command is not None  # None only for --help
-    return build_spec(command.cells[0])
+    return specs_of(*overrides)[0]
 
 
 def _chat(edge: int) -> list[dict[str, Any]]:

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.kinds.lookup import label_of
 from espalier.harness.kinds.reducer import WHOLE
 from espalier.harness.seedling.scene_benchmarks import (
@@ -206,9 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     overrides = list(sys.argv[1:] if argv is None else argv)
     cells = ["-m", "+experiment=kv", "ratio=0.9", *overrides]
-    command = read_command([*cells, "benchmark=seedling_ocr"])
-    assert command is not None  # read_command refuses flags
-    specs = [build_spec(cell) for cell in command.cells]
+    specs = specs_of(*cells, "benchmark=seedling_ocr")
     adapter = load_adapter(specs[0].model)
     scenes = list(pages())
     attentions = [looks(adapter, page) for page in scenes]

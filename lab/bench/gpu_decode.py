@@ -12,8 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.bounds import copy_rate, step_bytes
 from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.drafts import Draft, Row
@@ -241,6 +240,4 @@ def filled(adapter: Adapter, length: int) -> CachedModel:
 
 
 def _loaded(overrides: Sequence[str], device: str) -> Adapter:
-    command = read_command([*overrides, f"model.device={device}"])
-    assert command is not None  # None only for --help
-    return load_adapter(build_spec(command.cells[0]).model)
+    return load_adapter(specs_of(*overrides, f"model.device={device}")[0].model)

@@ -19,8 +19,7 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.drafts import Draft
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReducer
@@ -205,9 +204,7 @@ def _loaded(name: str) -> Adapter:
     # transformers takes seconds to import, which is not needed to refuse bad input.
     from espalier.harness.models.build_adapter import load_adapter
 
-    command = read_command([f"model={name}", "method=none", "ratio=0"])
-    assert command is not None  # read_command refuses flags
-    return load_adapter(build_spec(command.cells[0]).model)
+    return load_adapter(specs_of(f"model={name}", "method=none", "ratio=0")[0].model)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.lookup import label_of
@@ -94,9 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = list(sys.argv[1:] if argv is None else argv)
     # The questions come from this module, so one benchmark is enough.
     cells = ["-m", "+experiment=sweep", "ratio=0.75", *overrides, "benchmark=seedling_rec"]
-    command = read_command(cells)
-    assert command is not None  # read_command refuses flags
-    specs = [build_spec(cell) for cell in command.cells]
+    specs = specs_of(*cells)
     adapter, digests = load_adapter(specs[0].model), Digests()
     print(f"{'':56}{'  '.join(KINDS)}")
     for spec in specs:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from lab.bench.bench_page import bench_command, finish, parser
 from lab.bench.kv_page import page
 from lab.bench.kv_sides import CacheRow, CacheSide, Purpose, rows_of
@@ -161,9 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _spec(overrides: Sequence[str]) -> Any:
-    command = read_command(list(overrides))
-    assert command is not None  # None only for --help
-    return build_spec(command.cells[0])
+    return specs_of(*overrides)[0]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

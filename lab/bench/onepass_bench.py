@@ -22,8 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.engine.prompt import unreduced_layers
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.model_pool import Pool
@@ -122,7 +121,7 @@ def measured(instance: SweepInstance, limit: int, turns: int) -> dict[str, Any]:
     return {
         "overrides": list(instance.overrides),
         "limit": limit,
-        "cells": len(specs_of([*instance.overrides, *settings])),
+        "cells": len(specs_of("-m", *instance.overrides, *settings)),
         "alone_s": separate,
         "together_s": together,
         "ratio": together_s / separate_s,
@@ -139,7 +138,7 @@ def sweep(pool: Pool, overrides: Sequence[str], share: str) -> tuple[float, dict
         The seconds, and for separate cells the seconds that one pass saves, by phase.
     """
     with TemporaryDirectory(prefix="espalier-onepass-") as folder:
-        specs = specs_of([*overrides, f"engine.share={share}", f"store={folder}"])
+        specs = specs_of("-m", *overrides, f"engine.share={share}", f"store={folder}")
         runner = Runner(sweep=True, pool=pool)
         runner.admit(specs)
         started = time.perf_counter()
@@ -147,13 +146,6 @@ def sweep(pool: Pool, overrides: Sequence[str], share: str) -> tuple[float, dict
             runner.run(spec)
         seconds = time.perf_counter() - started
         return seconds, spared(runner, Path(folder)) if share == "none" else {}
-
-
-def specs_of(overrides: Sequence[str]) -> list[RunSpec]:
-    """Return the cells of a sweep."""
-    command = read_command(["-m", *overrides])
-    assert command is not None
-    return [build_spec(cell) for cell in command.cells]
 
 
 def spared(runner: Runner, store: Path) -> dict[str, float]:

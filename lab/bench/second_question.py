@@ -23,8 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.lookup import label_of
@@ -223,9 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.add_argument("--scenes", type=int, default=SCENES, help="number of generated scenes")
     arguments.add_argument("overrides", nargs="*")
     options = arguments.parse_args(sys.argv[1:] if argv is None else argv)
-    command = read_command(["-m", USUAL, "ratio=0.9", *options.overrides, "benchmark=seedling_rec"])
-    assert command is not None  # read_command refuses flags
-    specs = [build_spec(cell) for cell in command.cells]
+    specs = specs_of("-m", USUAL, "ratio=0.9", *options.overrides, "benchmark=seedling_rec")
     turns = scene_turns(options.scenes) if options.pairs is None else file_turns(options.pairs)
     adapter, digests = load_adapter(specs[0].model), Digests()
     print(f"{'':40}first  second  second with the first's tokens  difference")

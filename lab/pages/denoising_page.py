@@ -22,8 +22,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
@@ -195,9 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ratio", type=float, default=0.9, help="share of the tokens merged")
     options = parser.parse_args(argv)
     check_folder("--write", options.write)
-    command = read_command([f"model={MODEL}", "model.device=cpu"])
-    assert command is not None  # None only for --help
-    adapter = load_adapter(build_spec(command.cells[0]).model)
+    adapter = load_adapter(specs_of(f"model={MODEL}", "model.device=cpu")[0].model)
     scene = Scenes().scene("test", 0, options.scene)
     steps, answer = steps_of(adapter, scene, options.ratio)
     options.write.mkdir(parents=True, exist_ok=True)

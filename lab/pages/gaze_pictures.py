@@ -25,8 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.artifacts import Prior, prior_for
 from espalier.harness.engine.session import Session
@@ -65,9 +64,7 @@ class Gaze:
 
 def spec_of(overrides: str) -> RunSpec:
     """Return the checked run that overrides, separated by spaces, describe."""
-    command = read_command(overrides.split())
-    assert command is not None  # no flags are passed
-    return build_spec(command.cells[0])
+    return specs_of(*overrides.split())[0]
 
 
 def cases(count: int) -> list[Gaze]:

@@ -16,7 +16,6 @@ from espalier.harness.cost.flops import head_flops, layer_flops, text_flops
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of, method_of
-from espalier.harness.runs.cluster.cluster_spec import GpuKind, Span, cluster_of, gpu_kinds, reached
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
 from espalier.harness.runs.cluster.dry_run import (
     PlannedCell,
@@ -28,6 +27,7 @@ from espalier.harness.runs.cluster.dry_run import (
     lines_of,
     plan,
 )
+from espalier.harness.runs.cluster.resources import GpuKind, Span, cluster_of, gpu_kinds, reached
 from espalier.harness.runs.runner import Runner
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
@@ -37,7 +37,6 @@ from tests.runs.helpers import make_bench
 @cache
 def composed(*argv: str) -> Command:
     command = read_command(argv)
-    assert command is not None
     return command
 
 
@@ -188,13 +187,13 @@ def test_a_limit_of_new_tokens_cuts_the_typical_length() -> None:
 
 
 def test_lengths_are_of_benchmarks_that_exist_and_each_has_its_source() -> None:
-    names = [name for length in answer_lengths() for name in length.benchmarks]
+    names = [name for length in answer_lengths() for name in length["benchmarks"]]
     assert set(names) <= set(choices("benchmark"))
     assert len(names) == len(set(names))
     for length in answer_lengths():
-        low, high = length.tokens
+        low, high = length["tokens"]
         assert low <= high
-        assert len(length.source) > 10
+        assert len(length["source"]) > 10
 
 
 def test_a_gpu_of_the_users_stands_beside_those_of_the_file() -> None:

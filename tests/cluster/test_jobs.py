@@ -13,7 +13,7 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster import job_file
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
+from espalier.harness.runs.cluster.cluster_sweep import Jobs, watch
 from espalier.harness.runs.cluster.job_file import (
     JobCell,
     JobFile,
@@ -22,11 +22,9 @@ from espalier.harness.runs.cluster.job_file import (
     LeftOut,
     run_job,
 )
-from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.local_workers import GpuPool, LocalWorkers
-from espalier.harness.runs.cluster.resources import Resources
-from espalier.harness.runs.cluster.slurm import Slurm
-from espalier.harness.runs.status_line import StatusLine
+from espalier.harness.runs.cluster.launchers import GpuPool, LocalWorkers, Slurm
+from espalier.harness.runs.cluster.resources import ClusterSpec, Resources
+from espalier.harness.runs.streams import StatusLine
 
 #: Stands for run.py: writes the row of each cell, and what it sees of devices; fails where a config says so.
 WORKER = """

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from espalier.harness.errors import UserError
+from espalier.harness.runs.cluster.launchers import NodeGroup, check_request, nodes_of
 from espalier.harness.runs.cluster.resources import Resources
-from espalier.harness.runs.cluster.slurm import NodeGroup, check_request, nodes_of
 
 #: As sinfo prints partitions, generic resources, cores, memory and time limits of several clusters.
 SINFO = """\

@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.errors import UserError
-from espalier.harness.runs.cluster.cluster_spec import cluster_of
 from espalier.harness.runs.cluster.job_file import group_cells
 from espalier.harness.runs.cluster.resources import (
     Resources,
+    cluster_of,
     gpus_for,
     on_its_machine,
     parameters,

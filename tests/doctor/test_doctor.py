@@ -40,8 +40,10 @@ def test_each_ending_has_its_word() -> None:
 
 
 def test_a_package_outside_its_range_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = machine.version
-    monkeypatch.setattr(machine, "version", lambda n: "1.13.0" if n == "torch" else real(n))
+    real = machine.installed_version
+    monkeypatch.setattr(
+        machine, "installed_version", lambda n: "1.13.0" if n == "torch" else real(n)
+    )
     found = examine("packages", machine.packages)
     assert found.status == "failed"
     assert "torch" in found.detail

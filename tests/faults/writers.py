@@ -55,7 +55,6 @@ class Command:
         line = (f"method={','.join(METHODS)}", f"ratio={','.join(map(str, RATIOS))}")
         arguments = ("-m", "model=seedling", "model.device=cpu", *line, f"limit={limit}", *TERMS)
         command = read_command([*arguments, "engine.batch_size=2", "json=false", f"store={store}"])
-        assert command is not None
         specs = [build_spec(cfg) for cfg in command.cells[:cells]]
         self.argv = command.argv
         self.runner = Runner(True, Ranks(), command.argv, lines=command.lines[:cells])

@@ -279,7 +279,6 @@ def test_a_bare_name_is_the_released_code_and_former_names_stay(capsys: pytest.C
 
 def specs(*argv: str) -> list[tuple[str, str, Any]]:
     command = read_command(argv, typed=True)
-    assert command is not None
     built = [build_spec(cell).method for cell in command.cells]
     return [(method.name, method.variant, method.params) for method in built]
 

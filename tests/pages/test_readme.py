@@ -24,7 +24,7 @@ COMPOSE = """
 import sys
 from espalier.harness.config.compose import read_command
 command = read_command(sys.argv[1:], typed=True)
-assert command is not None and command.cells
+assert command.cells
 """
 
 OWN_METHOD = """

@@ -121,7 +121,6 @@ def bench(
 
 def spec_of(*line: str) -> RunSpec:
     command = read_command(["limit=1", *line])
-    assert command is not None
     return build_spec(command.cells[0], folders=command.folders)
 
 

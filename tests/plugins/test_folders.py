@@ -79,7 +79,6 @@ def bench(own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 )
 def test_its_paths_start_at_the_folder(own: Path, flags: tuple[str, ...]) -> None:
     command = read_command([*flags, "-m", "+experiment=sums_first", "limit=1"])
-    assert command is not None
     specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
     assert [spec.budget.ratio for spec in specs] == [0.5, 0.9]
     assert specs[0].method.code == f"{own}/mine.py:First"
@@ -148,7 +147,6 @@ def test_a_mistake_is_one_line(bench: Bench, own: Path, line: tuple[str, ...], w
 
 def test_tasks_of_lmms_eval_stay_benchmarks() -> None:
     command = read_command(["hydra.searchpath=[lmms-eval://tasks]", "benchmark=task:mmstar"])
-    assert command is not None
     assert command.folders == ()
     assert compose_section("benchmark", "task:mmstar")["name"] == "task:mmstar"
 

@@ -38,7 +38,6 @@ def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) 
 @pytest.mark.slow
 def test_every_anchor_is_a_preset_that_runs_its_cell() -> None:
     command = read_command(["-m", "+experiment=anchors", "model.weights=random"])
-    assert command is not None
     assert command.sweep
     found = {}
     for cell in command.cells:

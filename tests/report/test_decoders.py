@@ -346,7 +346,6 @@ def preset(name: str) -> dict[str, list[str]]:
 
 def specs(*argv: str) -> list[RunSpec]:
     command = read_command(argv)
-    assert command is not None
     assert command.sweep
     return [build_spec(cell) for cell in command.cells]
 

@@ -150,6 +150,5 @@ def test_the_sweep_asks_for_the_same_samples_of_every_cell() -> None:
 
 def specs(*argv: str) -> list[RunSpec]:
     command = read_command(list(argv))
-    assert command is not None
     assert command.sweep
     return [build_spec(cell) for cell in command.cells]

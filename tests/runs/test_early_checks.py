@@ -87,7 +87,6 @@ def test_a_stored_result_needs_no_data_set(tmp_path: Path) -> None:
 def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
     line = ["-m", "method=fastv,pearl", "compressor=h2o", f"store={tmp_path}"]
     command = read_command(line)
-    assert command is not None
     with pytest.raises(Refused, match=r"method='pearl' .*keeps its caches whole"):
         check_cells(command.cells, dry=False)
     check_cells(commands.cells_of(*line, "refused=skip"), dry=False)

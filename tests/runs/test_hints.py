@@ -46,7 +46,7 @@ def test_what_is_missing_is_asked_for_and_composes(
     python, script, *arguments = shlex.split(found[0])
     assert (python.endswith("python") or "python3" in python, script) == (True, "run.py")
     assert " ".join(arguments) == expected
-    assert read_command(arguments, typed=True) is not None
+    assert read_command(arguments, typed=True).cells
 
 
 def test_cells_without_a_row_come_first() -> None:
@@ -105,7 +105,6 @@ def test_run_py_is_named_from_where_the_user_stands(
 
 def test_what_failed_is_run_again_and_nothing_else() -> None:
     command = read_command(["-m", "method=none,fastv,dart", "ratio=0.5,0.9", "limit=2"])
-    assert command is not None
     cells = {(line[0], line[1]): line for line in command.lines}
     one = cells["method=dart", "ratio=0.9"]
     assert said(hints.rerun(command.argv, [one])) == "method=dart ratio=0.9 limit=2"

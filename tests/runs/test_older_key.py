@@ -63,7 +63,6 @@ def test_its_rows_are_read_listed_and_exported(
 def test_its_rows_have_the_settings_of_today(method: str, argv: tuple[str, ...]) -> None:
     (row,) = (row for row in Store(OLDER).rows() if row["method"] == method)
     command = read_command([*argv, *SETTINGS])
-    assert command is not None
     job = admit(build_spec(command.cells[0]), Digests(), places=False)
     assert settings_digest(job.parts["settings"]) == settings_digest(row["settings"])
     assert job.key != row["run_key"]

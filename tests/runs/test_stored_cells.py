@@ -39,7 +39,6 @@ DEPENDENT = (
 
 def cell_of(line: str) -> StoredCell | None:
     command = read_command(line.split())
-    assert command is not None
     return StoredCell.of(command)
 
 

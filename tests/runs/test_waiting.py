@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from espalier.harness.runs.status_line import StatusLine
+from espalier.harness.runs.streams import StatusLine
 from tests.runs.terminal import screen
 
 

@@ -96,9 +96,11 @@ def run_of_cell(paper: Paper, cell: PrintedCell, model: str | None = None) -> Ce
         return f"the table does not say its {missing[0]}"
     mismatch = keys.get("unlike", "")
     if model is not None and model != run["model"]:
-        if run["benchmark"] not in stand_ins().benchmarks:
+        is_published = run["benchmark"] in stand_ins().benchmarks
+        placed = stand_ins().apply(run, model) if is_published else None
+        if placed is None:
             return f"nothing stands for {run['benchmark']} on {model}"
-        run, mismatch = stand_ins().apply(run, model), f"{model} in place of {run['model']}"
+        run, mismatch = {**placed, "model": model}, f"{model} in place of {run['model']}"
         keys.pop("metric", None)
     ordered = {**{key: run[key] for key in FIRST}, **run}
     if "of" in keys:

@@ -9,39 +9,51 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from espalier.harness.config import composer as composed
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.cell_settings import NOT_OF_A_RUN
 from espalier.harness.config.compose import Command
-from espalier.harness.errors import StoreLost
+from espalier.harness.errors import FOREIGN, StoreLost, first_words, tell_once
 from espalier.harness.paths import short_path
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import Job
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
 from espalier.harness.runs.cluster.job_file import (
     JobCell,
     JobFile,
     JobGroup,
+    JobState,
     Launcher,
     LeftOut,
     group_cells,
     row_time,
 )
-from espalier.harness.runs.cluster.job_monitor import Jobs, watch
-from espalier.harness.runs.cluster.local_workers import LocalWorkers, devices
-from espalier.harness.runs.cluster.resources import Resources, on_its_machine, resources_of
-from espalier.harness.runs.cluster.slurm import Slurm
+from espalier.harness.runs.cluster.launchers import LocalWorkers, Slurm, devices
+from espalier.harness.runs.cluster.resources import (
+    ClusterSpec,
+    Resources,
+    on_its_machine,
+    resources_of,
+)
+from espalier.harness.runs.progress_bar import clock
 from espalier.harness.runs.runner import Runner
-from espalier.harness.runs.status_line import StatusLine
+from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.files.folder_checks import below
+
+D = TypeVar("D")
 
 #: Settings of a job: it draws nothing, and skips cells that cannot run on its machine.
 OF_A_JOB = {"curves": None, "report": None, "refused": "skip", "json": True}
@@ -63,8 +75,7 @@ def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
         UserError: a value of a cell is wrong.
     """
     # Without GPUs a worker of this machine computes on its CPU, whatever the model requests.
-    has_gpus = bool(devices()) if cluster.name == "joblib" else True
-    cells = []
+    has_gpus, cells = cluster.name != "joblib" or bool(devices()), []
     for config in command.cells:
         spec = build_spec(config, folders=command.folders)
         resources = resources_of(config, spec, cluster)
@@ -73,19 +84,13 @@ def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
     return cells
 
 
-def grouped(
-    cells: Sequence[tuple[ClusterCell, Job]], limit: int
-) -> list[JobGroup[tuple[ClusterCell, Job]]]:
-    """Return the jobs of cells to run; cells of one run count once."""
-    first = {job.key: (cell, job) for cell, job in reversed(cells)}
-    ordered = [pair for pair in cells if pair[1] is first[pair[1].key][1]]
-    return group_cells(
-        [
-            (cell.spec.model.name, repr(cell.spec.model), cell.resources, (cell, job))
-            for cell, job in ordered
-        ],
-        limit,
-    )
+def grouped(cells: Iterable[tuple[str, ClusterCell, D]], limit: int) -> list[JobGroup[D]]:
+    """Return the jobs of cells, each with its run key and what the job holds of it; cells of one run count once."""
+    first: dict[str, tuple[str, str, Resources, D]] = {}
+    for run, cell, entry in cells:
+        model = cell.spec.model
+        first.setdefault(run, (model.name, repr(model), cell.resources, entry))
+    return group_cells(list(first.values()), limit)
 
 
 def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> int:
@@ -101,21 +106,19 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
     runner = Runner(command.sweep, argv=command.argv, waiting=waiting, lines=command.lines)
     runner.admit(specs)
     runner.announce(specs)
-    jobs_by_spec = {id(spec): job for spec, job in runner.jobs}
-    admitted = [
-        (cell, jobs_by_spec[id(cell.spec)]) for cell in cells if id(cell.spec) in jobs_by_spec
-    ]
+    all_jobs = ((cell, runner.job_of(cell.spec)) for cell in cells)
+    admitted = [(cell, job) for cell, job in all_jobs if job is not None]
     store = cells[0].spec.store
     launcher: Launcher = (
         Slurm(cluster, store) if cluster.name == "slurm" else LocalWorkers(cluster, devices())
     )
     # LocalWorkers end with their command; a queue continues without it.
     unfinished = Jobs.unfinished(store, launcher) if isinstance(launcher, Slurm) else Jobs()
-    to_do = [
-        (cell, job)
+    to_do = (
+        (job.key, cell, (cell, job))
         for cell, job in admitted
         if runner.stored(job) is None and job.key not in unfinished.keys
-    ]
+    )
     packs = grouped(to_do, cluster.cells_per_job)
     jobs = unfinished.of({job.key for _, job in admitted})
     if packs:
@@ -138,7 +141,10 @@ def _start(
 ) -> Jobs:
     """Write the files of jobs and start the jobs."""
     folder = below(store, "cluster") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    _make(folder)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise StoreLost(f"store: {folder} cannot be made: {error.strerror or error}") from error
     if isinstance(launcher, Slurm):
         launcher.folder = folder / "slurm"
     files = [JobFile(folder / f"job-{number:03}.json") for number in range(len(packs))]
@@ -149,20 +155,16 @@ def _start(
     finally:
         # The first of several arrays may be queued when the second is refused.
         jobs = Jobs(dict(zip(launcher.names, files, strict=False)))
-        _note(command, folder, jobs)
+        if jobs:
+            # By its job names the same command finds them again.
+            names = {name: file.path.name for name, file in jobs.files.items()}
+            about = {"command": list(command.argv), "jobs": names}
+            durable.replace(folder / "sweep.json", f"{json.dumps(about, indent=1)}\n".encode())
+        else:
+            shutil.rmtree(folder)
     cells = sum(len(group.cells) for group in packs)
     streams.tell(f"{cells} cells in {jobs}; their output: {short_path(folder)}/job-*.log")
     return jobs
-
-
-def _note(command: Command, folder: Path, jobs: Jobs) -> None:
-    """Store which job has which file, so that the same command finds them again; without jobs, remove the folder."""
-    if not jobs:
-        shutil.rmtree(folder)
-        return
-    files = {name: file.path.name for name, file in jobs.files.items()}
-    about = {"command": list(command.argv), "jobs": files}
-    durable.replace(folder / "sweep.json", f"{json.dumps(about, indent=1)}\n".encode())
 
 
 def _entry(cell: ClusterCell, job: Job, command: Command) -> JobCell:
@@ -181,29 +183,182 @@ def _entry(cell: ClusterCell, job: Job, command: Command) -> JobCell:
 
 def _collect(runner: Runner, cells: Sequence[ClusterCell], jobs: Jobs) -> int:
     """Collect all rows, report the reason for each cell without one, and return the exit code."""
-    admitted = {id(spec): job for spec, job in runner.jobs}
     for cell in cells:
         runner.board.forecast.cell += 1
-        job = admitted.get(id(cell.spec))
+        job = runner.job_of(cell.spec)
         if job is None:
             continue
         lost = jobs.missing(job.key)
-        if lost is None and runner.collect(job, fresh=job.key in jobs.keys):
-            continue
-        lost = lost or LeftOut(job.key, "its job ended and left no row of this key", 1)
-        runner.failed(cell.spec, lost.reason, lost.code)
+        if lost is None and not runner.collect(job, fresh=job.key in jobs.keys):
+            lost = LeftOut(job.key, "its job ended and left no row of this key", 1)
+        if lost is not None:
+            runner.failed(cell.spec, lost.reason, lost.code)
     runner.finish(cells[-1].spec)
-    outcome = runner.outcome
-    if outcome.codes:
+    if runner.failures:
         # For a sweep `finish` has listed the causes.
-        _, cause = outcome.left_out[-1]
-        count = f"{len(outcome.codes)} of {len(cells)} cells have no row"
-        streams.print_error(count if runner.sweep else cause)
-    return outcome.code
+        count = f"{len(runner.failures)} of {len(cells)} cells have no row"
+        streams.print_error(count if runner.sweep else runner.failures[-1][1])
+    return runner.code
 
 
-def _make(folder: Path) -> None:
+#: Seconds to wait for a job after all its cells are done: a queue may list a dead job as running.
+LINGERING = 30.0
+
+#: Seconds between two lines without a terminal.
+QUIET = 30.0
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs by name, each with its file, and their last known states."""
+
+    files: Mapping[str, JobFile] = field(default_factory=dict)
+    states: dict[str, JobState] = field(default_factory=dict)
+
+    @classmethod
+    def unfinished(cls, store: Path, launcher: Launcher) -> Jobs:
+        """Return the jobs of earlier commands on this store that have not ended, as far as the launcher knows them."""
+        files: dict[str, JobFile] = {}
+        for about in sorted(store.glob("cluster/*/sweep.json")):
+            try:
+                jobs = {str(name): file for name, file in read_json(about)["jobs"].items()}
+                files |= {name: JobFile(about.with_name(file)) for name, file in jobs.items()}
+            except FOREIGN as error:
+                tell_once(f"passed over: {about}: {first_words(error)}")
+        states = launcher.states(list(files)) if files else {}
+        live = {name for name, state in (states or {}).items() if not state.over}
+        return cls({name: file for name, file in files.items() if name in live})
+
+    @cached_property
+    def entries(self) -> dict[str, list[JobCell]]:
+        """The cells of each job."""
+        return {name: file.entries() for name, file in self.files.items()}
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Run keys of all cells."""
+        return frozenset(entry.key for cells in self.entries.values() for entry in cells)
+
+    def of(self, keys: Collection[str]) -> Jobs:
+        """Return the jobs that have a cell of these runs."""
+        return Jobs(
+            {
+                name: file
+                for name, file in self.files.items()
+                if any(cell.key in keys for cell in self.entries[name])
+            }
+        )
+
+    def merged(self, jobs: Jobs) -> Jobs:
+        """Return these jobs and others."""
+        return Jobs({**self.files, **jobs.files})
+
+    def missing(self, key: str) -> LeftOut | None:
+        """Return why a run has no new row; None if it has one, or if no job has its cell."""
+        for name, cells in self.entries.items():
+            if any(cell.key == key and not cell.done for cell in cells):
+                return self._reason(name, key)
+        return None
+
+    def __bool__(self) -> bool:
+        """Return whether there is any job."""
+        return bool(self.files)
+
+    def __str__(self) -> str:
+        """Return their number and names."""
+        names = list(self.files)
+        names_text = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return f"{len(names)} job{'s' if len(names) > 1 else ''} ({names_text})"
+
+    def _reason(self, name: str, key: str) -> LeftOut:
+        file, state = self.files[name], self.states.get(name, JobState("ENDED"))
+        noted, code, job = file.left_out().get(key), file.ended(), f"job {name}"
+        if noted is not None:
+            return noted
+        reason = f"{job} made a row of another key: code, packages or weights changed since the submission"
+        if code is None:
+            reason = f"{job} ended before this cell was done: {state}; {file.log}"
+        elif code < 0:
+            named = -code in set(signal.Signals)
+            killer = signal.Signals(-code).name if named else f"signal {-code}"
+            reason = f"the process of {job} was killed by {killer}; {file.log}"
+        elif code:
+            reason = f"{job}: {_last_error(file.log) or f'exit code {code}'}"
+        return LeftOut(key, reason, max(code or 0, 1))
+
+
+def watch(
+    jobs: Jobs,
+    launcher: Launcher,
+    poll: float,
+    waiting: StatusLine,
+    tell: Callable[[str], None],
+) -> None:
+    """Return when all jobs have ended, and report their progress meanwhile.
+
+    Args:
+        jobs: their states are updated.
+        launcher: runs the jobs.
+        poll: seconds between two queries.
+        waiting: the line of a terminal.
+        tell: prints a line without a terminal.
+    """
+    start, last, spoken = time.monotonic(), "", -QUIET
+
+    def say(text: str) -> None:
+        """Change the line of a terminal; elsewhere print another line from time to time, if it changed."""
+        nonlocal last, spoken
+        elapsed = time.monotonic() - start
+        if sys.stderr is not None and sys.stderr.isatty():
+            waiting.say(f"{clock(elapsed)}  {text}")
+        elif text != last and elapsed - spoken >= QUIET:
+            tell(text)
+            last, spoken = text, elapsed
+
+    ends: Counter[str] = Counter()
+    complete_since: dict[str, float] = {}
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise StoreLost(f"store: {folder} cannot be made: {error.strerror or error}") from error
+        while True:
+            states = launcher.states(list(jobs.files))
+            if states is None:
+                say("the queue does not answer; running jobs continue")
+            else:
+                jobs.states.update(states)
+                for name, state in states.items():
+                    # A job that is being queued again may look ended for a moment.
+                    ends[name] = ends[name] + 1 if state.over else 0
+                    if all(entry.done for entry in jobs.entries[name]):
+                        complete_since.setdefault(name, time.monotonic())
+                say(_summary(jobs, states))
+                if all(_ended(name, ends, complete_since) for name in jobs.files):
+                    return
+            time.sleep(poll)
+    except BaseException:
+        waiting.clear()
+        if message := launcher.stop():
+            tell(message)
+        raise
+    finally:
+        waiting.clear()
+
+
+def _ended(name: str, ends: Mapping[str, int], complete_since: Mapping[str, float]) -> bool:
+    if name not in complete_since:
+        return ends[name] >= 2
+    return ends[name] >= 1 or time.monotonic() - complete_since[name] > LINGERING
+
+
+def _summary(jobs: Jobs, states: Mapping[str, JobState]) -> str:
+    """Return the number of finished cells, and the states of the jobs."""
+    cells = [entry for job_cells in jobs.entries.values() for entry in job_cells]
+    done = sum(entry.done for entry in cells)
+    counts = Counter("ended" if state.over else str(state) for state in states.values())
+    states_text = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    return f"{done} of {len(cells)} cells done; jobs: {states_text}"
+
+
+def _last_error(log: Path) -> str | None:
+    """Return the last error line of a log."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    errors = [line for line in text.splitlines() if line.startswith("error: ")]
+    return errors[-1].removeprefix("error: ") if errors else None

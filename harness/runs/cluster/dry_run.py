@@ -6,11 +6,11 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.cost.budget import NOMINAL_TEXT, frame_of
@@ -33,21 +33,24 @@ from espalier.harness.paths import CONF
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec, GpuKind, Span, reached
-from espalier.harness.runs.cluster.job_file import JobGroup, group_cells
-from espalier.harness.runs.cluster.resources import gpus_for, models_of, weight_bytes
+from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, grouped
+from espalier.harness.runs.cluster.job_file import JobGroup
+from espalier.harness.runs.cluster.resources import (
+    ClusterSpec,
+    GpuKind,
+    Span,
+    gpus_for,
+    models_of,
+    reached,
+    weight_bytes,
+)
 from espalier.harness.runs.runner import Runner
-from espalier.harness.runs.status_line import StatusLine
-from espalier.harness.settings import Count, Names, SomeNames, Text, read_section
+from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.generation import CanvasSettings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method, MethodError, TokenReducer
-
-if TYPE_CHECKING:
-    from espalier.harness.runs.cluster.cluster_sweep import ClusterCell
-
 
 ANSWER_LENGTHS = CONF / "answer_lengths.yaml"
 
@@ -69,10 +72,6 @@ class Decoding:
     weights: int
     prompt: int
     entry: int
-
-    def step_bytes(self, tokens: float) -> float:
-        """Return the bytes that a step reads, a mean over `tokens` steps."""
-        return self.weights + self.prompt + self.entry * tokens / 2
 
 
 @dataclass(frozen=True)
@@ -108,18 +107,21 @@ class CellCost:
 
     def seconds(self, gpu: GpuKind) -> Span:
         """Return the time of all counted work on a GPU."""
-        return Span(self._seconds(gpu, 0), self._seconds(gpu, 1))
-
-    def _seconds(self, gpu: GpuKind, end: int) -> float:
-        rates = reached()
-        launch = rates.launch[end]
-        products = (self.flops + self.tower) / gpu.flops * rates.products[end]
-        seconds = max(products, self.launches * launch)
-        if self.decoding is not None:
-            tokens = self.decoding.tokens[end]
-            read = self.decoding.step_bytes(tokens) / gpu.bandwidth * rates.reads[end]
-            seconds += self.decoding.batches * tokens * max(read, self.layers * launch)
-        return seconds
+        rates, bounds = reached(), []
+        for end in (0, 1):
+            launch = rates.launch[end]
+            products = (self.flops + self.tower) / gpu.flops * rates.products[end]
+            seconds = max(products, self.launches * launch)
+            if self.decoding is not None:
+                tokens = self.decoding.tokens[end]
+                # A mean over all steps.
+                step = (
+                    self.decoding.weights + self.decoding.prompt + self.decoding.entry * tokens / 2
+                )
+                read = step / gpu.bandwidth * rates.reads[end]
+                seconds += self.decoding.batches * tokens * max(read, self.layers * launch)
+            bounds.append(seconds)
+        return Span(*bounds)
 
 
 class UnknownCost(ValueError):
@@ -140,43 +142,48 @@ def cost_of(
         UnknownCost: its samples, their visual tokens or the steps of a denoised answer are not known before it runs.
         Refused: the method cannot reach the ratio on this model.
     """
-    facts, samples = spec.model.facts, _samples(spec)
-    if spec.benchmark.dataset.video:
-        raise UnknownCost(f"benchmark {spec.benchmark.name}: lengths of its videos")
-    visual, layers = facts.visual_tokens, facts.text.layers
-    stated = spec.benchmark.prompt_tokens
+    facts, benchmark = spec.model.facts, spec.benchmark
+    counts = [n for n in (benchmark.limit, benchmark.dataset.samples) if n is not None]
+    if not counts:
+        raise UnknownCost(f"benchmark {benchmark.name}: number of its samples")
+    if benchmark.dataset.video:
+        raise UnknownCost(f"benchmark {benchmark.name}: lengths of its videos")
+    samples, visual, stated = min(counts), facts.visual_tokens, benchmark.prompt_tokens
     text = NOMINAL_TEXT if stated is None else max(stated - visual, 0)
-    tower = samples * _tower_flops(facts)
-    size = spec.engine.batch_size
-    rows = 1 if size == "auto" else size
-    batches = math.ceil(samples / rows)
+    rows = 1 if spec.engine.batch_size == "auto" else spec.engine.batch_size
+    batches, decoding, missing = math.ceil(samples / rows), None, ""
     if facts.diffusion is not None:
-        flops, steps = _denoising_work(spec, method, text)
-        launches = batches * steps * layers
-        return CellCost(samples * flops, samples, visual, text, tower, launches, layers)
-    reducer = _reducer(spec, method)
-    kept = spec.budget.keep(reducer, facts, visual, text)
-    entering = frame_of(reducer, facts, visual, text).entering(kept)
-    if facts.canvas is not None:
-        settings = CanvasSettings.of(spec.generation, facts.canvas.length)
-        flops, steps = _canvas_work(facts, settings, entering, text)
-        launches = batches * steps * layers
-        return CellCost(samples * flops, samples, visual, text, tower, launches, layers)
-    each = text_flops(facts, entering, text) + head_flops(facts)
-    length = _answer_length(spec, answer_tokens or {})
-    decoding, missing = None, ""
-    if length is None:
-        name = spec.benchmark.name
-        missing = (
-            f"benchmark {name}: length of its answers (cluster.answer_tokens={{{name}: <tokens>}})"
-        )
+        flops, forwards = _denoising_work(spec, method, text)
     else:
-        entry = rows * entry_bytes(spec.model)
-        prompt = int(entry * (fmean(entering) + text))
-        decoding = Decoding(length, batches, decoder_bytes(spec.model), prompt, entry)
-    launches = batches * layers
-    work = (samples * each, samples, visual, text, tower, launches, layers)
-    return CellCost(*work, decoding, missing)
+        reducer = _reducer(spec, method)
+        kept = spec.budget.keep(reducer, facts, visual, text)
+        entering = frame_of(reducer, facts, visual, text).entering(kept)
+        flops, forwards = text_flops(facts, entering, text) + head_flops(facts), 1
+        if facts.canvas is not None:
+            settings = CanvasSettings.of(spec.generation, facts.canvas.length)
+            flops, forwards = _canvas_work(facts, settings, entering, text)
+        elif (length := _answer_length(spec, answer_tokens or {})) is not None:
+            entry = rows * entry_bytes(spec.model)
+            prompt = int(entry * (fmean(entering) + text))
+            decoding = Decoding(length, batches, decoder_bytes(spec.model), prompt, entry)
+        else:
+            name = benchmark.name
+            option = f"cluster.answer_tokens={{{name}: <tokens>}}"
+            missing = f"benchmark {name}: length of its answers ({option})"
+    # Tower, stem and projector on one picture of nominal size.
+    work = facts.expected_work
+    picture = tower_flops(facts, work) + projector_flops(facts, work.units, pooled=work.pooled)
+    return CellCost(
+        flops=samples * flops,
+        samples=samples,
+        visual=visual,
+        text=text,
+        tower=samples * picture,
+        launches=batches * forwards * facts.text.layers,
+        layers=facts.text.layers,
+        decoding=decoding,
+        missing=missing,
+    )
 
 
 def _answer_length(spec: RunSpec, answer_tokens: Mapping[str, int]) -> Span | None:
@@ -191,12 +198,6 @@ def _answer_length(spec: RunSpec, answer_tokens: Mapping[str, int]) -> Span | No
         return typical
     low, high = typical or (1, limit)
     return Span(min(low, limit), min(high, limit))
-
-
-def _tower_flops(facts: ModelFacts) -> int:
-    """Return the FLOPs of tower, stem and projector on one picture of nominal size."""
-    work = facts.expected_work
-    return tower_flops(facts, work) + projector_flops(facts, work.units, pooled=work.pooled)
 
 
 def _denoising_work(spec: RunSpec, method: Method, text: int) -> tuple[int, int]:
@@ -243,14 +244,6 @@ def _canvas_work(
     return text_flops(facts, entering, text) + answer, sum(steps) + len(canvases)
 
 
-def _samples(spec: RunSpec) -> int:
-    limits = (spec.benchmark.limit, spec.benchmark.dataset.samples)
-    counts = [count for count in limits if count is not None]
-    if not counts:
-        raise UnknownCost(f"benchmark {spec.benchmark.name}: number of its samples")
-    return min(counts)
-
-
 def _reducer(spec: RunSpec, method: Method) -> TokenReducer:
     """Return the reducer of the prefill; a method that evicts after it leaves it unreduced."""
     reducer = kind_of(method, spec).prompt_reducer(method)
@@ -259,43 +252,20 @@ def _reducer(spec: RunSpec, method: Method) -> TokenReducer:
     raise UnknownCost(f"method {spec.method.name}: rounds of its draft")
 
 
-@dataclass(frozen=True)
-class AnswerLength:
-    """The length of answers to some benchmarks.
-
-    Attributes:
-        benchmarks: their names.
-        tokens: fewest and most.
-        source: where the numbers come from.
-        models: patterns of the models that they hold for; empty: all.
-    """
-
-    benchmarks: SomeNames
-    tokens: tuple[Count, ...]
-    source: Text
-    models: Names = ()
-
-
 @cache
-def answer_lengths() -> tuple[AnswerLength, ...]:
-    """Return the entries of the file, those for single models first."""
-    entries: Any = read_yaml(ANSWER_LENGTHS)["lengths"]
-    lengths = [
-        read_section(
-            AnswerLength, f"{ANSWER_LENGTHS.name}, entry {number}", {"models": [], **entry}
-        )
-        for number, entry in enumerate(entries, 1)
-    ]
-    return tuple(sorted(lengths, key=lambda length: not length.models))
+def answer_lengths() -> list[dict[str, Any]]:
+    """Return the entries of the file: benchmarks, fewest and most tokens, source; those for single models first."""
+    entries: list[dict[str, Any]] = read_yaml(ANSWER_LENGTHS)["lengths"]
+    return sorted(entries, key=lambda entry: "models" not in entry)
 
 
 @cache
 def typical_length(benchmark: str, model: str) -> Span | None:
     """Return the fewest and the most tokens of an answer; None: the file does not know them."""
-    for length in answer_lengths():
-        patterns = length.models or ("*",)
-        if benchmark in length.benchmarks and any(fnmatch(model, name) for name in patterns):
-            return Span(*map(float, length.tokens))
+    for entry in answer_lengths():
+        patterns = entry.get("models", ["*"])
+        if benchmark in entry["benchmarks"] and any(fnmatch(model, name) for name in patterns):
+            return Span(*map(float, entry["tokens"]))
     return None
 
 
@@ -306,32 +276,20 @@ class JobHours:
     seconds: Span
     gpus: int
 
-    @classmethod
-    def of(cls, spec: RunSpec, gpus: int, costs: Iterable[CellCost], gpu: GpuKind) -> JobHours:
-        """Return the time of a job.
-
-        Args:
-            spec: of one of its cells, which share a model.
-            gpus: of the job at least; more where the memory of this kind is too small.
-            costs: of its cells.
-            gpu: the kind.
-        """
-        rates, models = reached(), models_of(spec)
-        weights = sum(map(weight_bytes, models))
-        needed = sum(gpus_for(model, gpu.memory) for model in models)
-        work = (cost.seconds(gpu) for cost in costs)
-        seconds = Span.total((rates.start, rates.loading.times(weights), *work))
-        return cls(seconds, max(gpus, needed))
-
-    @property
-    def minutes(self) -> Span:
-        """Minutes from start to end."""
-        return self.seconds.times(1 / 60)
-
     @property
     def gpu_hours(self) -> Span:
         """Hours of all its GPUs."""
         return self.seconds.times(self.gpus / 3600)
+
+
+def job_hours(group: JobGroup[PlannedCell], gpu: GpuKind) -> JobHours:
+    """Return the time of a job on GPUs of a kind: more of them than it requests where their memory is too small."""
+    # Its cells share a model.
+    rates, models = reached(), models_of(group.cells[0].cell.spec)
+    work = (cost.seconds(gpu) for cost in costs_of([group]))
+    loading = rates.loading.times(sum(map(weight_bytes, models)))
+    needed = sum(gpus_for(model, gpu.memory) for model in models)
+    return JobHours(Span.total((rates.start, loading, *work)), max(group.resources.gpus, needed))
 
 
 def hours_text(hours: Span) -> str:
@@ -379,64 +337,46 @@ def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: Stat
 
 
 def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSpec) -> PlannedCell:
-    """Return the plan of a cell. Cost: that of its checks; weights that have a checksum are read once."""
+    """Return the plan of a cell; from the model's facts alone, if inputs are missing on this machine.
+
+    Cost: that of its checks; weights that have a checksum are read once.
+    """
+    spec, job, status, problem = cell.spec, None, "to do", None
     try:
-        job = admit_here(cell.spec, Ranks(), digests, places=False)
+        job = admit_here(spec, Ranks(), digests, places=False)
     except Refused as error:
-        return PlannedCell(cell, repr(cell.spec), "refused", str(error))
-    except UserError as error:
-        return _plan_without_inputs(cell, digests, str(error), cluster)
-    planned = PlannedCell(cell, job.key, "to do", None, *_costs(job.spec, job.method, cluster))
-    if runner.stored(job) is not None:
-        return replace(planned, status="done")
-    directory = RunDir(job.spec.store / "runs" / job.key)
-    journal = directory.forced if job.spec.force else directory.journal
-    return replace(planned, status="begun" if len(journal) else "to do")
-
-
-def _plan_without_inputs(
-    cell: ClusterCell, digests: Digests, problem: str, cluster: ClusterSpec
-) -> PlannedCell:
-    """Return the plan, from the model's facts, of a cell with missing inputs on this machine."""
-    spec, name = cell.spec, cell.spec.method.name
-    try:
-        method = method_of(spec.method)
-        spec = kind_of(method, spec).normalise(spec, method)
-        if isinstance(method, TokenReducer) and method.in_one_prefill:
-            method = with_scheme(spec.model, method, name, digests, spec.store)
-        costs = _costs(spec, method, cluster)
-    except (Refused, MethodError) as error:
         return PlannedCell(cell, repr(spec), "refused", str(error))
     except UserError as error:
-        costs = None, f"method {name}: {error}"
-    return PlannedCell(cell, repr(spec), "to do", problem, *costs)
-
-
-def _costs(
-    spec: RunSpec, method: Method, cluster: ClusterSpec
-) -> tuple[CellCost | None, str | None]:
+        problem = str(error)
+    if job is not None:
+        spec, method = job.spec, job.method
+        directory = RunDir(spec.store / "runs" / job.key)
+        if runner.stored(job) is not None:
+            status = "done"
+        elif len(directory.forced if spec.force else directory.journal):
+            status = "begun"
+    cost, unknown = None, None
     try:
-        return cost_of(spec, method, cluster.answer_tokens), None
+        if job is None:
+            method = method_of(spec.method)
+            spec = kind_of(method, spec).normalise(spec, method)
+            if isinstance(method, TokenReducer) and method.in_one_prefill:
+                method = with_scheme(spec.model, method, spec.method.name, digests, spec.store)
+        cost = cost_of(spec, method, cluster.answer_tokens)
+    except (Refused, MethodError) as error:
+        return PlannedCell(cell, repr(spec), "refused", str(error))
     except UnknownCost as error:
-        return None, str(error)
+        unknown = str(error)
+    except UserError as error:
+        unknown = f"method {spec.method.name}: {error}"
+    run = repr(spec) if job is None else job.key
+    return PlannedCell(cell, run, status, problem, cost, unknown)
 
 
-def jobs_of(planned: Iterable[PlannedCell], cluster: ClusterSpec) -> list[JobGroup[PlannedCell]]:
+def jobs_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> list[JobGroup[PlannedCell]]:
     """Return the jobs of the cells that would run; cells of one run count once."""
-    would_run = {entry.run: entry for entry in reversed(list(planned)) if entry.would_run}
-    limit = len(would_run) if cluster.name == "local" else cluster.cells_per_job
-    return group_cells(
-        [
-            (
-                entry.cell.spec.model.name,
-                repr(entry.cell.spec.model),
-                entry.cell.resources,
-                entry,
-            )
-            for entry in reversed(would_run.values())
-        ],
-        max(limit, 1),
-    )
+    limit = len(planned) if cluster.name == "local" else cluster.cells_per_job
+    return grouped(((cell.run, cell.cell, cell) for cell in planned if cell.would_run), limit)
 
 
 def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[str]:
@@ -449,7 +389,11 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
     yield from _problems(planned)
     jobs = jobs_of(planned, cluster)
     if jobs:
-        yield f"jobs: {len(jobs)} ({grouping(cluster)})"
+        limit = _count(cluster.cells_per_job, "cell")
+        grouping = f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
+        if cluster.name == "local":
+            grouping = "cluster=local: in this process, one model after the other"
+        yield f"jobs: {len(jobs)} ({grouping})"
     for number, job in enumerate(jobs):
         yield job_line(number, job, cluster)
         yield from cell_lines([cell.cell.spec for cell in job.cells])
@@ -481,6 +425,15 @@ def _problems(planned: Sequence[PlannedCell]) -> Iterator[str]:
 #: Columns of a line.
 WIDTH = 120
 
+#: What the estimate takes as given; the visual tokens by model and the other tokens of prompts are filled in.
+ASSUMED = (
+    "peaks of GPUs and the shares of them that runs reach by conf/gpus.yaml (cluster.gpu_kinds adds to it); "
+    "lengths of answers by conf/answer_lengths.yaml or the generation settings (cluster.answer_tokens overrides "
+    "them); weights are loaded once a job; all GPUs of a job count while one works; visual tokens of a picture by "
+    "model.facts.visual_tokens: {}; {} other tokens in a prompt; scoring, judges and the preparation of pictures "
+    "are not counted"
+)
+
 
 def grid_lines(specs: Sequence[RunSpec]) -> Iterator[str]:
     """Yield the number of cells, and each model's methods, ratios and benchmarks."""
@@ -499,14 +452,6 @@ def grid_lines(specs: Sequence[RunSpec]) -> Iterator[str]:
             yield from _wrapped(f"  {title:<11}", ", ".join(dict.fromkeys(values)))
 
 
-def grouping(cluster: ClusterSpec) -> str:
-    """Return how cells are grouped into jobs, as text."""
-    if cluster.name == "local":
-        return "cluster=local: in this process, one model after the other"
-    limit = _count(cluster.cells_per_job, "cell")
-    return f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
-
-
 def job_line(number: int, group: JobGroup[PlannedCell], cluster: ClusterSpec) -> str:
     """Return the line of a job: its model, cells, resources and cost."""
     resources = group.resources
@@ -523,7 +468,7 @@ def job_line(number: int, group: JobGroup[PlannedCell], cluster: ClusterSpec) ->
         jobs = [job_hours(group, gpu) for gpu in cluster.estimated_gpus.values()]
         hours = Span.around(job.gpu_hours for job in jobs)
         parts[-1] += f", {hours_text(hours)}{_without_answers(costs)}"
-        minutes = Span.around(job.minutes for job in jobs)
+        minutes = Span.around(job.seconds.times(1 / 60) for job in jobs)
         if minutes.high > resources.minutes:
             verb = "is" if minutes.low > resources.minutes else "may be"
             parts.append(f"{verb} longer than its time limit: continues in the queue's next turn")
@@ -533,11 +478,6 @@ def job_line(number: int, group: JobGroup[PlannedCell], cluster: ClusterSpec) ->
 def costs_of(jobs: Iterable[JobGroup[PlannedCell]]) -> list[CellCost]:
     """Return the known costs of the cells of jobs."""
     return [cell.cost for job in jobs for cell in job.cells if cell.cost is not None]
-
-
-def job_hours(group: JobGroup[PlannedCell], gpu: GpuKind) -> JobHours:
-    """Return the time of a job on GPUs of a kind."""
-    return JobHours.of(group.cells[0].cell.spec, group.resources.gpus, costs_of([group]), gpu)
 
 
 def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
@@ -551,51 +491,34 @@ def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
 
 def estimate_lines(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) -> Iterator[str]:
     """Yield the sum of all costs, by GPU, the assumptions, and the costs not included."""
-    costs = costs_of(jobs)
-    if costs:
-        yield from _sums(jobs, costs, cluster)
-        yield from _wrapped("assumed: ", _assumptions(jobs, costs))
     cells = [cell for job in jobs for cell in job.cells]
-    missing = (cell.cost.missing for cell in cells if cell.cost and cell.cell.resources.gpus)
-    unknown = [cell.unknown for cell in cells if cell.unknown is not None]
-    for reason, count in Counter([*filter(None, missing), *unknown]).items():
-        yield f"not counted, unknown offline: {reason} ({_count(count, 'cell')})"
-
-
-def _sums(
-    jobs: Sequence[JobGroup[PlannedCell]], costs: Sequence[CellCost], cluster: ClusterSpec
-) -> Iterator[str]:
+    costs = costs_of(jobs)
     with_gpu = [job for job in jobs if job.resources.gpus and costs_of([job])]
-    without = len(costs) - len(costs_of(with_gpu))
-    tokens = Span.total(cost.answer_tokens for cost in costs)
-    parts = [
-        f"{_flops(sum(cost.flops for cost in costs))} of the language model",
-        f"{_flops(sum(cost.tower for cost in costs))} of the vision tower",
-        *([f"{_tokens(tokens)} tokens of answers"] if tokens.high else []),
-    ]
-    yield (
-        f"estimate: {', '.join(parts)}, of {_count(len(costs), 'cell')}"
-        + (f", {without} of them without a GPU" if without else "")
-    )
-    if with_gpu:
-        for name, gpu in cluster.estimated_gpus.items():
-            hours = Span.total(job_hours(job, gpu).gpu_hours for job in with_gpu)
-            yield f"  {name}: {hours_text(hours)}{_without_answers(costs_of(with_gpu))}"
-
-
-def _assumptions(jobs: Sequence[JobGroup[PlannedCell]], costs: Sequence[CellCost]) -> str:
-    counted = [cell for job in jobs for cell in job.cells if cell.cost is not None]
-    tokens = dict.fromkeys(
-        f"{cell.cell.spec.model.name} {cell.cost.visual}" for cell in counted if cell.cost
-    )
-    texts = sorted({cost.text for cost in costs})
-    return (
-        "peaks of GPUs and the shares of them that runs reach by conf/gpus.yaml (cluster.gpu_kinds adds to it); "
-        "lengths of answers by conf/answer_lengths.yaml or the generation settings (cluster.answer_tokens overrides "
-        "them); weights are loaded once a job; all GPUs of a job count while one works; visual tokens of a picture by "
-        f"model.facts.visual_tokens: {', '.join(tokens)}; {', '.join(map(str, texts))} other tokens in a prompt; "
-        "scoring, judges and the preparation of pictures are not counted"
-    )
+    if costs:
+        without, tokens = (
+            len(costs) - len(costs_of(with_gpu)),
+            Span.total(cost.answer_tokens for cost in costs),
+        )
+        bounds = dict.fromkeys(f"{bound:,.0f}" for bound in tokens)
+        yield (
+            f"estimate: {_flops(sum(cost.flops for cost in costs))} of the language model, "
+            f"{_flops(sum(cost.tower for cost in costs))} of the vision tower, "
+            + (f"{' to '.join(bounds)} tokens of answers, " if tokens.high else "")
+            + f"of {_count(len(costs), 'cell')}"
+            + (f", {without} of them without a GPU" if without else "")
+        )
+    for name, gpu in cluster.estimated_gpus.items() if with_gpu else ():
+        hours = Span.total(job_hours(job, gpu).gpu_hours for job in with_gpu)
+        yield f"  {name}: {hours_text(hours)}{_without_answers(costs_of(with_gpu))}"
+    if costs:
+        counted = ((cell.cell.spec.model.name, cell.cost.visual) for cell in cells if cell.cost)
+        pictures = dict.fromkeys(f"{model} {visual}" for model, visual in counted)
+        texts = map(str, sorted({cost.text for cost in costs}))
+        yield from _wrapped("assumed: ", ASSUMED.format(", ".join(pictures), ", ".join(texts)))
+    missing = (cell.cost.missing for cell in cells if cell.cost and cell.cell.resources.gpus)
+    unknown = (cell.unknown for cell in cells)
+    for reason, count in Counter(filter(None, (*missing, *unknown))).items():
+        yield f"not counted, unknown offline: {reason} ({_count(count, 'cell')})"
 
 
 def _method(spec: RunSpec) -> str:
@@ -618,11 +541,6 @@ def _without_answers(costs: Sequence[CellCost]) -> str:
         return ""
     part = "" if without == len(costs) else f" in {without} of {_count(len(costs), 'cell')}"
     return f" (decoding not counted{part})"
-
-
-def _tokens(tokens: Span) -> str:
-    bounds = dict.fromkeys(f"{bound:,.0f}" for bound in tokens)
-    return " to ".join(bounds)
 
 
 def _flops(flops: float) -> str:

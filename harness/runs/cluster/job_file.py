@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,6 +25,9 @@ from espalier.harness.paths import child_path
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import read_json
+
+C = TypeVar("C", covariant=True)
+D = TypeVar("D")
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,12 @@ class JobCell:
     config: Mapping[str, Any]
     conf: Sequence[str] = ()
 
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """Further folders of configs, as paths."""
-        return tuple(map(Path, self.conf))
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field of another type: the file is not one of a job."""
+        kinds = {"key": str, "row": str, "before": int | None, "config": Mapping}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} is {getattr(self, name)!r}")
 
     @property
     def done(self) -> bool:
@@ -89,7 +94,7 @@ class JobFile:
         with foreign(
             f"--cells {self.path} is not a file of a job", "<store>/cluster/<sweep>/job-<n>.json"
         ):
-            return [_entry(fields) for fields in read_json(self.path)]
+            return [JobCell(**fields) for fields in read_json(self.path)]
 
     def leave_out(self, cells: Sequence[LeftOut]) -> None:
         """Store the cells without a row so far, replacing the former list."""
@@ -97,13 +102,12 @@ class JobFile:
 
     def left_out(self) -> dict[str, LeftOut]:
         """Return the stored cells without a row, by key."""
-        stored = self._read(".left_out")
-        try:
-            cells = [LeftOut(**fields) for fields in stored or ()]
-            return {cell.key: cell for cell in cells if isinstance(cell.code, int)}
-        except FOREIGN as error:
-            tell_once(f"passed over: {self._path('.left_out')}: {first_words(error)}")
-            return {}
+
+        def cells(stored: Any) -> dict[str, LeftOut]:
+            entries = [LeftOut(**fields) for fields in stored]
+            return {cell.key: cell for cell in entries if isinstance(cell.code, int)}
+
+        return self._read(".left_out", cells) or {}
 
     def begin(self) -> None:
         """Remove the results of an earlier attempt."""
@@ -116,9 +120,7 @@ class JobFile:
 
     def ended(self) -> int | None:
         """Return the exit code; None while the process runs, or if it was killed before storing it."""
-        stored = self._read(".end")
-        code = stored.get("code") if isinstance(stored, Mapping) else None
-        return code if isinstance(code, int) else None
+        return self._read(".end", lambda stored: int(stored["code"]))
 
     def _path(self, part: str) -> Path:
         return self.path.with_suffix(f"{part}.json")
@@ -126,25 +128,16 @@ class JobFile:
     def _write(self, part: str, content: Any) -> None:
         durable.replace(self._path(part), f"{json.dumps(content)}\n".encode())
 
-    def _read(self, part: str) -> Any:
+    def _read(self, part: str, parse: Callable[[Any], D]) -> D | None:
         # It appears by rename: complete or not at all.
         path = self._path(part)
         try:
-            return read_json(path)
+            return parse(read_json(path))
         except FileNotFoundError:
             return None
         except FOREIGN as error:
             tell_once(f"passed over: {path}: {first_words(error)}")
             return None
-
-
-def _entry(fields: Mapping[str, Any]) -> JobCell:
-    entry = JobCell(**fields)
-    kinds = {"key": str, "row": str, "before": int | None, "config": Mapping}
-    for name, kind in kinds.items():
-        if not isinstance(fields[name], kind):
-            raise ValueError(f"{name} is {fields[name]!r}")
-    return entry
 
 
 def row_time(row: Path) -> int | None:
@@ -154,9 +147,6 @@ def row_time(row: Path) -> int | None:
     except OSError:  # missing or unreadable; reading it reports the reason
         return None
 
-
-C = TypeVar("C", covariant=True)
-D = TypeVar("D")
 
 #: Final states of a job in SLURM; ENDED is our own, for a job that the queue does not know.
 OVER = frozenset(
@@ -200,9 +190,9 @@ def group_cells(cells: Sequence[tuple[str, str, Resources, D]], limit: int) -> l
 
 def _split_evenly(cells: Sequence[D], limit: int) -> list[tuple[D, ...]]:
     """Split a sequence into as few parts as possible, with lengths that differ by at most one."""
-    parts = -(-len(cells) // limit)
-    ends = [number * len(cells) // parts for number in range(parts + 1)]
-    return [tuple(cells[a:b]) for a, b in pairwise(ends)]
+    count, parts = len(cells), -(-len(cells) // limit)
+    places = [(count * number // parts, count * (number + 1) // parts) for number in range(parts)]
+    return [tuple(cells[start:end]) for start, end in places]
 
 
 @dataclass(frozen=True)
@@ -275,7 +265,8 @@ def run_job(
             while process.poll() is None:
                 if stop():
                     _end(process)
-                _wait(process, 0.5)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
         except BaseException:
             _end(process)
             raise
@@ -303,16 +294,10 @@ def _command(path: Path) -> list[str]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
-        if not _wait(process, PATIENCE):
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
             process.kill()
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 @dataclass

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from espalier.harness.api.applied import user_errors
-from espalier.harness.api.argument_errors import read_path
+from espalier.harness.api.argument_errors import read_path, user_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
 from espalier.harness.errors import UserError
@@ -25,11 +25,11 @@ from espalier.harness.evaluation.samples import finished_samples, read_scorings
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.interface.run_request import read_request
-from espalier.harness.runs.model_pool import LentPool, Pool
+from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.network import restored_network
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.specs.comparable import amount
-from espalier.harness.stats import Interval, by_unit, mcnemar_midp, mean_interval
+from espalier.harness.stats import by_unit, mcnemar_midp, mean_interval
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.answer_view import (
     BROKE,
@@ -42,9 +42,6 @@ from espalier.harness.store.answer_view import (
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import AnsweredRun, read_answers
 from espalier.methods.base import Method
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["EvaluatedRun", "evaluate"]
 
@@ -96,9 +93,10 @@ def evaluate(
         request = read_request(model, method, benchmark, values, limit == "all")
         job = admit_here(request.spec, Ranks(), Digests(), method=request.method)
         require_amount(job.spec, ratio, keep)
-        pool = (
-            LentPool(open_spec=model.open_spec, stack=stack) if isinstance(model, Model) else Pool()
-        )
+        pool = Pool()
+        if isinstance(model, Model):
+            open_spec = model.open_spec
+            pool = Pool(lambda spec: stack.enter_context(open_spec(spec)))
         row, _ = CellRunner(argv=request.argv, pool=pool).run(job, [job])
     records = job.spec.benchmark.own_data()
     ids = () if records is None else [record.id for record in records.records]
@@ -144,7 +142,7 @@ class EvaluatedRun:
     def metrics(self) -> dict[str, dict[str, float | None]]:
         """`value`, `stderr`, and the 95 % interval `low` and `high` of each metric; None where one is not known."""
         return {
-            name: {**values, **_ends(self._interval(name, values["value"]))}
+            name: {**values, **self._interval(name, values["value"])}
             for name, values in self.row["metrics"].items()
         }
 
@@ -155,7 +153,7 @@ class EvaluatedRun:
         Columns: `id`, `question`, `answer`, `target`, `score` of the headline metric, `visual` and `kept` visual tokens
         (`kept`: those that enter the last decoder layer), `tokens` of the answer, and the contribution to each metric.
         """
-        answered = self._answers()
+        answered, scorings = self._answers(), read_scorings(self._entries)
         lines = []
         for key, sample in sorted(finished_samples(self._entries).items()):
             context = sample.context or {}
@@ -171,7 +169,7 @@ class EvaluatedRun:
                     "visual": sample.record.visual,
                     "kept": entering[-1] if entering else sample.record.visual,
                     "tokens": sample.output_tokens,
-                    **self._contributions.get(key, {}),
+                    **(scorings[key].scores if key in scorings else {}),
                 }
             )
         return pd.DataFrame(lines).astype({"score": "float64"})
@@ -195,7 +193,18 @@ class EvaluatedRun:
 
     def __repr__(self) -> str:
         """Return method, model, benchmark, headline metric and cost in one line."""
-        return ", ".join(self._parts())
+        row, metric = self.row, self.metrics[self.headline]
+        tokens, share = row["tokens"], row["flops"]["share_of_full"]
+        name = " ".join(filter(None, (row["method"], row["extra"].get("label"), amount(row))))
+        value, low, high = metric["value"], metric["low"], metric["high"]
+        score = "undefined" if value is None else f"{value:.3f}"
+        if low is not None and high is not None:
+            score = f"{score} [{low:.3f}, {high:.3f}]"
+        return (
+            f"{name} on {row['benchmark']} ({row['model']}): {self.headline} {score}, {row['n_samples']} samples, "
+            f"{tokens['kept_final']:.4g} of {tokens['visual']:.4g} visual tokens kept, "
+            f"{share:.0%} of the prefill FLOPs, {self.status} {self.key[:8]}"
+        )
 
     def _repr_html_(self) -> str:
         frame = pd.DataFrame.from_dict(self.metrics, orient="index")
@@ -203,32 +212,15 @@ class EvaluatedRun:
             f"<p>{escape(repr(self))}</p>{frame.to_html(float_format='{:.4g}'.format, na_rep='')}"
         )
 
-    def _parts(self) -> list[str]:
-        row, metric = self.row, self.metrics[self.headline]
-        tokens, share = row["tokens"], row["flops"]["share_of_full"]
-        label = row["extra"].get("label")
-        name = " ".join(filter(None, (row["method"], label, amount(row))))
-        return [
-            f"{name} on {row['benchmark']} ({row['model']}): {self.headline} {_with_interval(metric)}",
-            f"{row['n_samples']} samples",
-            f"{tokens['kept_final']:.4g} of {tokens['visual']:.4g} visual tokens kept",
-            f"{share:.0%} of the prefill FLOPs",
-            f"{self.status} {self.key[:8]}",
-        ]
-
     @cached_property
     def _entries(self) -> Sequence[Mapping[str, Any]]:
         return RunDir(self.path).journal.entries()
 
-    @cached_property
-    def _contributions(self) -> Mapping[tuple[str, int], Mapping[str, float]]:
-        return {key: scoring.scores for key, scoring in read_scorings(self._entries).items()}
-
     def _answers(self, metric: str | None = None) -> AnsweredRun:
         return read_answers(RunDir(self.path), metric)
 
-    def _interval(self, metric: str, value: float | None) -> Interval | None:
-        """Return the interval of a metric that is the mean of its contributions; None for others."""
+    def _interval(self, metric: str, value: float | None) -> dict[str, float | None]:
+        """Return the ends of the interval of a metric that is the mean of its contributions; None for others."""
         scorings = {
             key: scoring
             for key, scoring in read_scorings(self._entries).items()
@@ -236,12 +228,13 @@ class EvaluatedRun:
         }
         clocked = "latency" in self.row["extra"]
         if value is None or clocked or len(scorings) < 2:
-            return None
+            return dict.fromkeys(("low", "high"))
         scores = np.array([scoring.scores[metric] for scoring in scorings.values()], dtype=float)
         units = [(key[0], scoring.units.get(metric, key[1])) for key, scoring in scorings.items()]
         if not np.isfinite(scores).all() or abs(scores.mean() - value) > ROUNDING:
-            return None
-        return mean_interval(by_unit(scores, units))
+            return dict.fromkeys(("low", "high"))
+        interval = mean_interval(by_unit(scores, units))
+        return {"low": interval.low, "high": interval.high}
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,15 +305,3 @@ class RunComparison:
     def _repr_html_(self) -> str:
         lines = comparison_lines(self.ours, self.theirs, self.comparison)
         return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def _ends(interval: Interval | None) -> dict[str, float | None]:
-    if interval is None:
-        return {"low": None, "high": None}
-    return {"low": interval.low, "high": interval.high}
-
-
-def _with_interval(metric: Mapping[str, float | None]) -> str:
-    value, low, high = metric["value"], metric["low"], metric["high"]
-    number = "undefined" if value is None else f"{value:.3f}"
-    return number if low is None or high is None else f"{number} [{low:.3f}, {high:.3f}]"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from os import PathLike, fspath
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from hydra.core.override_parser.types import Quote, QuotedString
 
 from espalier.harness.api.apply import METHODS_TAKEN
 from espalier.harness.api.argument_errors import (
@@ -23,7 +21,9 @@ from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged
+from espalier.harness.config.overrides import spelled
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.kind import params_of
 from espalier.harness.kinds.lookup import stacked
 from espalier.harness.models.weights_digest import weights_digest
 from espalier.harness.settings import read_section, setting_hints
@@ -110,23 +110,21 @@ def read_request(
     _refuse_settled(values, {"model": model, "method": method, "compressor": compressor})
     argv = [
         *_model_overrides(model),
-        f"method={_text('method', _method_name(method))}",
+        f"method={spelled(_method_name(method))}",
         *_benchmark_overrides(benchmark, values),
     ]
     if unlimited:
         argv.append("limit=null")
     for name, value in values.items():
         if name != "compressor" or isinstance(value, str):
-            argv.append(f"{_key(name, value, method)}={_text(name, value)}")
+            argv.append(f"{_key(name, value, method)}={spelled(value, name)}")
     command = read_command(argv)
-    assert command is not None  # no flag is among the arguments
     cell = dict(command.cells[0])
     if isinstance(model, Model) and model.name is not None:
         cell["model"] = merged(cell["model"], model.settings)
-    built = None
-    if isinstance(method, Method):
-        cell["method"] = _method_section(method, cell["method"])
-        built = method
+    built = method if isinstance(method, Method) else None
+    if built is not None:
+        cell["method"] = _method_section(built, cell["method"])
     if compressor is not None and not isinstance(compressor, str):
         built = _with_compressor(cell, built, compressor)
     # A model without a file of conf/model states all of its settings.
@@ -154,11 +152,11 @@ def _refuse_settled(names: Iterable[str], objects: Mapping[str, Any]) -> None:
 def _model_overrides(model: str | PathLike[str] | Model) -> list[str]:
     if isinstance(model, Model):
         # Expressions of a method's file may choose by the family.
-        name = [] if model.name is None else [f"model={_text('model', model.name)}"]
+        name = [] if model.name is None else [f"model={spelled(model.name)}"]
         return [*name, f"model.adapter={model.spec.adapter}"]
     if not isinstance(model, str | PathLike):
         raise _wrong_type("model", model, MODELS)
-    return [f"model={_text('model', model)}"]
+    return [f"model={spelled(model)}"]
 
 
 def _benchmark_overrides(
@@ -167,17 +165,16 @@ def _benchmark_overrides(
 ) -> list[str]:
     """Return what chooses a benchmark; records in memory are written to the cache, as a file of the user."""
     if isinstance(benchmark, PathLike) or (isinstance(benchmark, str) and is_data(benchmark)):
-        return ["benchmark=data", f"benchmark.path={_text('path', benchmark)}"]
+        return ["benchmark=data", f"benchmark.path={spelled(benchmark)}"]
     if isinstance(benchmark, str):
-        return [f"benchmark={_text('benchmark', benchmark)}"]
+        return [f"benchmark={spelled(benchmark)}"]
     if isinstance(benchmark, bytes | Mapping) or not isinstance(benchmark, Iterable):
         raise _wrong_type("benchmark", benchmark, BENCHMARKS)
-    keys = setting_hints(RecordSettings)
     defaults = asdict(RecordSettings())
-    values = defaults | {key: settings[key] for key in keys if key in settings}
+    values = {key: settings.get(key, default) for key, default in defaults.items()}
     records = read_section(RecordSettings, "benchmark", values)
     folder = save_records(benchmark, Path.cwd(), cache_folder() / "espalier" / "own", records)
-    return ["benchmark=data", f"benchmark.path={_text('path', folder)}"]
+    return ["benchmark=data", f"benchmark.path={spelled(folder)}"]
 
 
 def _wrong_type(key: str, value: Any, valid: str) -> UserError:
@@ -208,7 +205,7 @@ def _method_section(method: Method, composed: Mapping[str, Any]) -> dict[str, An
                 f"method: the class {class_name} has the name of a method of conf/method; valid: another class name"
             )
         return {**composed, "name": class_name, "variant": "paper", "params": {}, "variants": {}}
-    params = {field.name: getattr(method, field.name) for field in fields(method)}
+    params = params_of(method)
     variants = composed.get("variants") or {composed["variant"]: {}}
     equal = (key for key in variants if build_method(name, params | variants[key]) == method)
     return {**composed, "variant": next(equal, "paper"), "params": params}
@@ -219,22 +216,17 @@ def _with_compressor(cell: dict[str, Any], built: Method | None, compressor: Any
     if not isinstance(compressor, CacheCompressor):
         raise _wrong_type("compressor", compressor, "a name, or an instance of a CacheCompressor")
     name = registered_name(type(compressor)) or type(compressor).__name__
-    section = cell["compressor"]
-    assert section["name"] == NO_COMPRESSOR
-    params = {field.name: getattr(compressor, field.name) for field in fields(compressor)}
-    cell["compressor"] = {**section, "name": name, "params": params}
-    method_name = cell["method"]["name"]
+    section, composed = cell["compressor"], cell["method"]
+    cell["compressor"] = {**section, "name": name, "params": params_of(compressor)}
     if built is None:
-        composed = cell["method"]
-        built = build_method(method_name, composed["params"], composed.get("code"))
-    return stacked(built, compressor, section["ratio"], (method_name, name))
+        built = build_method(composed["name"], composed["params"], composed.get("code"))
+    return stacked(built, compressor, section["ratio"], (composed["name"], name))
 
 
 def _in_memory(spec: RunSpec, model: Model, method: Method | None) -> RunSpec:
     """Return the run with the digest of the caller's weights in the place of a checkpoint's."""
-    if method is None:
-        method = build_method(spec.method.name, spec.method.params)
-    refuse_calibrated(model.spec, method, spec.method.name)
+    built = method or build_method(spec.method.name, spec.method.params)
+    refuse_calibrated(model.spec, built, spec.method.name)
     with model.open_adapter() as adapter:
         digest = weights_digest(adapter.model, adapter.processor)
     return replace(spec, model=replace(spec.model, in_memory=digest))
@@ -261,28 +253,3 @@ def _key(name: str, value: Any, method: str | Method) -> str:
     if dotted:
         raise UserError(f"{name}={value!r} is a key of a section; valid: {' or '.join(dotted)}")
     raise unknown_argument(name, value, method, params, ARGUMENTS)
-
-
-def _text(name: str, value: Any) -> str:
-    """Return a value in Hydra's grammar.
-
-    Raises:
-        UserError: it is no value of a config.
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str | PathLike):
-        return QuotedString(fspath(value), Quote.double).with_quotes()
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{_text(name, item)}' for key, item in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(_text(name, item) for item in value)}]"
-    if hasattr(value, "item"):  # a number of numpy or torch
-        return _text(name, value.item())
-    raise UserError(
-        f"{name} is a {type(value).__name__}; valid: a number, a text, a list or a table of these"
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -50,11 +50,14 @@ class ServedModel:
 
     def open(self, spec: RunSpec, method: Method) -> AbstractContextManager[OpenMethod]:
         """Return a context manager that yields what answers under a method."""
-        # Imports transformers, which takes seconds.
-        from espalier.harness.runs.served.served_session import open_served
+        # Import transformers, which takes seconds.
+        from espalier.harness.kinds.kind import OpenMethod
+        from espalier.harness.runs.served.served_session import ServedCodec, ServedGenerator
 
         assert isinstance(method, TokenReducer)  # admission has checked it
-        return open_served(spec, self.adapter, method, self.engine, spec.backend.built_in)
+        built_in = spec.backend.built_in
+        generator = ServedGenerator(spec, self.adapter, method, self.engine, built_in)
+        return nullcontext(OpenMethod(generator, ServedCodec(self.adapter)))
 
     @property
     def placement(self) -> dict[str, Any]:

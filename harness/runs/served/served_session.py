@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.engine_guards import closes_gaps
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
-from espalier.harness.kinds.kind import OpenMethod, params_of
+from espalier.harness.kinds.kind import params_of
 from espalier.harness.models.adapter import Adapter, special_tokens
 from espalier.harness.models.chat_media import Chat, Media
 from espalier.harness.specs.run_spec import AnswerRequest
@@ -173,19 +173,6 @@ class WrongPrompt(RuntimeError):
     """The engine read another number of tokens than the method keeps: it has no plug-in, or another processor."""
 
 
-@contextmanager
-def open_served(
-    spec: AnswerRequest,
-    adapter: Adapter,
-    method: TokenReducer,
-    engine: Engine,
-    built_in: bool = False,
-) -> Iterator[OpenMethod]:
-    """Yield the generator and the codec of a run that another engine answers, pruned by its own code if `built_in`."""
-    codec = ServedCodec(adapter)
-    yield OpenMethod(ServedGenerator(spec, adapter, method, engine, built_in), codec)
-
-
 def setting_of(spec: AnswerRequest, method: TokenReducer) -> Setting:
     """Return the setting by which the engine prunes each picture and video."""
     facts = spec.model.facts
@@ -245,11 +232,11 @@ class ServedGenerator:
         )
         rows = zip(prompts, samples, answers, strict=True)
         records = tuple(self._record(setting, *row) for row in rows)
-        width = max(len(answer["ids"]) for answer in answers)
-        pad = self.adapter.pad_id
-        ids = torch.full((len(answers), width), pad)
-        for row, answer in enumerate(answers):
-            ids[row, : len(answer["ids"])] = torch.tensor(answer["ids"])
+        ids = pad_sequence(
+            [torch.tensor(answer["ids"], dtype=torch.long) for answer in answers],
+            batch_first=True,
+            padding_value=self.adapter.pad_id,
+        )
         return GeneratedBatch(ids=ids, records=records)
 
     def _record(

@@ -13,8 +13,7 @@ from typing import Any
 
 from lmms_eval.api.task import Task
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.errors import UserError
@@ -332,16 +331,12 @@ def check(
 
 
 def _spec(overrides: Sequence[str]) -> RunSpec:
-    command = read_command(
-        [
-            "method=none",
-            f"limit={SAMPLES}",
-            "engine.paired=0",
-            "engine.warmup=0",
-            "engine.batch_size=1",
-            f"++benchmark.generation.max_new_tokens={STEPS}",
-            *overrides,
-        ]
-    )
-    assert command is not None  # none of these requests help
-    return build_spec(command.cells[0])
+    return specs_of(
+        "method=none",
+        f"limit={SAMPLES}",
+        "engine.paired=0",
+        "engine.warmup=0",
+        "engine.batch_size=1",
+        f"++benchmark.generation.max_new_tokens={STEPS}",
+        *overrides,
+    )[0]

@@ -36,8 +36,7 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import child_path
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
@@ -217,9 +216,7 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
     Raises:
         UserError: one line: no such benchmark, the hub refuses or cannot be reached, or the disk is too full.
     """
-    command = read_command([f"benchmark={name}", "method=none", "offline=false", *overrides])
-    assert command is not None  # none of these requests help
-    spec = build_spec(command.cells[0])
+    spec = specs_of(f"benchmark={name}", "method=none", "offline=false", *overrides)[0]
     home = Path(constants.HF_HOME).expanduser()
     how = "as set" if "HF_HOME" in os.environ else "the default; set HF_HOME for another place"
     print_lines(f"HF_HOME={home} ({how})")

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.engine.record import GeneratedBatch
@@ -42,9 +41,9 @@ TOLERANCE = 1e-4
 
 def job_of(*overrides: str) -> admission.Job:
     """Return the checked job of a command line on the embedded model."""
-    command = read_command(["model=seedling", "benchmark=seedling_caption", *overrides])
-    assert command is not None  # only requests for help compose nothing
-    return admission.admit(build_spec(command.cells[0]), Digests())
+    return admission.admit(
+        specs_of("model=seedling", "benchmark=seedling_caption", *overrides)[0], Digests()
+    )
 
 
 @cache
@@ -159,19 +158,16 @@ def flash(device: str) -> str:
 
 def longest_shape(overrides: Sequence[str]) -> str:
     """Answer a prompt of the length that the benchmark's longest may have, on random weights of the real sizes."""
-    command = read_command(["model.weights=random", *overrides])
-    assert command is not None
-    tokens = build_spec(command.cells[0]).model.longest - LONGEST_ANSWER
+    tokens = specs_of("model.weights=random", *overrides)[0].model.longest - LONGEST_ANSWER
     shape = (f"benchmark.prompt_tokens={tokens}", f"benchmark.new_tokens={LONGEST_ANSWER}")
     with TemporaryDirectory() as store:
-        command = read_command(
-            [
+        job = admission.admit(
+            specs_of(
                 *("model.weights=random", *overrides, "benchmark=latency", *shape),
                 *("method=none", "engine.paired=0", "engine.batch_size=1", f"store={store}"),
-            ]
+            )[0],
+            Digests(),
         )
-        assert command is not None
-        job = admission.admit(build_spec(command.cells[0]), Digests())
         row, _ = CellRunner().run(job, [job])
     peak = row["memory"]["peak_bytes"] / 2**30
     return f"a prompt of {tokens:,} tokens and {LONGEST_ANSWER} new ones: peak {peak:.1f} GiB"

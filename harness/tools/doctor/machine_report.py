@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from itertools import product
 from pathlib import Path
 from time import perf_counter
@@ -15,15 +15,16 @@ from types import SimpleNamespace
 from typing import Literal
 
 import torch
-import yaml
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import constants
 from packaging.requirements import Requirement
 
+from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import check_precision
 from espalier.harness.models.checkpoint_files import check_checkpoint
-from espalier.harness.paths import CONF, ROOT
-from espalier.harness.runs.environment import device_name
+from espalier.harness.paths import ROOT
+from espalier.harness.runs.environment import device_name, installed_version
+from espalier.harness.specs.hub_cache import file_of_hub
 from espalier.harness.specs.run_spec import ATTENTIONS, DTYPES
 from espalier.harness.store import Store
 from espalier.harness.store.files.digests import Digests
@@ -83,33 +84,20 @@ def packages() -> str:
         wanted = [
             need for need in needs if not need.marker or need.marker.evaluate({"extra": "run"})
         ]
-    wrong = [
-        f"{requirement.name}{requirement.specifier} ({_installed(requirement.name) or 'missing'})"
-        for requirement in wanted
-        if _unmet(requirement)
-    ]
+    wrong = []
+    for need in wanted:
+        present = installed_version(need.name)
+        if present is None or not need.specifier.contains(present, prereleases=True):
+            wrong.append(f"{need.name}{need.specifier} ({present or 'missing'})")
     assert not wrong, ", ".join(wrong)
     named = ("torch", "transformers", "lmms-eval")
-    return f"Python {platform.python_version()}, " + ", ".join(
-        f"{n} {_installed(n)}" for n in named
-    )
-
-
-def _unmet(requirement: Requirement) -> bool:
-    version = _installed(requirement.name)
-    return version is None or not requirement.specifier.contains(version, prereleases=True)
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    versions = (f"{name} {installed_version(name)}" for name in named)
+    return f"Python {platform.python_version()}, {', '.join(versions)}"
 
 
 def processor() -> str:
     """Report which cores this process may use and how much memory is free."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0))
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     return f"{device_name('cpu')}, {cores} cores, {torch.get_num_threads()} threads, {free:.1f} GiB free"
 
@@ -151,15 +139,11 @@ def store(root: Path) -> str:
 
 def checkpoints() -> str:
     """Report which published checkpoints of conf/model are in the local Hugging Face cache."""
-    hubs = {
-        path.stem: (cfg.get("hub"), cfg.get("revision"))
-        for path in sorted(CONF.glob("model/*.yaml"))
-        if (cfg := yaml.safe_load(path.read_text(encoding="utf-8")))
-    }
+    sections = {name: read_choice("model", name) for name in choices("model")}
     names = [
         name
-        for name, (hub, revision) in hubs.items()
-        if hub and isinstance(try_to_load_from_cache(hub, "config.json", revision=revision), str)
+        for name, section in sections.items()
+        if section["hub"] and file_of_hub(section["hub"], "config.json", section["revision"])
     ]
     if not names:
         raise NotHere(

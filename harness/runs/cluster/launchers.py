@@ -1,4 +1,4 @@
-"""`cluster=slurm`: jobs as arrays, submitted by submitit, watched by squeue.
+"""What runs jobs: `cluster=slurm` as arrays of a queue, `cluster=joblib` in parallel on this machine.
 
 submitit writes the batch script, pickles the call, and queues the job again on the signal before a time limit or a
 preemption. It would query job states from sacct, which not every cluster answers; this module uses squeue, and only the
@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -22,9 +25,8 @@ from typing import Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import IMPORTED_FROM, child_path
-from espalier.harness.runs.cluster.cluster_spec import ClusterSpec
-from espalier.harness.runs.cluster.job_file import JobFile, JobGroup, JobState, SlurmJob
-from espalier.harness.runs.cluster.resources import Resources
+from espalier.harness.runs.cluster.job_file import JobFile, JobGroup, JobState, SlurmJob, run_job
+from espalier.harness.runs.cluster.resources import ClusterSpec, Resources
 
 _GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
 
@@ -52,20 +54,17 @@ class NodeGroup:
 
 def nodes_of(text: str) -> list[NodeGroup]:
     """Return the nodes in the output of `sinfo -h -e -o "%P|%G|%c|%m|%l"`."""
-    groups = []
-    for line in text.splitlines():
-        partition, gres, cpus, memory, limit = line.split("|")
-        groups.append(
-            NodeGroup(
-                partition.rstrip("*"),
-                partition.endswith("*"),
-                sum(map(int, _GPUS.findall(gres))),
-                int(cpus.rstrip("+")),
-                int(memory.rstrip("+")),
-                _minutes(limit),
-            )
+    return [
+        NodeGroup(
+            partition.rstrip("*"),
+            partition.endswith("*"),
+            sum(map(int, _GPUS.findall(gres))),
+            int(cpus.rstrip("+")),
+            int(memory.rstrip("+")),
+            _minutes(limit),
         )
-    return groups
+        for partition, gres, cpus, memory, limit in (line.split("|") for line in text.splitlines())
+    ]
 
 
 def check_request(resources: Resources, model: str, nodes: Sequence[NodeGroup]) -> None:
@@ -76,12 +75,9 @@ def check_request(resources: Resources, model: str, nodes: Sequence[NodeGroup]) 
             f"cluster.partition={resources.partition!r} (model={model}): SLURM has no such partition; valid: "
             f"{', '.join(names) or 'none, it lists no node'}"
         )
+    chosen = resources.partition
     matching = [
-        group
-        for group in nodes
-        if (
-            group.default if resources.partition is None else group.partition == resources.partition
-        )
+        group for group in nodes if (group.default if chosen is None else group.partition == chosen)
     ]
     if not matching:
         raise UserError(
@@ -118,6 +114,9 @@ def _minutes(limit: str) -> float:
 
 #: Maximum jobs of one array; clusters allow 1001 by default (MaxArraySize).
 LARGEST_ARRAY = 1000
+
+#: Prints a line for each job of an array: its id, state and the reason for it.
+QUEUE = ("squeue", "-h", "-a", "-r", "-t", "all", "-o", "%i|%T|%r")
 
 #: Time limit of a SLURM command in seconds.
 PATIENCE = 60
@@ -165,9 +164,10 @@ class Slurm:
                 array = pairs[first : first + LARGEST_ARRAY]
                 executor = SlurmExecutor(self.folder, max_num_timeout=self.cluster.timeouts)
                 executor.update_parameters(**self.parameters(array[0][0]))
-                calls = [SlurmJob(str(file.path)) for _, file in array]
                 try:
-                    jobs = _submit(executor, calls)
+                    # The output of sbatch is also in the error, and would appear twice.
+                    with contextlib.redirect_stderr(io.StringIO()), executor.batch():
+                        jobs = [executor.submit(SlurmJob(str(file.path))) for _, file in array]
                 except FailedJobError as error:
                     reason = " ".join(str(error).replace("sbatch: error: ", "").split())
                     raise UserError(f"cluster=slurm: sbatch refuses the job: {reason}") from error
@@ -196,51 +196,26 @@ class Slurm:
     def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
         """Return the state of each job; None if SLURM does not answer."""
         arrays = sorted({name.partition("_")[0] for name in names})
-        command = (
-            "squeue",
-            "-h",
-            "-a",
-            "-r",
-            "-t",
-            "all",
-            "-j",
-            ",".join(arrays),
-            "-o",
-            "%i|%T|%r",
-        )
         try:
-            lines = _query(*command).splitlines()
+            text = _query(*QUEUE, "-j", ",".join(arrays))
         except SlurmSilent as error:
             # Error for a single job that SLURM has forgotten; for several it lists the known ones.
             if "Invalid job id" not in str(error):
                 return None
-            lines = []
-        states = {}
-        for line in lines:
-            name, state, reason = line.split("|", 2)
-            states[name] = JobState(state, reason)
+            text = ""
+        lines = (line.split("|", 2) for line in text.splitlines())
+        states = {name: JobState(state, reason) for name, state, reason in lines}
         return {name: states.get(name, JobState("ENDED")) for name in names}
 
     def stop(self) -> str:
         """Keep the jobs running; return a line on how to wait for them or end them."""
         arrays = " ".join(sorted({name.partition("_")[0] for name in self.names}))
-        return (
-            f"jobs {arrays} go on; the same command waits for them again, `scancel {arrays}` ends them"
-            if arrays
-            else ""
-        )
+        advice = f"the same command waits for them again, `scancel {arrays}` ends them"
+        return f"jobs {arrays} go on; {advice}" if arrays else ""
 
 
 class SlurmSilent(UserError):
     """A command of SLURM failed or did not answer."""
-
-
-def _submit(executor: Any, calls: Sequence[SlurmJob]) -> list[Any]:
-    """Submit calls as one array."""
-    # The output of sbatch is also in the error, and would appear twice.
-    with contextlib.redirect_stderr(io.StringIO()), executor.batch():
-        jobs = [executor.submit(call) for call in calls]
-    return jobs
 
 
 def _query(*command: str) -> str:
@@ -255,3 +230,121 @@ def _query(*command: str) -> str:
         reason = " ".join(result.stderr.split()) or f"exit code {result.returncode}"
         raise SlurmSilent(f"cluster=slurm: {command[0]} fails: {reason}")
     return result.stdout
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def devices() -> tuple[str, ...]:
+    """Return the GPUs that this process may use, as named in CUDA_VISIBLE_DEVICES."""
+    import torch  # takes seconds, and a queue needs no GPU here
+
+    count = torch.cuda.device_count()
+    visible = os.environ.get(VISIBLE)
+    names = [str(number) for number in range(count)] if visible is None else visible.split(",")
+    return tuple(name.strip() for name in names[:count])
+
+
+class GpuPool:
+    """A pool of GPUs for jobs."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Start with all GPUs free."""
+        self._free = list(names)
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, count: int) -> Iterator[tuple[str, ...]]:
+        """Hold `count` GPUs, as soon as that many are free; `count` must not exceed the pool."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            taken, self._free = tuple(self._free[:count]), self._free[count:]
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._free = sorted((*self._free, *taken))
+                self._changed.notify_all()
+
+
+@dataclass
+class LocalWorkers:
+    """Runs jobs in threads; each thread waits for the process of its job.
+
+    Args:
+        cluster: the user's settings.
+        gpus: for the jobs; empty: jobs run on the CPU, whatever they request.
+    """
+
+    cluster: ClusterSpec
+    gpus: tuple[str, ...]
+    names: list[str] = field(default_factory=list)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _states: dict[str, JobState] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
+
+    def check(self, packs: Sequence[JobGroup[object]]) -> None:
+        """Raise UserError if a job requests more GPUs than exist, or the command would not wait."""
+        if not self.cluster.wait:
+            raise UserError(
+                "cluster.wait=False: the workers of cluster=joblib end with this command; valid: true, or cluster=slurm"
+            )
+        for job in packs:
+            if self.gpus and job.resources.gpus > len(self.gpus):
+                raise UserError(
+                    f"cluster.gpus={job.resources.gpus} (model={job.model}): this machine has {len(self.gpus)} GPUs; "
+                    f"valid: at most {len(self.gpus)}"
+                )
+
+    def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None:
+        """Start the jobs in their order."""
+        self.names += [file.path.stem for file in files]
+        self._states = dict.fromkeys(self.names, JobState("PENDING"))
+        work = list(zip(self.names, packs, files, strict=True))
+        at_once = self.at_once(packs)
+        pool = GpuPool(self.gpus)
+
+        def run(name: str, job: JobGroup[object], file: JobFile) -> None:
+            if self._stopped.is_set():
+                return
+            with pool.take(job.resources.gpus if self.gpus else 0) as taken:
+                self._states[name] = JobState("RUNNING")
+                run_job(file, self._environment(taken, at_once), self._stopped.is_set)
+            self._states[name] = JobState("ENDED")
+
+        def run_all() -> None:
+            # Imported here: only starting workers needs it.
+            from joblib import Parallel, delayed
+
+            Parallel(n_jobs=at_once, backend="threading")(delayed(run)(*job) for job in work)
+
+        self._thread = threading.Thread(target=run_all, name="jobs")
+        self._thread.start()
+
+    def states(self, names: Sequence[str]) -> Mapping[str, JobState]:
+        """Return the state of each job; ended if its worker is gone."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return {name: self._states[name] if alive else JobState("ENDED") for name in names}
+
+    def stop(self) -> str:
+        """End all jobs and wait for them; return an empty message."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        return ""
+
+    def at_once(self, packs: Sequence[JobGroup[object]]) -> int:
+        """Return the number of parallel jobs."""
+        gpus = max(job.resources.gpus for job in packs)
+        if self.cluster.workers is not None:
+            room = self.cluster.workers
+        elif self.gpus and gpus:
+            room = len(self.gpus) // gpus
+        else:
+            room = (os.cpu_count() or 1) // max(job.resources.cpus for job in packs)
+        return max(1, min(room, len(packs)))
+
+    def _environment(self, taken: tuple[str, ...], at_once: int) -> dict[str, str]:
+        threads = str(max(1, (os.cpu_count() or 1) // at_once))
+        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+        return {**variables, VISIBLE: ",".join(taken)} if self.gpus else variables
