@@ -123,7 +123,9 @@ def _sql(options: argparse.Namespace) -> int:
         print_lines(f"{options.out}: {lines} lines")
         return 0
     heading, *values = answer(store, options.query)
-    cells = [["" if value is None else str(value) for value in line] for line in values]
+    cells: list[Sequence[str]] = [
+        ["" if value is None else str(value) for value in line] for line in values
+    ]
     write_table((heading, cells), sys.stdout)
     return 0
 

@@ -196,7 +196,8 @@ def _compared(
             if before is not None and after is not None
         ]
         if times:
-            gains_of[phase] = Gain.of_pairs(*zip(*times, strict=True), bounds.get(phase))
+            before_times, after_times = zip(*times, strict=True)
+            gains_of[phase] = Gain.of_pairs(before_times, after_times, bounds.get(phase))
     prefill, decode = gains_of["prefill"], gains_of.get("decode_per_token")
     block = {
         "samples": planned.pairs * planned.rows,

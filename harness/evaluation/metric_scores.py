@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from lmms_eval.api.task import Task
@@ -104,7 +104,7 @@ def _scale(numbers: Sequence[float], value: float) -> float | None:
     return next((scale for scale in (1.0, 100.0) if equal(scale * mean)), None)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[Any]:
     return isinstance(value, Real | np.number | np.bool_) and math.isfinite(float(value))
 
 

@@ -194,18 +194,16 @@ class Sample(_OfSample):
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
         """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
-        answers, measures = _journal_tests(cls), _journal_tests(SampleRecord)
+        answers, measures = _journal_tests(Sample), _journal_tests(SampleRecord)
         check(entry, {**answers, "asked": IS_CONTEXT})
         check(entry.get("record"), measures)
-        record = SampleRecord(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in entry["record"].items()
-                if name in measures
-            }
-        )
+        measured: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in entry["record"].items()
+            if name in measures
+        }
         values = {name: entry[name] for name in answers if name in entry}
-        return cls(record=record, context=entry.get("asked"), **values)
+        return cls(record=SampleRecord(**measured), context=entry.get("asked"), **values)
 
 
 @dataclass(frozen=True)
