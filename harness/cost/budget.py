@@ -363,12 +363,6 @@ class Frame:
         """Decoder layers before the first site, then those after each site up to the next."""
         return tuple(b - a for a, b in pairwise((0, *self.starts, self.depth)))
 
-    @property
-    def _state_spans(self) -> tuple[int, ...]:
-        """Of `spans`, the layers of linear attention."""
-        bounds = pairwise((0, *self.starts, self.depth))
-        return tuple(sum(a <= layer < b for layer in self.states) for a, b in bounds)
-
     def entering(self, kept: Sequence[int]) -> tuple[int, ...]:
         """Return the visual tokens entering each layer."""
         counts = zip((self.visual, *kept), self.spans, strict=True)
@@ -382,10 +376,13 @@ class Frame:
         if rule in ("average", "kv_bytes"):
             return sum(c * s for c, s in zip(counts, self.spans, strict=True)) / self.depth
         linear, square = self.cost
+        # Of `spans`, the layers of linear attention.
+        bounds = pairwise((0, *self.starts, self.depth))
+        state_spans = [sum(a <= layer < b for layer in self.states) for a, b in bounds]
         spent = sum(
             (span - states) * (linear * (count + self.text) + square * (count + self.text) ** 2)
             + states * self.state_cost * (count + self.text)
-            for count, span, states in zip(counts, self.spans, self._state_spans, strict=True)
+            for count, span, states in zip(counts, self.spans, state_spans, strict=True)
         )
         first = next(count for count, span in zip(counts, self.spans, strict=True) if span)
         spent += self.extra * (first + self.text)

@@ -106,11 +106,6 @@ class SampleFlops:
         """Exact language-model FLOPs over those of the same sample without reduction."""
         return self.exact.language / self.exact_full.language
 
-    @property
-    def share_with_tower(self) -> float:
-        """The same share with tower and projector on both sides."""
-        return self.exact.total / self.exact_full.total
-
 
 def layer_flops(
     stack: StackFacts,
@@ -159,12 +154,14 @@ def tower_flops(facts: ModelFacts, work: Work) -> int:
     tower = facts.tower
     total = _encoder(tower, work.tokens, work.pairs, work.window_pairs)
     total += _linear(tower) * work.extra_tokens + _pair(tower) * work.extra_pairs
-    total -= (_linear(tower) - _mlp(tower)) * work.spared_attention + _mlp(tower) * work.spared_mlp
+    total -= (_linear(tower) - mlp_flops(tower)) * work.spared_attention + mlp_flops(
+        tower
+    ) * work.spared_mlp
     total -= _pair(tower) * work.spared_pairs
     if facts.stem is not None:
         total += _stem_flops(facts.stem, work)
     if facts.stem is not None and facts.stem_joins:
-        total += (_linear(facts.stem) - _mlp(facts.stem)) * work.stem_tokens
+        total += (_linear(facts.stem) - mlp_flops(facts.stem)) * work.stem_tokens
         total += _pair(facts.stem) * facts.stem_joins * work.stem_tokens
         total += 2 * facts.join_entries * work.tokens
     return total
@@ -177,7 +174,7 @@ def _stem_flops(stem: StackFacts, work: Work) -> int:
     """
     total = _encoder(stem, work.stem_tokens, work.stem_pairs, work.stem_window_pairs)
     padding = work.stem_window_tokens - work.stem_tokens
-    total += stem.window_layers * (_linear(stem) - _mlp(stem)) * padding
+    total += stem.window_layers * (_linear(stem) - mlp_flops(stem)) * padding
     lines = (stem.layers - stem.window_layers) * work.stem_lines
     lines += stem.window_layers * work.stem_window_lines
     return total + 2 * stem.heads * stem.head_dim * lines
@@ -261,11 +258,6 @@ def head_flops(facts: ModelFacts, positions: int = 1) -> int:
     return 2 * positions * facts.text.hidden * facts.vocabulary
 
 
-def mlp_flops(stack: StackFacts) -> int:
-    """Return the exact FLOPs that the MLP of one layer spends on each token."""
-    return _mlp(stack)
-
-
 def sample_flops(
     facts: ModelFacts,
     entering: Sequence[int],
@@ -336,7 +328,7 @@ def _linear(stack: StackFacts, first: bool = False, part: Heads | None = None) -
     assert width is not None  # implied by `dense`
     router = 0 if dense else stack.experts
     gate = 0 if stack.linear is None else 2 * queries
-    return stack.hidden * (4 * queries + maps * keys + 2 * router + gate) + _mlp(stack, width)
+    return stack.hidden * (4 * queries + maps * keys + 2 * router + gate) + mlp_flops(stack, width)
 
 
 def _linear_maps(stack: StackFacts) -> int:
@@ -345,7 +337,7 @@ def _linear_maps(stack: StackFacts) -> int:
     part = stack.linear
     keys, values = part.key_heads * part.key_dim, part.value_heads * part.value_dim
     maps = 2 * keys + 3 * values + 2 * part.value_heads + stack.experts
-    return 2 * stack.hidden * maps + _mlp(stack)
+    return 2 * stack.hidden * maps + mlp_flops(stack)
 
 
 def _delta_rule(stack: StackFacts) -> int:
@@ -355,8 +347,8 @@ def _delta_rule(stack: StackFacts) -> int:
     return heads * (CHUNK * (4 * keys + 2 * values) + 6 * keys * values)
 
 
-def _mlp(stack: StackFacts, width: int | None = None) -> int:
-    """Return the FLOPs that one layer's MLP, `width` wide, spends on each token."""
+def mlp_flops(stack: StackFacts, width: int | None = None) -> int:
+    """Return the exact FLOPs that one layer's MLP, `width` wide, spends on each token."""
     width = stack.intermediate if width is None else width
     return 2 * (3 if stack.gated else 2) * stack.hidden * width
 
@@ -392,25 +384,18 @@ def d3tom(stack: StackFacts, tokens: Counts, keys: Counts | None = None) -> floa
 
 def rtprune(stack: StackFacts, tokens: Counts, keys: Counts | None = None) -> float:
     """Return the count of RTPrune (arXiv 2605.00392, equations 20 to 25); layer 0 has its own width."""
-    total = 0.0
-    for layer, (n, key_count) in enumerate(_pairs(tokens, keys)):
-        dense_width = stack.first_intermediate if layer == 0 else None
-        width = stack.intermediate if dense_width is None else dense_width
-        macs = attention_macs(stack.hidden, n, key_count) + mlp_macs(stack.hidden, width, n, 3)
-        total += 2 * macs
-    return total
+    return 2 * _macs(stack, tokens, keys, matrices=3, first=stack.first_intermediate)
 
 
-def _macs(stack: StackFacts, tokens: Counts, keys: Counts | None, matrices: int) -> float:
-    hidden, width = stack.hidden, stack.intermediate
+def _macs(
+    stack: StackFacts, tokens: Counts, keys: Counts | None, matrices: int, first: int | None = None
+) -> float:
+    """Return the multiply-adds of all layers; `first` is the MLP width of layer 0, where it counts."""
+    widths = [first or stack.intermediate, *[stack.intermediate] * (len(tokens) - 1)]
     return sum(
-        attention_macs(hidden, n, key_count) + mlp_macs(hidden, width, n, matrices)
-        for n, key_count in _pairs(tokens, keys)
+        attention_macs(stack.hidden, n, key_count) + mlp_macs(stack.hidden, width, n, matrices)
+        for n, key_count, width in zip(tokens, keys or tokens, widths, strict=True)
     )
-
-
-def _pairs(tokens: Counts, keys: Counts | None) -> list[tuple[float, float]]:
-    return list(zip(tokens, tokens if keys is None else keys, strict=True))
 
 
 def split_layer(stack: StackFacts, visual: float, kept: float) -> float:

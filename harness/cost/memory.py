@@ -6,7 +6,7 @@ import gc
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,30 +46,25 @@ def peak_memory(*devices: torch.device | str) -> Iterator[Peak]:
     """
     named = dict.fromkeys(torch.device(device) for device in devices)
     cards = [device for device in named if device.type == "cuda"]
-    peak = _of_cards(cards) if cards else _of_process()
+    if cards:
+        for card in cards:
+            torch.cuda.reset_peak_memory_stats(card)
+        several = f", summed over {len(cards)} devices" if len(cards) > 1 else ""
+        peak = Peak(
+            note=f"peak of allocated device memory over the block{several}",
+            _read=lambda: sum(torch.cuda.max_memory_allocated(card) for card in cards),
+        )
+    else:
+        note = (
+            "peak resident set of the process over the block"
+            if reset_resident_peak()
+            else "peak resident set over the life of the process (the counter could not be reset)"
+        )
+        peak = Peak(note=note, _read=resident_peak)
     try:
         yield peak
     finally:
         peak.stop()
-
-
-def _of_cards(cards: Sequence[torch.device]) -> Peak:
-    for card in cards:
-        torch.cuda.reset_peak_memory_stats(card)
-    several = f", summed over {len(cards)} devices" if len(cards) > 1 else ""
-    return Peak(
-        note=f"peak of allocated device memory over the block{several}",
-        _read=lambda: sum(torch.cuda.max_memory_allocated(card) for card in cards),
-    )
-
-
-def _of_process() -> Peak:
-    note = (
-        "peak resident set of the process over the block"
-        if reset_resident_peak()
-        else "peak resident set over the life of the process (the counter could not be reset)"
-    )
-    return Peak(note=note, _read=resident_peak)
 
 
 def reset_resident_peak() -> bool:

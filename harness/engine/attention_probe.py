@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -58,12 +57,7 @@ class AttentionTap:
         self._handles = [m.register_forward_pre_hook(self._before_pooling) for m in self._pooling]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for name, original in self._originals.items():
             AttentionInterface.register(name, original)
         self._originals.clear()
@@ -76,41 +70,31 @@ class AttentionTap:
 
     def _before_pooling(self, module: nn.MultiheadAttention, args: tuple[Tensor, ...]) -> None:
         """Project the module's inputs (batch first) to the queries and keys of its heads."""
-        states: list[Tensor] = []
         weights, biases = module.in_proj_weight.chunk(3), module.in_proj_bias.chunk(3)
-        for value, weight, bias in zip(args[:2], weights[:2], biases[:2], strict=True):
-            heads = linear(value, weight, bias).unflatten(-1, (module.num_heads, -1))
-            states.append(heads.transpose(1, 2))
-        for watcher in self._watchers[module]:
-            watcher(states[0], states[1], module.head_dim**-0.5)
+        query, key = (
+            linear(value, weight, bias).unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
+            for value, weight, bias in zip(args[:2], weights[:2], biases[:2], strict=True)
+        )
+        self.show(module, query, key, module.head_dim**-0.5)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        watchers = self._watchers
-
         def attention(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
         ) -> Any:
-            if module in watchers:
+            if module in self._watchers:
                 scaling = kwargs.get("scaling")
                 scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-                heads = all_heads(module, query, key)
-                for segment in _segments(*heads, kwargs.get("cu_seq_lens_q")):
-                    for watcher in watchers[module]:
-                        watcher(*segment, scaling)
+                queries, keys = all_heads(module, query, key)
+                boundaries = kwargs.get("cu_seq_lens_q")
+                sequences: Iterable[tuple[Tensor, Tensor]] = [(queries, keys)]
+                if boundaries is not None:  # flash attention over several images at once
+                    lengths = boundaries.diff().tolist()
+                    sequences = zip(queries.split(lengths, 2), keys.split(lengths, 2), strict=True)
+                for sequence in sequences:
+                    self.show(module, *sequence, scaling)
             return original(module, query, key, value, *args, **kwargs)
 
         return attention
-
-
-def _segments(
-    query: Tensor, key: Tensor, boundaries: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split a packed call (flash attention over several images at once) into sequences that attend to themselves."""
-    if boundaries is None:
-        yield query, key
-        return
-    lengths = boundaries.diff().tolist()
-    yield from zip(query.split(lengths, dim=2), key.split(lengths, dim=2), strict=True)
 
 
 def attention_rows(query: Tensor, key: Tensor, scaling: float, visible: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ they last ran.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
-from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
@@ -35,7 +34,7 @@ from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.kv_cache import IndexedCache, IndexedLayer, MergedLayer
 from espalier.harness.engine.layer_inputs import closed_positions, reference_mask, rotary_tables
 from espalier.harness.engine.layout import Layout, Stage, take
-from espalier.harness.engine.model_parts import remove_hooks
+from espalier.harness.engine.model_parts import hooked
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import SessionSetup
@@ -203,8 +202,13 @@ def run_answer(
     Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
     hooks = _AnswerHooks(setup, cached_prompt.layout, stages)
-    # The parts take what the hooks make for all positions.
-    with hooks.install(), run_parts(setup.adapter.decoder.layers, parts):
+    layers = setup.adapter.decoder.layers
+    with ExitStack() as running:
+        running.enter_context(hooks.install())
+        # The parts take what the hooks make for all positions.
+        for layer, part in zip(layers[len(layers) - len(parts) :], parts, strict=True):
+            running.callback(layer.register_forward_pre_hook(part.enter, with_kwargs=True).remove)
+            running.callback(layer.register_forward_hook(part.leave).remove)
         states: Tensor = setup.adapter.decoder(
             inputs_embeds=embeddings,
             position_ids=hooks.positions(stages[0], embeddings),
@@ -223,31 +227,28 @@ class _AnswerHooks:
         self._stages = stages
         self._layer_arguments: dict[tuple[int, torch.device], dict[str, Any]] = {}
 
-    @contextmanager
-    def install(self) -> Iterator[None]:
+    def install(self) -> AbstractContextManager[None]:
         """Hook the layers for the length of a block."""
-        handles = [
-            layer.register_forward_pre_hook(partial(self._hook, number), with_kwargs=True)
-            for number, layer in enumerate(self._setup.adapter.decoder.layers)
-        ]
-        try:
-            yield
-        finally:
-            remove_hooks(handles)
+        return hooked(
+            [
+                layer.register_forward_pre_hook(partial(self._hook, number), with_kwargs=True)
+                for number, layer in enumerate(self._setup.adapter.decoder.layers)
+            ]
+        )
 
     def _hook(
         self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
     ) -> Any:
         stage = next(stage for stage in reversed(self._stages) if stage.first <= number)
-        key = (id(stage), args[0].device)
+        hidden, embedding = args[0], self._setup.adapter.decoder.rotary_emb
+        key = (id(stage), hidden.device)
         if key not in self._layer_arguments:
-            self._layer_arguments[key] = self._arguments(stage.move(args[0].device), args[0])
+            positions = self.positions(stage.move(hidden.device), hidden)
+            self._layer_arguments[key] = {
+                "attention_mask": self._mask(stage, hidden),
+                "position_embeddings": rotary_tables(embedding, hidden, positions),
+            }
         return args, {**kwargs, **self._layer_arguments[key]}
-
-    def _arguments(self, stage: Stage, hidden: Tensor) -> dict[str, Any]:
-        decoder = self._setup.adapter.decoder
-        tables = rotary_tables(decoder.rotary_emb, hidden, self.positions(stage, hidden))
-        return {"attention_mask": self._mask(stage, hidden), "position_embeddings": tables}
 
     def _mask(self, stage: Stage, hidden: Tensor) -> Tensor | None:
         """Return the mask of a stage's layers: the library's masks support caches of one length only."""
@@ -287,11 +288,8 @@ class LayerChanges:
             entering = args[0][:, -count:].to(states.device)
             self.of_layer.append(states[:, -count:] - entering)
 
-        handles = [layer.register_forward_hook(record) for layer in layers]
-        try:
+        with hooked([layer.register_forward_hook(record) for layer in layers]):
             yield
-        finally:
-            remove_hooks(handles)
 
 
 class PartialLayer:
@@ -346,21 +344,6 @@ class PartialLayer:
         index = self.places.unsqueeze(-1).expand_as(states)
         self._changes.scatter_(1, index, states - args[0])
         return (self._states + self._changes).scatter(1, index, states)
-
-
-@contextmanager
-def run_parts(layers: Sequence[nn.Module], parts: Sequence[PartialLayer]) -> Iterator[None]:
-    """Let each of the last layers run its part of the places while a block runs all layers."""
-    handles: list[RemovableHandle] = []
-    for layer, part in zip(layers[len(layers) - len(parts) :], parts, strict=True):
-        handles += [
-            layer.register_forward_pre_hook(part.enter, with_kwargs=True),
-            layer.register_forward_hook(part.leave),
-        ]
-    try:
-        yield
-    finally:
-        remove_hooks(handles)
 
 
 @dataclass(frozen=True, eq=False)

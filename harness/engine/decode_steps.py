@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from espalier.harness.cost.facts import StackFacts
@@ -30,8 +29,8 @@ from espalier.harness.engine.layer_inputs import (
     reference_mask,
     rotary_tables,
 )
-from espalier.harness.engine.layout import Layout, Stage, groups, take
-from espalier.harness.engine.model_parts import ModelParts, remove_hooks
+from espalier.harness.engine.layout import Layout, Stage, fill_padding, groups, take
+from espalier.harness.engine.model_parts import ModelParts, hooked
 from espalier.harness.engine.prefill import Rows
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.specs.generation import CanvasSettings
@@ -73,7 +72,7 @@ class DecodeSteps:
         #: The layer for which the stack makes its mask.
         self._first_full = 0 if facts is None else facts.full_layers[0]
         self._masks: dict[tuple[int, torch.device, bool], Tensor | None] = {}
-        self._rows: dict[tuple[int, torch.device], RowMask] = {}
+        self._rows: dict[tuple[int, torch.device, bool], RowMask] = {}
         #: Positions (B, t) of the new tokens as if nothing had been dropped, and the rotary tables of each stage.
         self._positions: Tensor
         self._tables: dict[tuple[int, torch.device], tuple[Tensor, ...]] = {}
@@ -148,7 +147,11 @@ class DecodeSteps:
         mask = self._mask(stage, hidden, kwargs["past_key_values"], layer, hides_entries)
         changed = {**kwargs, "attention_mask": mask}
         if self._embedding is not None and stage.first > 0:
-            changed["position_embeddings"] = self._rotary(stage, hidden)
+            key = (id(stage), hidden.device)
+            if key not in self._tables:
+                positions = self._closed_positions(stage)
+                self._tables[key] = rotary_tables(self._embedding, hidden, positions)
+            changed["position_embeddings"] = self._tables[key]
         return changed
 
     def mask_key(self, layer: int) -> tuple[int, str]:
@@ -182,15 +185,6 @@ class DecodeSteps:
         shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
         return self._positions - shift
 
-    def _rotary(self, stage: Stage, hidden: Tensor) -> tuple[Tensor, ...]:
-        """Return the rotary tables of a step, built once for each stage and device."""
-        key = (id(stage), hidden.device)
-        if key not in self._tables:
-            self._tables[key] = rotary_tables(
-                self._embedding, hidden, self._closed_positions(stage)
-            )
-        return self._tables[key]
-
     def _mask(
         self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides_entries: bool
     ) -> Tensor | None:
@@ -203,17 +197,23 @@ class DecodeSteps:
         if hides_entries:
             assert self._step_mask is not None
             valid, padded = self._step_mask.valid(stage), True
-        n_past = cache.get_seq_length(layer)
+        n_past, config = cache.get_seq_length(layer), self._config
         mask: Tensor | None
         if self._folded:
             mask = None
             if padded or self._emulate:
-                mask = self._row_mask(stage, valid, hidden, hides_entries).of(n_past + 1)
+                rows = self._rows.get(key)
+                if rows is None:
+                    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+                    rows = RowMask(valid, heads // kv_heads, hidden.dtype)
+                if not hides_entries:  # what a step hides changes with each
+                    self._rows[key] = rows
+                mask = rows.of(n_past + 1)
         elif self._emulate:
             alive = _extend_valid(valid, n_past + hidden.shape[1])
-            mask = reference_mask(self._config, hidden, alive, n_past)
+            mask = reference_mask(config, hidden, alive, n_past)
         else:
-            mask = decode_mask(self._config, hidden, valid, padded, cache, layer)
+            mask = decode_mask(config, hidden, valid, padded, cache, layer)
         self._masks[key] = mask
         return mask
 
@@ -221,18 +221,6 @@ class DecodeSteps:
     def _folded(self) -> bool:
         """Whether steps of one token use folded heads, with masks that need nothing from the library."""
         return bool(self._config._attn_implementation == NAME)
-
-    def _row_mask(
-        self, stage: Stage, valid: Tensor, hidden: Tensor, hides_entries: bool
-    ) -> RowMask:
-        """Return the mask of a stage's steps, built once; a step that hides entries gets a new one."""
-        groups = self._config.num_attention_heads // self._config.num_key_value_heads
-        if hides_entries:
-            return RowMask(valid, groups, hidden.dtype)
-        key = (id(stage), hidden.device)
-        if key not in self._rows:
-            self._rows[key] = RowMask(valid, groups, hidden.dtype)
-        return self._rows[key]
 
 
 def _extend_valid(valid: Tensor, keys: int) -> Tensor:
@@ -321,10 +309,8 @@ class DecodeStepMask:
         assert self._attended is not None  # called only if `hides`
         n_slots, device = stage.valid.shape[1], stage.valid.device
         if id(stage) not in self._slots:
-            place = torch.arange(stage.slots.shape[1], device=device)
-            real = place < torch.tensor(stage.counts, device=device).unsqueeze(1)
             # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
-            self._slots[id(stage)] = torch.where(real, stage.slots, n_slots)
+            self._slots[id(stage)] = fill_padding(stage.slots, stage.counts, n_slots)
         attended = take(self._attended.to(device), stage.origin, -1)
         slots = self._slots[id(stage)].to(device)
         return torch.nn.functional.pad(stage.valid, (0, 1)).scatter(1, slots, attended)[:, :n_slots]
@@ -360,11 +346,6 @@ class CanvasHooks:
         steps: returns the decoding steps that follow the prompt; called only after the prompt has run.
     """
 
-    @classmethod
-    def of(cls, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> CanvasHooks | None:
-        """Return the hooks of a model, or None if it has no canvas."""
-        return None if adapter.canvas is None else cls(adapter, steps)
-
     def __init__(self, adapter: ModelParts, steps: Callable[[], DecodeSteps]) -> None:
         assert adapter.canvas_facts is not None  # every model with a canvas has its sizes
         self._adapter = adapter
@@ -384,25 +365,24 @@ class CanvasHooks:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Hook both stacks and the class's step inside the block; afterwards the model is as before."""
-        model, handles = self._adapter.model, self._hook_stacks()
+        model = self._adapter.model
+        handles = [
+            self._canvas.register_forward_pre_hook(self._before_step, with_kwargs=True),
+            *(
+                layer.register_forward_pre_hook(partial(self._before_layer, n), with_kwargs=True)
+                for n, layer in enumerate(self._canvas.layers)
+            ),
+            *(
+                layer.register_forward_hook(self._after_reading, with_kwargs=True)
+                for layer in self._adapter.decoder.layers
+            ),
+        ]
         model.__dict__["_denoising_step"] = partial(self._step, model._denoising_step)
-        try:
-            yield
-        finally:
-            del model.__dict__["_denoising_step"]
-            remove_hooks(handles)
-
-    def _hook_stacks(self) -> list[RemovableHandle]:
-        layers = [
-            layer.register_forward_pre_hook(partial(self._before_layer, number), with_kwargs=True)
-            for number, layer in enumerate(self._canvas.layers)
-        ]
-        readers = [
-            layer.register_forward_hook(self._after_reading, with_kwargs=True)
-            for layer in self._adapter.decoder.layers
-        ]
-        before_step = self._canvas.register_forward_pre_hook(self._before_step, with_kwargs=True)
-        return [before_step, *layers, *readers]
+        with hooked(handles):
+            try:
+                yield
+            finally:
+                del model.__dict__["_denoising_step"]
 
     def _step(self, original: Callable[..., Any], **arguments: Any) -> Any:
         start = arguments["input_ids"].shape[1]
@@ -462,11 +442,16 @@ class CanvasHooks:
         """Return the records with steps and attended pairs of each canvas, up to the one that ends the answer."""
         counts = [torch.stack(canvas).sum(0).tolist() for canvas in self._unfinished.values()]
         visible, pairs = _on_host(self._visible), _on_host(self._read_pairs)
-        windows, completed = self._windows(), []
+        types, completed = self._adapter.layer_types, []
+        windows = [None] * len(self._canvas.layers) if types is None else types.windows
         for row, record in enumerate(records):
             canvases = range(-(-record.new_tokens // self._length))
-            prompt = record.visual + record.text
-            entries = [[self._entries(prompt, n, window) for window in windows] for n in canvases]
+            # Before each canvas and in each layer, if nothing of the prompt is dropped.
+            held = [record.visual + record.text + n * self._length for n in canvases]
+            entries = [
+                [count if window is None else min(count, window - 1) for window in windows]
+                for count in held
+            ]
             entry = {
                 "limit": self._limit,
                 "steps": [counts[n][row] for n in canvases],
@@ -480,15 +465,6 @@ class CanvasHooks:
             }
             completed.append(replace(record, canvases=entry))
         return tuple(completed)
-
-    def _windows(self) -> Sequence[int | None]:
-        types = self._adapter.layer_types
-        return types.windows if types is not None else [None] * len(self._canvas.layers)
-
-    def _entries(self, prompt: int, number: int, window: int | None) -> int:
-        """Return the cache entries of a layer before canvas `number`, if nothing of the prompt is dropped."""
-        count = prompt + number * self._length
-        return count if window is None else min(count, window - 1)
 
     def _pairs(self, entries: int, window: int | None) -> int:
         """Return the pairs that attend in a layer as a canvas is read after `entries` cache entries."""

@@ -100,21 +100,20 @@ class EntryMerger:
 
     def records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of the step."""
-        step_records: list[SampleRecord] = []
         select_ms = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
-        for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True)):
-            upper_layers = (keep,) * (len(record.entering) - self.first_merged)
-            step = replace(
+        first = self.first_merged
+        return tuple(
+            replace(
                 record,
                 requested=(keep,),
                 kept=(keep,),
-                entering=record.entering[: self.first_merged] + upper_layers,
+                entering=record.entering[:first] + (keep,) * (len(record.entering) - first),
                 held=record.entering,
                 origin=record.origin if self.idle else self.kept[row],
                 times_ms={"select": select_ms},
             )
-            step_records.append(step)
-        return tuple(step_records)
+            for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True))
+        )
 
     def choose(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Choose in every row by the attention of its deciders."""
@@ -365,7 +364,13 @@ class DenoisingSession(Session):
         """
         adapter, cache = self.adapter, cached_prompt.cache
         embeddings = adapter.model.get_input_embeddings()(answer.ids)
-        merger = self._make_merger(cached_prompt, answer, budget)
+        merger: EntryMerger | None = None
+        layout = cached_prompt.layout
+        if as_denoiser(self.setup.method) is not None and self.setup.sites:
+            keep_of = partial(budget.keep, self.setup.method, adapter.facts)
+            rows = zip(layout.counts, layout.text, strict=True)
+            keep = [keep_of(n, text)[0] if n else 0 for n, text in rows]
+            merger = EntryMerger(self.setup, cached_prompt, answer, keep)
         if merger is None or merger.idle:
             n_layers = len(adapter.decoder.layers)
             states = run_answer(self.setup, cached_prompt, cached_prompt.stages, cache, embeddings)
@@ -380,17 +385,6 @@ class DenoisingSession(Session):
             states = torch.cat([cached_prompt.last, states], 1)
         logits = self._logits(answer.choose(states))
         return logits, cached_prompt.step_records() if merger is None else merger.records()
-
-    def _make_merger(
-        self, cached_prompt: CachedPrompt, answer: AnswerState, budget: Budget
-    ) -> EntryMerger | None:
-        """Return the merger of a step; None if the method never merges."""
-        method, facts, layout = self.setup.method, self.adapter.facts, cached_prompt.layout
-        if as_denoiser(method) is None or not self.setup.sites:
-            return None
-        rows = zip(layout.counts, layout.text, strict=True)
-        keep = [budget.keep(method, facts, n, text)[0] if n else 0 for n, text in rows]
-        return EntryMerger(self.setup, cached_prompt, answer, keep)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,13 @@ class ScoredEviction:
         if not self._generators:
             names = [name for name in self._prefill.samples for _ in range(self._prefill.beams)]
             self._generators = row_generators(self._prefill.setup.seed, names, 0)
-        rows = self._rows_of(stage.move(key.device), key.device)
+        stage, key_of_rows = stage.move(key.device), (id(stage), key.device)
+        if key_of_rows not in self._rows:
+            layout = self._prefill.layout.repeat(self._prefill.beams)
+            self._rows[key_of_rows] = [
+                self._row(stage, number, layout) for number in range(layout.rows)
+            ]
+        rows = self._rows[key_of_rows]
         layer_scores: list[Tensor | None] = []
         for number, row in enumerate(rows):
             view = CacheView(
@@ -161,14 +167,6 @@ class ScoredEviction:
         place = torch.searchsorted(view.candidates, view.visual[is_candidate])
         origin = stage.origin[number, : len(view.visual)][is_candidate]
         collector.add(view.layer, [number], origin[None], scores.mean(0)[place][None])
-
-    def _rows_of(self, stage: Stage, device: torch.device) -> list[RowSlots]:
-        """Return the slots of each row's tokens, computed once for each stage and device."""
-        key = (id(stage), device)
-        if key not in self._rows:
-            layout = self._prefill.layout.repeat(self._prefill.beams)
-            self._rows[key] = [self._row(stage, number, layout) for number in range(layout.rows)]
-        return self._rows[key]
 
     def _row(self, stage: Stage, number: int, layout: Layout) -> RowSlots:
         count, width = stage.counts[number], stage.valid.shape[1]
@@ -215,9 +213,16 @@ class ScoredEviction:
         Keys and values are gathered into new storage, and the old is released before the next layer is shortened.
 
         Raises:
+            PlanError: the method wrote into a view.
             UserError: a cache of a class that cannot be shortened.
         """
-        self._check_written()
+        flags = [flag.to(self._written[0].device) for flag in self._written]
+        if flags and bool(torch.cat(flags).any()):  # waits for the device, once
+            with Blame(self._evicting.compressor, "score"):
+                raise PlanError(
+                    "`score` writes into view.keys or view.queries, which the model goes on to use; valid: new "
+                    "tensors, such as view.keys / norm or view.keys.clone()"
+                )
         budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
         stages = []
         for layer in range(self._depth):
@@ -225,15 +230,12 @@ class ScoredEviction:
                 stages.append(self._evict(layer, cache.layers[layer], budgets[layer]))
                 self._scores[layer] = []
             else:
-                stages.append(self._keep(layer, cache.layers[layer]))
+                # It does not hold the whole prompt, and stays as it is.
+                stage = self._prefill.stage_of(layer)
+                self.held_visual.append(held_entries(stage, entries_of(cache.layers[layer])))
+                self._held_special.append(self._prefill.layout.repeat(self._prefill.beams).special)
+                stages.append(replace(stage, first=layer))
         return stages
-
-    def _keep(self, layer: int, cache_layer: Any) -> Stage:
-        """Return the stage of a layer that does not hold the whole prompt, and stays as it is."""
-        stage = self._prefill.stage_of(layer)
-        self.held_visual.append(held_entries(stage, entries_of(cache_layer)))
-        self._held_special.append(self._prefill.layout.repeat(self._prefill.beams).special)
-        return replace(stage, first=layer)
 
     def _budgets(self) -> list[list[int]]:
         """Return the number of candidates that each row keeps in each layer that is evicted from."""
@@ -254,16 +256,6 @@ class ScoredEviction:
                 shares = self._evicting.compressor.allocate(candidate_scores, total)
                 budgets.append(self._checked_shares(shares, candidate_scores, total))
         return budgets
-
-    def _check_written(self) -> None:
-        """Raise PlanError if the method wrote into a view. Waits for the device once."""
-        flags = [flag.to(self._written[0].device) for flag in self._written]
-        if flags and bool(torch.cat(flags).any()):
-            with Blame(self._evicting.compressor, "score"):
-                raise PlanError(
-                    "`score` writes into view.keys or view.queries, which the model goes on to use; valid: new "
-                    "tensors, such as view.keys / norm or view.keys.clone()"
-                )
 
     def _checked_shares(self, shares: Any, scores: Sequence[Tensor], total: int) -> list[int]:
         place = shares.device if isinstance(shares, Tensor) else torch.device("cpu")

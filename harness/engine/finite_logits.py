@@ -5,15 +5,15 @@ Only the model's own logits are checked. Processors may exclude tokens with minu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.engine.model_parts import ModelParts, remove_hooks
+from espalier.harness.engine.model_parts import ModelParts, hooked
 
 
 class NonFiniteLogits(RuntimeError):
@@ -80,19 +80,7 @@ class FiniteLogits:
 
 
 def non_finite_origin(adapter: ModelParts, run: Callable[[], object]) -> str:
-    """Run a prefill again and return a clause that names the first module with output that is not finite."""
-    with record_non_finite(adapter) as module_names, suppress(NonFiniteLogits):
-        run()
-    return (
-        f"they began in {module_names[0]}"
-        if module_names
-        else "every layer of the prefill is finite"
-    )
-
-
-@contextmanager
-def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
-    """Yield the names of the modules with output that is not finite, in order, while the block runs the model again.
+    """Run a prefill again and return a clause that names the first module with output that is not finite.
 
     Cost: a check of every hidden state, with a synchronisation for each.
     """
@@ -124,7 +112,8 @@ def record_non_finite(adapter: ModelParts) -> Iterator[list[str]]:
         adapter.decoder.norm.register_forward_hook(after("the norm after the decoder")),
         adapter.model.get_output_embeddings().register_forward_hook(after("the output head")),
     ]
-    try:
-        yield module_names
-    finally:
-        remove_hooks(handles)
+    with hooked(handles), suppress(NonFiniteLogits):
+        run()
+    if not module_names:
+        return "every layer of the prefill is finite"
+    return f"they began in {module_names[0]}"

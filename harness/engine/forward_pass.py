@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.facts import Work
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.decode_steps import CanvasHooks, DecodeStepMask, DecodeSteps
@@ -28,8 +26,7 @@ from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt, VisionSide
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.site_table import make_sites, reads_features
-from espalier.harness.engine.sites import Arguments, Sites
+from espalier.harness.engine.sites import Arguments, Sites, make_sites, reads_features
 
 PHASES = ("vision", "select", "prefill", "decode")
 
@@ -74,11 +71,18 @@ def make_records(
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     pairs = attended_pairs(prefill, prefill.stage_of, depth)
     full_pairs = attended_pairs(prefill, lambda _: prefill.stages[0], depth)
-    holds_prompt = prefill.setup.adapter.holds_prompt
+    holds_prompt, extra = prefill.setup.adapter.holds_prompt, len(prefill.setup.extra_blocks)
     partial = tuple(layer for layer in range(depth) if not holds_prompt(layer))
     records = []
     for row, sample in enumerate(prefill.samples):
-        beam = row * beams
+        beam, work = row * beams, layout.work[row]
+        work = work._replace(
+            reprojected=prefill.reprojected[row],
+            extra_tokens=extra * work.tokens,
+            extra_pairs=extra * work.pairs,
+        )
+        for group in sites:
+            work = work.plus(group.work(row))
         entering = tuple(prefill.stage_of(layer).counts[beam] for layer in range(depth))
         row_held = entering if held is None else tuple(layer[beam] for layer in held)
         row_special = tuple(layer[beam] for layer in held_special or ())
@@ -87,7 +91,7 @@ def make_records(
             visual=layout.counts[row],
             text=layout.text[row],
             special=layout.special[row],
-            work=_work(prefill, sites, row),
+            work=work,
             requested=prefill.requested[row],
             kept=tuple(kept[row] for kept in prefill.kept),
             entering=entering,
@@ -112,13 +116,6 @@ def make_records(
     return tuple(records)
 
 
-def held_in_windows(prefill: Prefill, lengths: Sequence[int]) -> list[tuple[int, ...]] | None:
-    """Return the visual entries of each layer and row among the last `lengths` that its cache holds; None: all."""
-    stages = [prefill.stage_of(layer) for layer in range(len(lengths))]
-    counts = [held_entries(stage, length) for stage, length in zip(stages, lengths, strict=True)]
-    return None if counts == [stage.counts for stage in stages] else counts
-
-
 def attended_pairs(
     prefill: Prefill, stage_of: Callable[[int], Stage], depth: int
 ) -> list[tuple[int, ...]] | None:
@@ -128,19 +125,6 @@ def attended_pairs(
         return None
     count, first = cache(types.pairs), types.first_of_each()
     return [count(stage_of(layer), first[types.name(layer)]) for layer in range(depth)]
-
-
-def _work(prefill: Prefill, sites: Sequence[Sites], row: int) -> Work:
-    """Return the cost of a row before the decoder."""
-    work, extra = prefill.layout.work[row], len(prefill.setup.extra_blocks)
-    work = work._replace(
-        reprojected=prefill.reprojected[row],
-        extra_tokens=extra * work.tokens,
-        extra_pairs=extra * work.pairs,
-    )
-    for group in sites:
-        work = work.plus(group.work(row))
-    return work
 
 
 class Pass:
@@ -174,13 +158,16 @@ class Pass:
         self.prefill = Prefill(setup, layout, samples, step)
         self.sites = make_sites(self.prefill)
         self._vision = VisionSide(setup, self.clock, reads_features(setup.sites))
-        self._layers = LayerHooks(self.prefill, self.sites, lambda: self.steps)
+        #: Decoder layers before which sites act.
+        self._acting = frozenset(layer for group in self.sites for layer in group.layers())
         evicting, depth = setup.evicting, len(self._decoder.layers)
         self.eviction = None if evicting is None else evicting.begin(self.prefill, depth)
         #: Of the answer, once the prefill is over.
         self.steps: DecodeSteps
         #: Answers on canvases; None: token by token, or by denoising steps.
-        self.canvas = CanvasHooks.of(setup.adapter, lambda: self.steps)
+        self.canvas = (
+            None if setup.adapter.canvas is None else CanvasHooks(setup.adapter, lambda: self.steps)
+        )
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None
@@ -208,13 +195,14 @@ class Pass:
     def __enter__(self) -> Pass:
         """Install the hooks of the prefill."""
         with ExitStack() as opening:
-            opening.callback(self._remove_hooks)
+            opening.callback(remove_hooks, self._entry)
+            opening.callback(remove_hooks, self._handles)
             if self._prompt is None:
                 opening.enter_context(self._vision)
             for sites in self.sites:
                 opening.callback(sites.close)
                 sites.open()
-            self._entry = [
+            self._entry += [
                 self._decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True),
                 self._decoder.register_forward_hook(self._after_decoder),
             ]
@@ -226,18 +214,9 @@ class Pass:
             self._open = opening.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Remove every hook, also after an error."""
         self._open.close()
-
-    def _remove_hooks(self) -> None:
-        remove_hooks(self._entry)
-        remove_hooks(self._handles)
 
     # ------------------------------------------------------------------ the prompt
 
@@ -245,7 +224,10 @@ class Pass:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
             return args, self.steps.arguments(kwargs)
-        self._check_order(kwargs)
+        axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
+        if axes > 1:  # outside every timed phase
+            layout = self.prefill.layout
+            check_order(kwargs["position_ids"], layout.repeat(rows // layout.rows), axes)
         self.clock.start("prefill")
         self._vision.stop_watching()
         features = self._vision.features()
@@ -258,15 +240,8 @@ class Pass:
         for sites in self.sites:
             kwargs = sites.enter(kwargs, features)
         self.positions = kwargs["position_ids"]
-        self._handles += self._layers.install()
+        self._handles += self._hook_layers()
         return args, kwargs
-
-    def _check_order(self, kwargs: Arguments) -> None:
-        """Check positions on several axes against the released models' rule, outside every timed phase."""
-        axes, rows = self._setup.adapter.facts.rotary_axes, kwargs["position_ids"].shape[-2]
-        if axes > 1:
-            layout = self.prefill.layout
-            check_order(kwargs["position_ids"], layout.repeat(rows // layout.rows), axes)
 
     def _after_decoder(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self.prefill.running:
@@ -287,13 +262,19 @@ class Pass:
         shared = kv_bytes([cache.layers[layer] for layer in text.full_layers])
         self._cache_bytes = kv_bytes(cache) + max(shards - 1, 0) * shared
         self._cache_lengths = tuple(map(entries_of, cache.layers))
-        self.step_mask = self._make_step_mask()
+        if (site := setup.decode_site) is not None:
+            below = next(
+                stage for stage in reversed(self.prefill.stages) if stage.first < site.layer
+            )
+            self.step_mask = DecodeStepMask(setup.method, site, self.prefill.layout, below)
         embedding = self._decoder.rotary_emb if setup.renumber else None
         types = setup.adapter.layer_types
         if self.eviction is not None:
             self._held = self.eviction.held_visual
         elif types is not None or text.linear is not None:
-            self._held = held_in_windows(self.prefill, self._cache_lengths)
+            layers = [self.prefill.stage_of(layer) for layer in range(len(self._cache_lengths))]
+            counts = list(map(held_entries, layers, self._cache_lengths))
+            self._held = None if counts == [stage.counts for stage in layers] else counts
         step_types = types if types is not None and types.steps_differ else None
         self.steps = DecodeSteps(
             stages, config, setup.emulate, embedding, self.step_mask, step_types, text
@@ -304,13 +285,70 @@ class Pass:
                 remove_hooks(self._entry)
         self.clock.start("decode")
 
-    def _make_step_mask(self) -> DecodeStepMask | None:
-        """Return the mask of the decoding steps; None if the method has no decode site."""
-        site = self._setup.decode_site
-        if site is None:
-            return None
-        below = next(stage for stage in reversed(self.prefill.stages) if stage.first < site.layer)
-        return DecodeStepMask(self._setup.method, site, self.prefill.layout, below)
+    # ------------------------------------------------------------------ the layers
+
+    def _hook_layers(self) -> list[RemovableHandle]:
+        """Hook the decoder layers from the first that differs from the plain model."""
+        prefill, setup = self.prefill, self._setup
+        decoder, handles = setup.adapter.decoder, []
+        if prefill.deepstack is not None:
+            handles += prefill.deepstack.hook(decoder.layers, prefill.active_stage)
+        layers = [*self._acting]
+        if setup.decode_site is not None:
+            layers.append(setup.decode_site.layer)
+        if setup.evicting is not None or (setup.emulate and prefill.shortened):
+            layers.append(0)
+        if not layers:
+            return handles
+        # The final norm follows the last layer; sites that only read may act before it.
+        modules = [*decoder.layers, decoder.norm]
+        last = max(len(decoder.layers), *(layer + 1 for layer in layers))
+        return handles + [
+            modules[layer].register_forward_pre_hook(
+                partial(self._before_layer, layer), with_kwargs=True
+            )
+            for layer in range(min(layers), last)
+        ]
+
+    def _before_layer(
+        self, layer: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments
+    ) -> Any:
+        hidden = args[0]
+        if not self.prefill.running:
+            corrected = self.steps.layer_arguments(layer, hidden, kwargs)
+            return None if corrected is None else (args, corrected)
+        acts = layer in self._acting
+        if acts:
+            # The library moves a layer's arguments to its card after this hook; the final norm takes no tables.
+            tables = kwargs.get("position_embeddings", ())
+            rotary = tuple(table.to(hidden.device) for table in tables)
+            for sites in self.sites:
+                hidden = sites.reach(layer, hidden, rotary)
+        if not self.prefill.shortened:
+            return ((hidden, *args[1:]), kwargs) if acts else None
+        return (hidden, *args[1:]), self._stage_arguments(layer, hidden, kwargs)
+
+    def _stage_arguments(self, layer: int, hidden: Tensor, kwargs: Arguments) -> Arguments:
+        """Return a layer's arguments with the tables and the mask of the current stage."""
+        setup = self._setup
+        stage = self.prefill.stage.move(hidden.device)
+        if (types := setup.adapter.layer_types) is not None:
+            if "position_embeddings" not in kwargs:  # the final norm takes none
+                return kwargs
+            return {**kwargs, **types.arguments(stage, layer, hidden), "position_ids": None}
+        if setup.emulate:
+            if stage.mask is None:
+                config = setup.adapter.decoder.config
+                stage.mask = reference_mask(config, hidden, stage.valid, 0)
+            kwargs = {**kwargs, "attention_mask": stage.mask}
+        elif stage.first > 0:
+            mask = stage.mask
+            if setup.adapter.facts.text.is_linear(layer):
+                mask = stage.valid if stage.padded else None
+            kwargs = {**kwargs, "attention_mask": mask, "position_ids": None}
+        if stage.rotary is not None:
+            kwargs = {**kwargs, "position_embeddings": stage.rotary}
+        return kwargs
 
     # ------------------------------------------------------------------ the answer
 
@@ -384,85 +422,6 @@ class Pass:
         records = records if self.canvas is None else self.canvas.completed(records)
         stacked = None if logits is None else torch.stack(logits, dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
-
-
-class LayerHooks:
-    """Applies the stages of a prefill, and later of decoding steps, to the layers.
-
-    Args:
-        prefill: the batch.
-        sites: of the method.
-        steps: returns the decoding steps; called once the prefill is over.
-    """
-
-    def __init__(
-        self, prefill: Prefill, sites: Sequence[Sites], steps: Callable[[], DecodeSteps]
-    ) -> None:
-        self._prefill = prefill
-        self._sites = sites
-        self._steps = steps
-        self._acting = frozenset(layer for group in sites for layer in group.layers())
-
-    def install(self) -> list[RemovableHandle]:
-        """Hook the decoder layers from the first that differs from the plain model; the caller removes the handles."""
-        prefill, setup = self._prefill, self._prefill.setup
-        decoder, handles = setup.adapter.decoder, []
-        if prefill.deepstack is not None:
-            handles += prefill.deepstack.hook(decoder.layers, prefill.active_stage)
-        layers = [*self._acting]
-        if setup.decode_site is not None:
-            layers.append(setup.decode_site.layer)
-        if setup.evicting is not None or (setup.emulate and prefill.shortened):
-            layers.append(0)
-        if not layers:
-            return handles
-        # The final norm follows the last layer; sites that only read may act before it.
-        modules = [*decoder.layers, decoder.norm]
-        last = max(len(decoder.layers), *(layer + 1 for layer in layers))
-        return handles + [
-            modules[layer].register_forward_pre_hook(partial(self._hook, layer), with_kwargs=True)
-            for layer in range(min(layers), last)
-        ]
-
-    def _hook(
-        self, layer: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Arguments
-    ) -> Any:
-        hidden = args[0]
-        if not self._prefill.running:
-            corrected = self._steps().layer_arguments(layer, hidden, kwargs)
-            return None if corrected is None else (args, corrected)
-        acts = layer in self._acting
-        if acts:
-            # The library moves a layer's arguments to its card after this hook; the final norm takes no tables.
-            tables = kwargs.get("position_embeddings", ())
-            rotary = tuple(table.to(hidden.device) for table in tables)
-            for sites in self._sites:
-                hidden = sites.reach(layer, hidden, rotary)
-        if not self._prefill.shortened:
-            return ((hidden, *args[1:]), kwargs) if acts else None
-        return (hidden, *args[1:]), self._stage_arguments(layer, hidden, kwargs)
-
-    def _stage_arguments(self, layer: int, hidden: Tensor, kwargs: Arguments) -> Arguments:
-        """Return a layer's arguments with the tables and the mask of the current stage."""
-        setup = self._prefill.setup
-        stage = self._prefill.stage.move(hidden.device)
-        if (types := setup.adapter.layer_types) is not None:
-            if "position_embeddings" not in kwargs:  # the final norm takes none
-                return kwargs
-            return {**kwargs, **types.arguments(stage, layer, hidden), "position_ids": None}
-        if setup.emulate:
-            if stage.mask is None:
-                config = setup.adapter.decoder.config
-                stage.mask = reference_mask(config, hidden, stage.valid, 0)
-            kwargs = {**kwargs, "attention_mask": stage.mask}
-        elif stage.first > 0:
-            mask = stage.mask
-            if setup.adapter.facts.text.is_linear(layer):
-                mask = stage.valid if stage.padded else None
-            kwargs = {**kwargs, "attention_mask": mask, "position_ids": None}
-        if stage.rotary is not None:
-            kwargs = {**kwargs, "position_embeddings": stage.rotary}
-        return kwargs
 
 
 class ActivePass:

@@ -93,15 +93,10 @@ class AnswerLoop:
             while not answer.extend(logits):
                 positions = following + (answer.count - 1)
                 logits = self._text(answer.last_tokens, positions, None, cache)[:, -1]
-        if answer.sampling_failed:
+        if answer.has_nan:  # one synchronisation with the device
             self._prefill.check_finite([answer.needed] * len(input_ids))
             raise RuntimeError("no token can be drawn: the processors left none with a probability")
         return answer.output()
-
-
-def interval(device: torch.device) -> int:
-    """Return the number of tokens between two checks whether all rows have ended."""
-    return 1 if device.type == "cpu" else END_CHECK_INTERVAL
 
 
 def draw_ids(probabilities: Tensor) -> Tensor:
@@ -126,10 +121,11 @@ class _GeneratedAnswer:
         self._end = self._start
         self._unfinished = torch.ones(rows, dtype=torch.long, device=prompt.device)
         self._needed = self._unfinished.new_zeros(())
-        self._has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
+        #: () whether a row had no probabilities to draw from.
+        self.has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._logits: list[Tensor] | None = [] if config.output_logits else None
-        self._interval = interval(prompt.device)
+        self._interval = 1 if prompt.device.type == "cpu" else END_CHECK_INTERVAL
 
     @property
     def count(self) -> int:
@@ -164,13 +160,8 @@ class _GeneratedAnswer:
         if not self._config.do_sample:
             return scores.argmax(-1)
         probabilities = scores.softmax(-1)
-        self._has_nan |= probabilities.isnan().any()
+        self.has_nan |= probabilities.isnan().any()
         return draw_ids(probabilities)
-
-    @property
-    def sampling_failed(self) -> bool:
-        """Whether a row had no probabilities to draw from. Cost: one synchronisation with the device."""
-        return bool(self._has_nan)
 
     @property
     def needed(self) -> int:
@@ -222,8 +213,15 @@ def generate_answers(
         ids = hooks.answers(inputs, generation, cache)
         return LoopOutput(ids, None, ids.shape[1]), "generate"
     arguments = {**inputs, **generation, "past_key_values": cache}
-    config = _resolved_config(adapter, generation)
-    if decode == "loop" and _loop_supports(config, generation):
+    settings = dict(generation)
+    # As `generate` will resolve them.
+    config = adapter.model._prepare_generation_config(
+        settings.pop("generation_config", None), **settings
+    )[0]
+    library_only = any(
+        generation.get(name) or getattr(config, name, None) for name in LIBRARY_ARGUMENTS
+    )
+    if decode == "loop" and not library_only and config.get_generation_mode() in LOOP_MODES:
         current_pass.completes = True
         loop = AnswerLoop(adapter, current_pass)
         result: LoopOutput = adapter.model.generate(
@@ -233,23 +231,6 @@ def generate_answers(
     output = adapter.model.generate(**arguments, return_dict_in_generate=True)
     ids = output.sequences[:, inputs["input_ids"].shape[1] :]
     return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
-
-
-def _resolved_config(adapter: ModelParts, generation: Mapping[str, Any]) -> GenerationConfig:
-    """Return the settings as `generate` will resolve them."""
-    settings = {name: value for name, value in generation.items() if name != "generation_config"}
-    generation_config = generation.get("generation_config")
-    resolved: GenerationConfig = adapter.model._prepare_generation_config(
-        generation_config, **settings
-    )[0]
-    return resolved
-
-
-def _loop_supports(config: GenerationConfig, generation: Mapping[str, Any]) -> bool:
-    """Return whether the engine's loop supports these settings."""
-    if any(generation.get(name) or getattr(config, name, None) for name in LIBRARY_ARGUMENTS):
-        return False
-    return config.get_generation_mode() in LOOP_MODES
 
 
 def _stop_criteria(config: GenerationConfig, generation: Mapping[str, Any]) -> dict[str, Any]:

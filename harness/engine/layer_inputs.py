@@ -20,7 +20,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import create_causal_mask
 
-from espalier.harness.engine.layout import Layout, Stage, Visibility, VisualBlocks, visibility_of
+from espalier.harness.engine.layout import (
+    Layout,
+    Stage,
+    Visibility,
+    VisualBlocks,
+    fill_padding,
+    visibility_of,
+)
 from espalier.harness.errors import UserError
 
 SLIDING = "sliding_attention"
@@ -37,6 +44,8 @@ class LayerTypes:
 
     #: Value for subclasses without windows.
     _cut = True
+    #: Whether new tokens need masks or tables by type.
+    steps_differ = True
 
     def __init__(self, decoder: Any, cut: bool = True) -> None:
         self._cut = cut
@@ -117,9 +126,8 @@ class LayerTypes:
         tables = self._tables(layer, step.hidden, step.positions)
         count, past = step.hidden.shape[1], cache.get_seq_length(layer)
         answer = past + count - stage.valid.shape[1]
-        visibility: VisualBlocks | None = (
-            None  # new tokens are outside of blocks: a full layer is causal
-        )
+        # New tokens are outside of blocks: a full layer is causal.
+        visibility: VisualBlocks | None = None
         if self.slides(layer):
             visibility = self._after(self.visibility(stage, layer), answer, step.positions)
         sees_all = visibility is None or visibility.span < self._config.sliding_window
@@ -161,11 +169,6 @@ class LayerTypes:
         )
 
     @property
-    def steps_differ(self) -> bool:
-        """Whether new tokens need masks or tables by type."""
-        return True
-
-    @property
     def windows(self) -> list[int | None]:
         """The window of each layer, None for a full one."""
         return [self._window(layer) for layer in range(len(self._types))]
@@ -189,15 +192,13 @@ class JoinedPictures(LayerTypes):
         decoder: text stack.
     """
 
+    #: New tokens see all that is held.
+    steps_differ = False
+
     def __init__(self, decoder: Any) -> None:
         self._config = decoder.config
         self._embedding = decoder.rotary_emb
         self._types = (FULL,) * len(decoder.layers)
-
-    @property
-    def steps_differ(self) -> bool:
-        """Whether new tokens need masks or tables by type: they see all that is held."""
-        return False
 
     def blocks(self, layout: Layout) -> Tensor:
         """Return (B, L): 0 for visual tokens and the marks between them, -1 for others."""
@@ -240,11 +241,9 @@ def blocks_of(layout: Layout) -> Tensor:
     rows, width = layout.valid.shape
     before = pad(layout.visual, (1, 0), value=-2)[:, :-1]
     numbers = (layout.visual != before + 1).long().cumsum(1) - 1
-    counts = torch.tensor(layout.counts, device=layout.visual.device).unsqueeze(1)
-    is_real = torch.arange(layout.visual.shape[1], device=layout.visual.device) < counts
     # Right padding is written to an extra column that is cut off.
     blocks = layout.visual.new_full((rows, width + 1), -1)
-    blocks.scatter_(1, torch.where(is_real, layout.visual, width), numbers)
+    blocks.scatter_(1, fill_padding(layout.visual, layout.counts, width), numbers)
     return blocks[:, :width]
 
 

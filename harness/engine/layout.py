@@ -57,33 +57,6 @@ class Bidirectional(Visibility):
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix(Visibility):
-    """Every query sees the whole prefix; after the prefix, a query sees the keys up to its own.
-
-    Attributes:
-        ends: (B,) first slot of each row after its prefix, padding on the left counted.
-    """
-
-    ends: Tensor
-
-    def sees(self, queries: Tensor, n_keys: int) -> Tensor:
-        """Return (B, R, n_keys): whether each key is in the row's prefix, or at or before its query."""
-        slots = _slots(n_keys, queries)
-        inside = slots < self.ends.to(queries.device)[:, None, None]
-        return inside | (slots <= queries.unsqueeze(-1))
-
-    def seen_by(self, valid: Tensor) -> Tensor:
-        """Count all valid queries for keys of the prefix, and for others the valid queries at the key or later."""
-        inside = _slots(valid.shape[1], valid) < self.ends.to(valid.device).unsqueeze(1)
-        return torch.where(inside, Bidirectional().seen_by(valid), Causal().seen_by(valid))
-
-    def gathered(self, index: Tensor, valid: Tensor) -> Prefix:
-        """Return the prefix of a shortened batch with the slots `index` (B, M), those real that are `valid`."""
-        after_prefix = (index >= self.ends.to(index.device).unsqueeze(1)) & valid
-        return Prefix(index.shape[1] - after_prefix.sum(1))
-
-
-@dataclass(frozen=True, eq=False)
 class VisualBlocks(Visibility):
     """A query sees the keys up to its own and all of its block; with a window, no key that lies further back.
 
@@ -116,13 +89,12 @@ class VisualBlocks(Visibility):
 
     def gathered(self, index: Tensor) -> VisualBlocks:
         """Return the blocks of a shortened batch with the slots `index` (B, M)."""
-        kept = self.blocks.gather(1, index), self.positions.gather(1, index)
-        return VisualBlocks(*kept, self.window, self.span, self.cut)
+        blocks, positions = self.blocks.gather(1, index), self.positions.gather(1, index)
+        return replace(self, blocks=blocks, positions=positions)
 
     def on(self, device: torch.device) -> VisualBlocks:
         """Return the blocks on a device."""
-        moved = self.blocks.to(device), self.positions.to(device)
-        return VisualBlocks(*moved, self.window, self.span, self.cut)
+        return replace(self, blocks=self.blocks.to(device), positions=self.positions.to(device))
 
     def seen_by(self, valid: Tensor) -> Tensor:
         """Count the valid queries, 256 at a time. Cost: O(B S^2)."""
@@ -316,6 +288,15 @@ def take(tensor: Tensor, index: Tensor, dim: int) -> Tensor:
     return expanded.gather(axis, index.view(view).expand(shape))
 
 
+def fill_padding(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
+    """Replace the right padding of (B, N) slots by `filler`."""
+    if all(count == slots.shape[1] for count in counts):
+        return slots
+    lengths = torch.tensor(counts, device=slots.device).unsqueeze(1)
+    real = torch.arange(slots.shape[1], device=slots.device) < lengths
+    return torch.where(real, slots, filler)
+
+
 def left_padded(alive: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, bool]:
     """Turn a boolean (B, M) choice with known row sums into slot indices, rows of fewer tokens padded on the left.
 
@@ -363,6 +344,16 @@ class VisualItem:
     def __len__(self) -> int:
         """Return the number of placeholders."""
         return self.grid.shape[0]
+
+    @property
+    def choice(self) -> Tensor:
+        """(n,) whether each one may be pruned."""
+        return torch.ones(len(self), dtype=torch.bool) if self.prunable is None else self.prunable
+
+    @property
+    def weights(self) -> Tensor:
+        """(n, S) weight of each unit."""
+        return torch.ones(self.source.shape) if self.share is None else self.share
 
 
 def rectangle(images: int, height: int, width: int, view: int = 0) -> Tensor:
@@ -494,7 +485,9 @@ def _row(
         grids.append(grid + np.array([image, 0, 0, 0]))
         image += int(grid[-1, 0]) + 1
         work = work.plus(item.work)
-    prunable = np.concatenate([np.ones(0, dtype=bool), *map(_prunable, row_items)])
+    prunable = np.concatenate(
+        [np.ones(0, dtype=bool), *(item.choice.numpy() for item in row_items)]
+    )
     if separators == "candidates":
         prunable[:] = True
 
@@ -502,7 +495,7 @@ def _row(
         joined: np.ndarray = np.concatenate([like, *parts])[prunable]
         return joined
 
-    no_slots = np.zeros(0, dtype=np.int64)
+    no_slots, no_units = np.zeros(0, dtype=np.int64), np.zeros((0, units), dtype=np.int64)
     tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in row_items]
     return _LayoutRow(
         length=int(valid.sum()),
@@ -511,37 +504,21 @@ def _row(
         grid=np.concatenate(grids)[prunable],
         picture=join([np.full(len(item), n) for n, item in enumerate(row_items)], no_slots),
         tile=join([tile.numpy() for tile in tiles], no_slots),
-        source=join(
-            [_pad_units(item.source.numpy(), units) for item in row_items],
-            np.zeros((0, units), dtype=np.int64),
-        ),
+        source=join([_pad_units(item.source, units) for item in row_items], no_units),
         share=join(
-            [_unit_weights(item, units) for item in row_items],
-            np.zeros((0, units), dtype=np.float32),
+            [_pad_units(item.weights.float(), units) for item in row_items],
+            no_units.astype(np.float32),
         ),
         blended=any(item.share is not None for item in row_items),
         work=work,
     )
 
 
-def _prunable(item: VisualItem) -> np.ndarray:
-    if item.prunable is None:
-        return np.ones(len(item), dtype=bool)
-    prunable: np.ndarray = item.prunable.numpy()
-    return prunable
-
-
-def _pad_units(table: np.ndarray, units: int) -> np.ndarray:
+def _pad_units(table: Tensor, units: int) -> np.ndarray:
+    """Return (n, units) of (n, S), zero where an item mixes fewer units."""
     if table.shape[1] == units:
-        return table
-    return np.pad(table, ((0, 0), (0, units - table.shape[1])))
-
-
-def _unit_weights(item: VisualItem, units: int) -> np.ndarray:
-    """Return the weights of an item's units; one unit each has weight 1."""
-    if item.share is None:
-        return _pad_units(np.ones((len(item), item.source.shape[1]), dtype=np.float32), units)
-    return _pad_units(item.share.float().numpy(), units)
+        return table.numpy()
+    return np.pad(table.numpy(), ((0, 0), (0, units - table.shape[1])))
 
 
 def mean_of_blocks(values: Tensor, units: int) -> Tensor:

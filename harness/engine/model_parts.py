@@ -236,34 +236,25 @@ class TowerBlock:
     """
 
     def __init__(self, module: Any) -> None:
-        self.module: nn.Module = module
-        self.attention: nn.Module = module.self_attn
-        self._block = module
-
-    @property
-    def kernel(self) -> str:
-        """Name of the attention implementation."""
-        return str(self._block.self_attn.config._attn_implementation)
+        self.module = module
+        self.attention = module.self_attn
 
     def attend(self, hidden: Tensor, mask: Tensor | None, **kwargs: Any) -> Tensor:
         """Return the residual stream (P, S, D) after the attention; `mask` is added to its logits."""
-        states = self._block.layer_norm1(hidden)
-        mixed: Tensor = self._block.self_attn(hidden_states=states, attention_mask=mask, **kwargs)[
-            0
-        ]
+        states = self.module.layer_norm1(hidden)
+        mixed: Tensor = self.attention(hidden_states=states, attention_mask=mask, **kwargs)[0]
         return hidden + mixed
 
     def values(self, hidden: Tensor) -> Tensor:
         """Return (P, H, S, Dh) the values that the attention computes from the residual stream (P, S, D)."""
-        attention = self._block.self_attn
-        flat = attention.v_proj(self._block.layer_norm1(hidden))
-        values: Tensor = flat.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+        flat = self.attention.v_proj(self.module.layer_norm1(hidden))
+        values: Tensor = flat.unflatten(2, (self.attention.num_heads, -1)).transpose(1, 2)
         return values
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Return the residual stream (P, S, D) after the MLP."""
-        states: Tensor = hidden + self._block.mlp(self._block.layer_norm2(hidden))
-        return states
+        added: Tensor = self.module.mlp(self.module.layer_norm2(hidden))
+        return hidden + added
 
 
 @contextmanager
@@ -294,6 +285,15 @@ def remove_hooks(handles: list[RemovableHandle]) -> None:
     """Remove hooks, and their handles from the list."""
     while handles:
         handles.pop().remove()
+
+
+@contextmanager
+def hooked(handles: list[RemovableHandle]) -> Iterator[None]:
+    """Remove these hooks after the block."""
+    try:
+        yield
+    finally:
+        remove_hooks(handles)
 
 
 #: ITU-R BT.601.
@@ -336,8 +336,7 @@ class PixelGrids:
         mean, std = wide.new_tensor(self.mean), wide.new_tensor(self.std)
         weight = wide.new_tensor((RED, GREEN, BLUE))
         scale, shift = 2 * weight * std, (weight * (2 * mean - 1)).sum()
-        luma: Tensor = (wide * scale.view(-1, 1, 1)).sum(dim=1) + shift
-        return luma
+        return (wide * scale.view(-1, 1, 1)).sum(dim=1) + shift
 
 
 def _cells(luma: Tensor, count: int, side: int) -> Tensor:
@@ -378,16 +377,11 @@ class PatchPixels:
     def __init__(self, tower: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
         self._embedding = next(part for part in tower.modules() if isinstance(part, nn.Conv2d))
         self._mean, self._std = mean, std
-        self._handle: RemovableHandle
         self.pixels: Tensor
 
-    def open(self) -> None:
-        """Watch the convolution."""
-        self._handle = self._embedding.register_forward_pre_hook(self._store)
-
-    def close(self) -> None:
-        """Remove the hook."""
-        self._handle.remove()
+    def open(self) -> RemovableHandle:
+        """Watch the convolution until the handle is removed."""
+        return self._embedding.register_forward_pre_hook(self._store)
 
     def _store(self, embedding: nn.Conv2d, arguments: tuple[Tensor]) -> None:
         pictures = arguments[0].to(torch.promote_types(arguments[0].dtype, torch.float32))

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.layer_inputs import closed_positions
-from espalier.harness.engine.layout import Layout, Stage, groups, left_padded, take
+from espalier.harness.engine.layout import Layout, Stage, fill_padding, groups, left_padded, take
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.methods.base import Assignment, Mixture, Plan, View
 from espalier.methods.blame import Blame
@@ -209,16 +209,26 @@ class Prefill:
     def _plan_by_item(
         self, number: int, row: int, view: View, layout: Layout, origin: Tensor
     ) -> Plan:
-        """Return the plan of one row, chosen in each of its items at a site before the decoder."""
+        """Return the plan of one row, made of one for each of its items at a site before the decoder."""
         setup, sample = self.setup, row // self.beams
-        return plan_by_item(
-            setup.method.answer,
-            view,
-            self.parts[sample],
-            [counts[number] for counts in self._requested[sample]],
-            lambda index: setup.signals.collect(view.site, layout, take(origin, index, -1), [row]),
-            lambda: row_generators(setup.seed, [self.samples[sample]], number)[0],
-        )
+        plans, start = [], 0
+        for count, kept in zip(self.parts[sample], self._requested[sample], strict=True):
+            places = slice(start, start + count)
+            grid = view.grid[:, places].clone()
+            grid[..., 0] -= grid[..., 0].min()
+            index = torch.arange(start, start + count, device=grid.device).unsqueeze(0)
+            signals = setup.signals.collect(view.site, layout, take(origin, index, -1), [row])
+            part = replace(
+                view,
+                tokens=view.tokens[:, places],
+                grid=grid,
+                signals=signals,
+                # In the same state for each item.
+                generators=row_generators(setup.seed, [self.samples[sample]], number),
+            )
+            plans.append(setup.method.answer(part, kept[number]))
+            start += count
+        return joined(plans, self.parts[sample])
 
     def advance(self, first: int, decision: Decision) -> Tensor | None:
         """Enter the next stage, which holds from decoder layer `first` on.
@@ -242,8 +252,7 @@ class Prefill:
             following, index = shrink(stage, decision, text, first)
         if self.setup.renumber and following.blocks is not None:
             closed = closed_positions(following.valid)
-            span = closed.shape[1]
-            following.blocks = replace(following.blocks, positions=closed, span=span)
+            following.blocks = replace(following.blocks, positions=closed, span=closed.shape[1])
         self.stages.append(following)
         return index
 
@@ -365,21 +374,11 @@ def survivors(stage: Stage, decision: Decision) -> Tensor:
     n_slots = stage.valid.shape[1]
     # Right-padded entries must not touch a real slot: they are written to an extra column that is cut off.
     alive = torch.nn.functional.pad(stage.valid, (0, 1))
-    slots = _fill_padding(stage.slots, stage.counts, n_slots)
+    slots = fill_padding(stage.slots, stage.counts, n_slots)
     alive.scatter_(1, slots, torch.zeros_like(slots, dtype=torch.bool))
-    kept = _fill_padding(take(stage.slots, decision.kept, -1), decision.counts, n_slots)
+    kept = fill_padding(take(stage.slots, decision.kept, -1), decision.counts, n_slots)
     alive.scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
     return alive[:, :n_slots]
-
-
-def _fill_padding(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
-    """Replace the right padding of (B, N) slots by `filler`."""
-    if all(count == slots.shape[1] for count in counts):
-        return slots
-    real = torch.arange(slots.shape[1], device=slots.device) < torch.tensor(
-        counts, device=slots.device
-    ).unsqueeze(1)
-    return torch.where(real, slots, filler)
 
 
 def shrink(
@@ -471,15 +470,12 @@ class DeepStack:
             stage: returns the current stage, None outside the prefill.
         """
 
-        def adder(number: int) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
-            def add(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-                active = stage()
-                return None if active is None else self.add_features(number, output, active)
-
-            return add
+        def add(number: int, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            active = stage()
+            return None if active is None else self.add_features(number, output, active)
 
         pairs = zip(layers, range(len(self._tables)), strict=False)
-        return [layer.register_forward_hook(adder(number)) for layer, number in pairs]
+        return [layer.register_forward_hook(partial(add, number)) for layer, number in pairs]
 
     def add_features(self, number: int, hidden: Tensor, stage: Stage) -> Tensor:
         """Return the states (B, M, D) after layer `number` with the features of the alive tokens added."""
@@ -499,12 +495,11 @@ class DeepStack:
             stage: before the site.
             first: decoder layer with the input that the site shortens.
         """
-        device = stage.origin.device
+        device, n_rows = stage.origin.device, len(stage.counts)
         for merged in decision.merged:
-            all_rows = range(len(stage.counts))
-            members = merged.rows if isinstance(merged.rows, list) else list(all_rows[merged.rows])
-            rows = torch.tensor(members, device=device)
-            origin = stage.origin[rows][:, : stage.counts[members[0]]]
+            rows = torch.arange(n_rows, device=device)[merged.rows]
+            first_row = merged.rows[0] if isinstance(merged.rows, list) else 0
+            origin = stage.origin[rows][:, : stage.counts[first_row]]
             kept = take(origin, merged.kept, -1)
             for number in range(first, len(self._tables)):
                 table = self._tables[number].to(device)
@@ -519,8 +514,7 @@ def extract_features(
     """Return the features among a decoder's arguments, None if there are none, and the arguments without them."""
     if not arguments.get(FEATURES):
         return None, arguments
-    stack = DeepStack(layout, arguments[FEATURES])
-    return stack, {**arguments, FEATURES: None, MASK: None}
+    return DeepStack(layout, arguments[FEATURES]), {**arguments, FEATURES: None, MASK: None}
 
 
 def _table(layout: Layout, features: Tensor) -> Tensor:
@@ -535,46 +529,6 @@ def _real_entries(counts: Sequence[int], device: torch.device) -> tuple[Tensor, 
     rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     places = torch.cat([torch.arange(count) for count in counts])
     return rows.to(device), places.to(device)
-
-
-#: Returns the signals of a view's tokens, by their (1, n) places in the view of the whole prompt.
-SignalsOf = Callable[[Tensor], dict[str, Tensor]]
-
-
-def plan_by_item(
-    answer: Callable[[View, int], Plan],
-    view: View,
-    items: Sequence[int],
-    keep: Sequence[int],
-    signals_of: SignalsOf,
-    generator_of: Callable[[], torch.Generator],
-) -> Plan:
-    """Return the plan of one prompt, from a plan for each item.
-
-    Args:
-        answer: of the method: a view and a count.
-        view: of the whole prompt.
-        items: tokens of each item, which follow each other.
-        keep: tokens of each that stay.
-        signals_of: of the tokens of an item.
-        generator_of: a new source of chance for each item, always in the same state.
-    """
-    plans, start = [], 0
-    for count, kept in zip(items, keep, strict=True):
-        places = slice(start, start + count)
-        grid = view.grid[:, places].clone()
-        grid[..., 0] -= grid[..., 0].min()
-        index = torch.arange(start, start + count, device=grid.device).unsqueeze(0)
-        part = replace(
-            view,
-            tokens=view.tokens[:, places],
-            grid=grid,
-            signals=signals_of(index),
-            generators=[generator_of()],
-        )
-        plans.append(answer(part, kept))
-        start += count
-    return joined(plans, items)
 
 
 def joined(plans: Sequence[Plan], items: Sequence[int]) -> Plan:

@@ -14,11 +14,10 @@ instead of running the layers, so that its answers, logits and records are bit-i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -29,9 +28,9 @@ from transformers.cache_utils import Cache
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.layout import Layout
-from espalier.harness.engine.model_parts import remove_hooks, replaced_forwards
+from espalier.harness.engine.model_parts import hooked, remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.site_table import reads_features, tower_sites
+from espalier.harness.engine.sites import reads_features, tower_sites
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Site, TokenReducer
 
@@ -156,11 +155,11 @@ def make_prompt(
 
     vision = VisionSide(setup, clock, reads_features(setup.sites))
     handle = adapter.decoder.register_forward_pre_hook(arrive, with_kwargs=True)
-    try:
-        with vision, suppress(StopForward):
-            adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
-    finally:
-        handle.remove()
+    with hooked([handle]), vision, suppress(StopForward):
+        adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    signals = {key: torch.empty(0) for key in setup.signals.before_decoder()}  # never read
+    if any(layout.counts):
+        signals = setup.signals.kept_units()
     return Prompt(
         model=adapter.model,
         inputs=adapter.without_pixels(inputs),
@@ -170,17 +169,11 @@ def make_prompt(
             for name, value in arguments.items()
             if not isinstance(value, Cache | int | None)  # settings are the call's own
         },
-        signals=_signals(setup, layout),
+        signals=signals,
         features=vision.features(),
         keeps_features=reads_features(setup.sites),
         times_ms={name: clock.totals_ms().get(name, 0.0) for name in ("vision", "select")},
     )
-
-
-def _signals(setup: SessionSetup, layout: Layout) -> dict[str, Tensor]:
-    if any(layout.counts):
-        return setup.signals.kept_units()
-    return {key: torch.empty(0) for key in setup.signals.before_decoder()}  # never read
 
 
 def _repeat_rows(value: Any, layout: Layout, times: int) -> Tensor | None:
@@ -210,13 +203,13 @@ class VisionSide:
         self._clock = clock
         self._keeps_features = keeps_features
         self._features: list[Tensor] = []
-        self._idle = idle(setup.idle_blocks)
+        self._idle = ExitStack()
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> VisionSide:
         """Install the hooks, and skip blocks with unused output."""
         adapter = self._setup.adapter
-        self._idle.__enter__()
+        self._idle.enter_context(idle(self._setup.idle_blocks))
         self._handles = [
             adapter.tower.register_forward_pre_hook(lambda *_: self._clock.start("vision")),
             adapter.projector.register_forward_pre_hook(self._before_projector, with_kwargs=True),
@@ -225,15 +218,10 @@ class VisionSide:
         ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Remove the remaining hooks."""
         self.stop_watching()
-        self._idle.__exit__(kind, error, trace)
+        self._idle.close()
 
     def stop_watching(self) -> None:
         """Remove the hooks: later calls of the projector are the engine's."""
@@ -311,94 +299,61 @@ def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
     return min((site.shortens or 0 for site in sites), default=depth)
 
 
-class TrunkRecorder:
-    """Hooks that fill a trunk while the unreduced model runs, and end the run after its last layer.
+@contextmanager
+def recorded_trunk(decoder: Any, depth: int, room: float) -> Iterator[Trunk]:
+    """Fill a trunk while the unreduced model runs inside the block, and end the run after its last layer.
 
     Args:
         decoder: the text stack.
         depth: number of layers, at least one.
         room: limit of the trunk in bytes; once reached, no further layer is run.
     """
+    trunk = Trunk()
+    # The final norm follows the last layer.
+    modules = [*decoder.layers, decoder.norm][: depth + 1]
+    readable = decoder.config._attn_implementation != "eager"
 
-    def __init__(self, decoder: Any, depth: int, room: float) -> None:
-        self.trunk = Trunk()
-        # The final norm follows the last layer.
-        self._modules = [*decoder.layers, decoder.norm][: depth + 1]
-        self._depth, self._room = depth, room
-        readable = decoder.config._attn_implementation != "eager"
-        layers = self._modules[:depth] if readable else []
-        self._tap = AttentionTap([(layer.self_attn, self._record_heads) for layer in layers])
-        self._open = ExitStack()
+    def record_heads(query: Tensor, key: Tensor, scaling: float) -> None:
+        trunk.heads.append((query, key, scaling))
 
-    def __enter__(self) -> TrunkRecorder:
-        """Install the hooks."""
-        with ExitStack() as opening:
-            opening.enter_context(self._tap)
-            for number, module in enumerate(self._modules):
-                before_handle = module.register_forward_pre_hook(
-                    partial(self._before_layer, number)
-                )
-                opening.callback(before_handle.remove)
-                if number < self._depth:
-                    after_handle = module.register_forward_hook(
-                        partial(self._after_layer, number), with_kwargs=True
-                    )
-                    opening.callback(after_handle.remove)
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        """Remove the hooks; the early end of the run is not an error."""
-        self._open.close()
-        return isinstance(error, StopForward)
-
-    def _before_layer(self, number: int, module: nn.Module, args: Any) -> None:
-        if number == self._depth or (number and self.trunk.bytes >= self._room):
+    def before_layer(number: int, module: nn.Module, args: Any) -> None:
+        if number == depth or (number and trunk.bytes >= room):
             raise StopForward
 
-    def _record_heads(self, query: Tensor, key: Tensor, scaling: float) -> None:
-        self.trunk.heads.append((query, key, scaling))
-
-    def _after_layer(
-        self, number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
+    def after_layer(
+        number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
     ) -> None:
         layer = kwargs["past_key_values"].layers[number]
-        self.trunk.outputs.append(output)
-        self.trunk.cached.append((layer.keys, layer.values))
+        trunk.outputs.append(output)
+        trunk.cached.append((layer.keys, layer.values))
+
+    tap = AttentionTap(
+        [(layer.self_attn, record_heads) for layer in modules[:depth]] if readable else []
+    )
+    handles = [
+        module.register_forward_pre_hook(partial(before_layer, number))
+        for number, module in enumerate(modules)
+    ] + [
+        module.register_forward_hook(partial(after_layer, number), with_kwargs=True)
+        for number, module in enumerate(modules[:depth])
+    ]
+    with hooked(handles), tap, suppress(StopForward):
+        yield trunk
 
 
-class TrunkReplay:
-    """Replaces the first layers' forward by a trunk's stored output, for one prefill.
+@contextmanager
+def replayed_trunk(trunk: Trunk, layers: Sequence[Any], tap: AttentionTap) -> Iterator[None]:
+    """Replace the first layers' forward by a trunk's stored output, for one prefill.
 
     Args:
-        trunk: of the prompt; None: nothing is replaced.
+        trunk: of the prompt.
         layers: of the decoder, those that the pass leaves unchanged; the trunk may have fewer.
         tap: shows the queries and keys of these layers to their watchers.
     """
+    layers = layers[: len(trunk.outputs)]
 
-    def __init__(self, trunk: Trunk | None, layers: Sequence[nn.Module], tap: AttentionTap) -> None:
-        self._trunk = trunk or Trunk()
-        self._layers = list(layers)[: len(self._trunk.outputs)]
-        self._tap = tap
-        self._replaced = ExitStack()
-
-    def __enter__(self) -> TrunkReplay:
-        """Replace the layers' forward."""
-        pairs = ((layer, partial(self._forward, n)) for n, layer in enumerate(self._layers))
-        self._replaced.enter_context(replaced_forwards(pairs))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Restore the layers' forward."""
-        self._replaced.close()
-
-    def _forward(self, number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        trunk, output = self._trunk, self._trunk.outputs[number]
+    def forward(number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        output = trunk.outputs[number]
         if hidden.shape != output.shape:
             raise UserError(
                 f"generation.num_beams: the prompt's stored layers have {len(output)} rows, got {len(hidden)}; "
@@ -408,8 +363,12 @@ class TrunkReplay:
         if cache is not None:
             cache.update(*trunk.cached[number], number)
         if trunk.heads:
-            layer: Any = self._layers[number]
-            self._tap.show(layer.self_attn, *trunk.heads[number])
-        if number == len(self._layers) - 1:
-            self.__exit__()  # decoding steps are the layers' own
+            tap.show(layers[number].self_attn, *trunk.heads[number])
+        if number == len(layers) - 1:
+            replaced.close()  # decoding steps are the layers' own
         return output
+
+    with ExitStack() as replaced:
+        pairs = ((layer, partial(forward, number)) for number, layer in enumerate(layers))
+        replaced.enter_context(replaced_forwards(pairs))
+        yield

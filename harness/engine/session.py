@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +25,16 @@ from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts, TowerBlock
 from espalier.harness.engine.prompt import (
     Prompt,
-    TrunkReplay,
+    Trunk,
     make_prompt,
+    replayed_trunk,
     split_idle,
     unreduced_layers,
 )
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
-from espalier.harness.engine.site_table import check_site_kinds, tower_sites
+from espalier.harness.engine.sites import check_site_kinds, tower_sites
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import check_generation
@@ -117,7 +117,7 @@ class Session:
             raise UserError(
                 "engine.backend='emulate' only hides tokens, but evicted cache entries are removed; valid: drop"
             )
-        facts = adapter.facts
+        facts, depth = adapter.facts, adapter.facts.text.layers
         model = {"name": adapter.spec.name, "facts": facts}
         refuse("layers of linear attention", {"model": model, "engine": {"backend": backend}})
         self.adapter = adapter
@@ -126,36 +126,78 @@ class Session:
         self._decode = decode
         self._separators = separators
         self._active = ActivePass()
-        self.setup, self._tap = install(
-            adapter,
-            method,
-            budget,
+        self._open = False
+        if evicting is not None and not evicting.acts:
+            evicting = None
+        sites = method.all_sites(facts.tower.layers, depth)
+        check_site_kinds(method, sites)
+        step_site = decode_site(method, depth)
+        cache = () if evicting is None else ("cache",)
+        steps = () if step_site is None else ("decode",)
+        places = (*(site.where for site in sites), *cache, *steps)
+        check_proved(facts, f"method={type(method).__name__}", places)
+        partial_layers = [layer for layer in range(depth) if not adapter.holds_prompt(layer)]
+        if step_site is not None and partial_layers:
+            raise MethodError(
+                f"{type(method).__name__} chooses entries at each step, and layers "
+                f"{', '.join(map(str, partial_layers))} do not hold the whole prompt; valid: a method that drops "
+                "tokens before the first step"
+            )
+        renumber, active = closes_gaps(positions, method, facts), self._active
+        signals = Signals(adapter, method, sites, prior, stage=active.stage)
+        tower_blocks: Sequence[TowerBlock] = ()
+        if inside := tower_sites(sites):
+            # Only runs that act in the tower import what runs its blocks.
+            from espalier.harness.engine.tower_sites import watched_blocks
+
+            tower_blocks = watched_blocks(adapter, method, inside)
+        watchers: list[tuple[nn.Module, Watcher]] = [
+            *signals.watchers(),
+            *((block.attention, active.watch_tower) for block in tower_blocks),
+            *(
+                (layer.self_attn, partial(active.watch_cache, number))
+                for number, layer in enumerate(adapter.decoder.layers)
+                if evicting is not None and adapter.holds_prompt(number)
+            ),
+        ]
+        watched_modules = [*(module for module, _ in watchers), *signals.watched_layers]
+        # Tower blocks that the projector does not read: those that a method reads, and idle ones.
+        extra, idle = split_idle(adapter.unread_blocks(), watched_modules)
+        self.setup = SessionSetup(
+            adapter=adapter,
+            method=method,
+            budget=budget,
             seed=seed,
             emulate=backend == "emulate",
-            positions=positions,
-            prior=prior,
+            renumber=renumber,
             timed=timed,
-            active=self._active,
-            evicting=evicting if evicting is not None and evicting.acts else None,
+            sites=sites,
+            decode_site=step_site,
+            signals=signals,
+            extra_blocks=extra,
+            idle_blocks=idle,
+            evicting=evicting,
             by_item=scope == "item",
         )
-        self._open = False
+        of_decoder = set(adapter.decoder.modules())
+        taps = [
+            (module, active.as_selection(watcher, module in of_decoder))
+            for module, watcher in watchers
+        ]
+        if step_site is not None:  # the layer below it
+            taps.append((adapter.decoder.layers[step_site.layer - 1].self_attn, active.watch_step))
+        self._tap = AttentionTap(taps)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         """Wrap the attention functions that the method's signals need."""
         self._tap.__enter__()
         self._open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the model."""
         self._open = False
-        self._tap.__exit__(kind, error, trace)
+        self._tap.__exit__(*error)
 
     def layout(self, inputs: Mapping[str, Any]) -> Layout:
         """Return the layout of a batch, with this session's candidates for removal."""
@@ -344,95 +386,14 @@ class Session:
     @contextmanager
     def _run(self, start: RunStart, samples: tuple[str, ...]) -> Iterator[Pass]:
         """Install the hooks of one pass and show it to the watchers."""
-        self.setup.signals.begin(start.inputs, start.prompt.signals if start.prompt else None)
+        prompt, layers = start.prompt, self.adapter.decoder.layers
+        self.setup.signals.begin(start.inputs, None if prompt is None else prompt.signals)
+        trunk = Trunk() if prompt is None or prompt.trunk is None else prompt.trunk
+        # Stored layers stand in for those before the first that the method changes.
+        unchanged = 0 if self.setup.emulate else unreduced_layers(self.setup.sites, len(layers))
         with (
             Pass(self.setup, start.layout, samples, start.prompt) as current_pass,
             self._active.running(current_pass.clock, current_pass),
-            self._replay(start.prompt),
+            replayed_trunk(trunk, layers[:unchanged], self._tap),
         ):
             yield current_pass
-
-    def _replay(self, prompt: Prompt | None) -> TrunkReplay:
-        """Return the replay of a prompt's stored layers, up to the first layer that the method changes."""
-        layers, setup = self.adapter.decoder.layers, self.setup
-        count = 0 if setup.emulate else unreduced_layers(setup.sites, len(layers))
-        return TrunkReplay(None if prompt is None else prompt.trunk, layers[:count], self._tap)
-
-
-def install(
-    adapter: ModelParts,
-    method: TokenReducer,
-    budget: Budget,
-    *,
-    seed: int,
-    emulate: bool,
-    positions: PositionPolicy,
-    prior: Prior | None,
-    timed: bool,
-    active: ActivePass,
-    evicting: CacheEvictor | None = None,
-    by_item: bool = False,
-) -> tuple[SessionSetup, AttentionTap]:
-    """Return the setup shared by all passes of a session, and the tap that feeds the watchers.
-
-    Raises:
-        MethodError: the model cannot run the method.
-        UserError: the model's attention is not supported, or its class was not proved where the method acts.
-    """
-    depth = adapter.facts.text.layers
-    sites = method.all_sites(adapter.facts.tower.layers, depth)
-    check_site_kinds(method, sites)
-    step_site = decode_site(method, depth)
-    cache = () if evicting is None else ("cache",)
-    steps = () if step_site is None else ("decode",)
-    places = (*(site.where for site in sites), *cache, *steps)
-    check_proved(adapter.facts, f"method={type(method).__name__}", places)
-    partial_layers = [layer for layer in range(depth) if not adapter.holds_prompt(layer)]
-    if step_site is not None and partial_layers:
-        raise MethodError(
-            f"{type(method).__name__} chooses entries at each step, and layers {', '.join(map(str, partial_layers))} "
-            "do not hold the whole prompt; valid: a method that drops tokens before the first step"
-        )
-    renumber = closes_gaps(positions, method, adapter.facts)
-    signals = Signals(adapter, method, sites, prior, stage=active.stage)
-    tower_blocks: Sequence[TowerBlock] = ()
-    if inside := tower_sites(sites):
-        # Only runs that act in the tower import what runs its blocks.
-        from espalier.harness.engine.tower_sites import watched_blocks
-
-        tower_blocks = watched_blocks(adapter, method, inside)
-    watchers: list[tuple[nn.Module, Watcher]] = [
-        *signals.watchers(),
-        *((block.attention, active.watch_tower) for block in tower_blocks),
-        *(
-            (layer.self_attn, partial(active.watch_cache, number))
-            for number, layer in enumerate(adapter.decoder.layers)
-            if evicting is not None and adapter.holds_prompt(number)
-        ),
-    ]
-    watched_modules = [*(module for module, _ in watchers), *signals.watched_layers]
-    # Tower blocks that the projector does not read: those that a method reads, and idle ones.
-    extra, idle = split_idle(adapter.unread_blocks(), watched_modules)
-    setup = SessionSetup(
-        adapter=adapter,
-        method=method,
-        budget=budget,
-        seed=seed,
-        emulate=emulate,
-        renumber=renumber,
-        timed=timed,
-        sites=sites,
-        decode_site=step_site,
-        signals=signals,
-        extra_blocks=extra,
-        idle_blocks=idle,
-        evicting=evicting,
-        by_item=by_item,
-    )
-    of_decoder = set(adapter.decoder.modules())
-    taps = [
-        (module, active.as_selection(watcher, module in of_decoder)) for module, watcher in watchers
-    ]
-    if step_site is not None:  # the layer below it
-        taps.append((adapter.decoder.layers[step_site.layer - 1].self_attn, active.watch_step))
-    return setup, AttentionTap(taps)

@@ -10,10 +10,10 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.model_parts import ModelParts
-from espalier.harness.engine.prompt import Prompt, TrunkRecorder, refuse_tower_sites
+from espalier.harness.engine.prompt import Prompt, recorded_trunk, refuse_tower_sites
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.table import DECLARED
-from espalier.harness.engine.site_table import reads_features
+from espalier.harness.engine.sites import reads_features
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
 
@@ -97,7 +97,7 @@ def prompt_with_trunk(
     nothing = Budget("kept", 0.0)
     with (
         Session(adapter, NoReduction(), nothing, timed=False) as session,
-        TrunkRecorder(adapter.decoder, depth, room) as recorder,
+        recorded_trunk(adapter.decoder, depth, room) as trunk,
     ):
         session.generate(prompt, **generation)
-    return replace(prompt, trunk=recorder.trunk)
+    return replace(prompt, trunk=trunk)

@@ -23,10 +23,11 @@ and all later layers only the remaining ones. Layers need a norm before each hal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from espalier.harness.engine.layer_inputs import closed_positions, prefill_mask,
 from espalier.harness.engine.layout import mix, take
 from espalier.harness.engine.model_parts import ModelParts, replaced_forwards
 from espalier.harness.engine.prefill import Decision, LayerHalves, Prefill, Rows, write_merged
-from espalier.methods.base import MethodError
+from espalier.methods.base import MethodError, TokenReducer
 from espalier.methods.views import Site
 
 Arguments = dict[str, Any]
@@ -131,7 +132,12 @@ def gather_arguments(prefill: Prefill, decision: Decision, kwargs: Arguments) ->
     if prefill.setup.renumber:
         position_ids = closed_positions(stage.valid)
     elif index is not None:
-        position_ids = _take_positions(position_ids, index)
+        several = position_ids.dim() > 2  # (axes, B, L)
+        position_ids = (
+            torch.stack([take(axis, index, -1) for axis in position_ids])
+            if several
+            else take(position_ids, index, -1)
+        )
     if index is not None:
         hidden = take(hidden, index, -2)
         types = prefill.setup.adapter.layer_types
@@ -139,13 +145,6 @@ def gather_arguments(prefill: Prefill, decision: Decision, kwargs: Arguments) ->
         mask = stage.valid if types is None else types.stack_masks(stage, hidden)
         kwargs = {**kwargs, "attention_mask": mask}
     return {**kwargs, "inputs_embeds": hidden, "position_ids": position_ids}
-
-
-def _take_positions(positions: Tensor, index: Tensor) -> Tensor:
-    """Gather (B, L) or, with several rotary axes, (axes, B, L) positions."""
-    if positions.dim() == 2:
-        return take(positions, index, -1)
-    return torch.stack([take(axis, index, -1) for axis in positions])
 
 
 class VisionSites(Sites):
@@ -176,20 +175,18 @@ class VisionSites(Sites):
         projected = prefill.tokens(kwargs["inputs_embeds"])
         decision = prefill.decide(number, blended, projected)
         if decision.merged:
-            decision = _project_merged(prefill.setup.adapter, decision)
+            # Merged features are projected to the decoder's width.
+            merged = tuple(
+                replace(group, values=_project(prefill.setup.adapter, group.values))
+                if group.features
+                else group
+                for group in decision.merged
+            )
+            decision = replace(decision, merged=merged)
             counts = zip(decision.counts, layout.blended, strict=True)
             reprojected = tuple(0 if mixed else count for count, mixed in counts)
             prefill.reprojected = reprojected[:: prefill.beams]
         return gather_arguments(prefill, decision, kwargs)
-
-
-def _project_merged(adapter: ModelParts, decision: Decision) -> Decision:
-    """Return the decision with merged features projected to the decoder's width."""
-    merged = tuple(
-        replace(group, values=_project(adapter, group.values)) if group.features else group
-        for group in decision.merged
-    )
-    return replace(decision, merged=merged)
 
 
 def _project(adapter: ModelParts, features: Tensor) -> Tensor:
@@ -315,3 +312,53 @@ class BlockSites(Sites):
         else:
             output = attended + module.mlp(module.post_attention_layernorm(attended))
         return output
+
+
+def _tower() -> type[Sites]:
+    # Only runs that act in the tower import what runs its blocks.
+    from espalier.harness.engine.tower_sites import TowerSites
+
+    return TowerSites
+
+
+#: The kinds that shorten a prompt. Decode sites are not among them (`decode.py`).
+KINDS: Mapping[str, Callable[[], type[Sites]]] = {
+    "tower": _tower,
+    "vision": lambda: VisionSites,
+    "prefix": lambda: PrefixSites,
+    "layer": lambda: LayerSites,
+    "block": lambda: BlockSites,
+}
+
+
+def check_site_kinds(method: TokenReducer, sites: Sequence[Site]) -> None:
+    """Refuse sites without an implementation.
+
+    Raises:
+        MethodError: names the first one.
+    """
+    for site in sites:
+        if site.where not in KINDS:
+            raise MethodError(
+                f"{type(method).__name__} acts at a {site.where!r} site, which is not implemented; "
+                f"valid: {', '.join(KINDS)}"
+            )
+
+
+def make_sites(prefill: Prefill) -> list[Sites]:
+    """Return the sites of a pass in their order, consecutive ones of one kind together."""
+    numbered = enumerate(prefill.setup.sites)
+    return [
+        KINDS[where]()(prefill, list(sites))
+        for where, sites in groupby(numbered, key=lambda pair: pair[1].where)
+    ]
+
+
+def reads_features(sites: Sequence[Site]) -> bool:
+    """Return whether any site reads the projector's input."""
+    return any(KINDS[site.where]().reads_features for site in sites)
+
+
+def tower_sites(sites: Sequence[Site]) -> list[Site]:
+    """Return the sites inside the vision tower."""
+    return [site for site in sites if KINDS[site.where]().in_tower]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -87,10 +88,20 @@ class TextStack:
                 and folds_heads
                 and not ragged
             ):
-                return self._recorded_steps(self._graphs).run(ids, places[0])
+                if self._steps is None:
+                    shape = self._groups, self._dtype
+                    self._steps = FixedSteps(
+                        self._text, self.cache, self.following, shape, self._graphs
+                    )
+                return self._steps.run(ids, places[0])
             if visible is not None:
-                if not folds_heads:
-                    self._check_branches(ragged)
+                name = self._decoder.config._attn_implementation
+                if not folds_heads and (name != "eager" or ragged):
+                    # One explicit mask cannot serve all layers.
+                    raise UserError(
+                        f"model.attention={name!r} cannot verify a drafted tree"
+                        f"{' over layers of different lengths' if ragged else ''}; valid: sdpa"
+                    )
                 groups = self._groups if folds_heads else 1
                 mask = window_mask(visible.to(self.device), keys, groups, self._dtype)
             elif count > 1 and folds_heads:
@@ -103,15 +114,6 @@ class TextStack:
                 return torch.cat(token_logits)
             return self._forward(ids, places, mask)
 
-    def _check_branches(self, ragged: bool) -> None:
-        """Refuse trees if one explicit mask cannot serve all layers."""
-        name = self._decoder.config._attn_implementation
-        if name != "eager" or ragged:
-            raise UserError(
-                f"model.attention={name!r} cannot verify a drafted tree"
-                f"{' over layers of different lengths' if ragged else ''}; valid: sdpa"
-            )
-
     def _forward(self, ids: Tensor, places: Sequence[int], mask: Tensor | None) -> Tensor:
         if list(places) == list(range(places[0], places[0] + len(places))):
             steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
@@ -120,13 +122,6 @@ class TextStack:
         logits = self._text(ids[None], self.following + steps, mask, self.cache)[0]
         # A model spread over devices ends on the last one; callers read on the first.
         return logits.to(self.device)
-
-    def _recorded_steps(self, graphs: Graphs) -> FixedSteps:
-        """Return the answer's recorded steps, created at the first call."""
-        if self._steps is None:
-            shape = self._groups, self._dtype
-            self._steps = FixedSteps(self._text, self.cache, self.following, shape, graphs)
-        return self._steps
 
 
 #: A recording attends to a multiple of this many slots; a new one is made when an answer outgrows it. This limits both
@@ -178,47 +173,16 @@ class FixedCache(Cache):
         return keys[:, :, : self._n_keys], values[:, :, : self._n_keys]
 
 
-@dataclass(frozen=True)
-class FixedStep:
-    """One token through the text stack: a function of tensors with constant shapes and operations.
-
-    Attributes:
-        text: the stack.
-        cache: has its prompt, and zeros in the room after it.
-        following: (..., 1, 1) position of the answer's first token.
-        groups: query heads that share a key head.
-        dtype: of the queries.
-        keys: slots that the step attends to.
-    """
-
-    text: TextForward
-    cache: IndexedCache
-    following: Tensor
-    groups: int
-    dtype: torch.dtype
-    keys: int
-
-    def __call__(self, ids: Tensor, slot: Tensor, place: Tensor) -> Tensor:
-        """Return the logits (1, V) after a token.
-
-        Args:
-            ids: (1, 1).
-            slot: (1,) of the cache, where the token is written.
-            place: (1,) of the token in the answer.
-        """
-        mask = step_mask(slot, self.keys, self.groups, self.dtype)
-        into = FixedCache(self.cache, slot, self.keys)
-        return self.text(ids, self.following + place, mask, into)[0]
-
-
 class FixedSteps:
     """The steps of one answer, each recorded when its number of slots is first needed.
+
+    A step is one token through the text stack: a function of tensors with constant shapes and operations.
 
     Args:
         text: the stack.
         cache: contains its prompt; all layers hold the same number of tokens.
-        following: as in `FixedStep`.
-        shape: groups and dtype of `FixedStep`.
+        following: (..., 1, 1) position of the answer's first token.
+        shape: query heads that share a key head, and dtype of the queries.
         graphs: records the steps.
     """
 
@@ -258,10 +222,22 @@ class FixedSteps:
     def _replay(self, slot: int) -> Callable[[], Tensor]:
         keys = min(-(-(slot + 1) // BUCKET) * BUCKET, self._capacity)
         if keys not in self._replays:
-            step = FixedStep(self._text, self._cache, self._following, *self._shape, keys)
             inputs = self._ids, self._slot, self._place
-            self._replays[keys] = self._graphs.capture(step, inputs)
+            self._replays[keys] = self._graphs.capture(partial(self._step, keys), inputs)
         return self._replays[keys]
+
+    def _step(self, keys: int, ids: Tensor, slot: Tensor, place: Tensor) -> Tensor:
+        """Return the logits (1, V) after a token; it attends to so many slots.
+
+        Args:
+            keys: slots, with zeros in those after the tokens held.
+            ids: (1, 1).
+            slot: (1,) of the cache, where the token is written.
+            place: (1,) of the token in the answer.
+        """
+        mask = step_mask(slot, keys, *self._shape)
+        into = FixedCache(self._cache, slot, keys)
+        return self._text(ids, self._following + place, mask, into)[0]
 
 
 #: Runs before a recording: libraries choose their kernels and allocate their workspaces in the first ones.

@@ -197,10 +197,10 @@ def new_sizes(plan: Plan, sizes: Tensor) -> Tensor:
     """Return (P, K): number of patches that each kept slot represents, from (P, N)."""
     if plan.merge is None:
         return take(sizes, plan.kept, -1)
-    if isinstance(plan.merge, Assignment):
-        summed = Assignment(plan.merge.slot, torch.ones_like(sizes))
-        return summed.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
-    return plan.merge.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
+    merge = plan.merge
+    if isinstance(merge, Assignment):
+        merge = Assignment(merge.slot, torch.ones_like(sizes))
+    return merge.apply(sizes.unsqueeze(-1), plan.kept.shape[1]).squeeze(-1)
 
 
 def flow_after(pictures: TowerImages, values: Tensor, policy: SlotPolicy) -> Tensor:

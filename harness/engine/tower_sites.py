@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from espalier.harness.cost.facts import Work
+from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.attention_probe import LayerHeads, rollout
 from espalier.harness.engine.layout import groups, take
@@ -103,8 +103,8 @@ class TowerSites(Sites):
         self._block_heads: LayerHeads | None = None
         self._first_unit = 0
         self._alive: list[Tensor] = []
-        self._ran = [[0, 0, 0] for _ in range(layout.rows)]
-        self._full = [[0, 0, 0] for _ in range(layout.rows)]
+        #: What the images of each row saved.
+        self._spared = [NO_WORK] * layout.rows
         self._replaced = ExitStack()
 
     # ------------------------------------------------------------------ life
@@ -112,8 +112,7 @@ class TowerSites(Sites):
     def open(self) -> None:
         """Replace the blocks' forward."""
         if self._patches is not None:
-            self._patches.open()
-            self._replaced.callback(self._patches.close)
+            self._replaced.callback(self._patches.open().remove)
         pairs = ((block.module, partial(self._forward, n)) for n, block in enumerate(self._blocks))
         self._replaced.enter_context(replaced_forwards(pairs))
 
@@ -138,7 +137,11 @@ class TowerSites(Sites):
         self._batch = following
         if number < len(self._blocks) - 1:
             return hidden  # unused, but hooks may check its shape
-        return self._finish(hidden)
+        grids, alive = restore_grids(self._batch, hidden, self._policy)
+        self._alive.append(alive.flatten())
+        self._first_unit += alive.numel()
+        self._batch = []
+        return grids
 
     def _start(self, hidden: Tensor) -> None:
         """Start with (P, E + N, D) patch embeddings; the row of each image is read from the layout."""
@@ -148,8 +151,7 @@ class TowerSites(Sites):
         self._planner = self._make_planner(owners=self._owners, pixels=pixels)
         n_slots, blocks = hidden.shape[1], len(self._blocks)
         for row in self._owners.rows:
-            for index, cost in enumerate((n_slots, n_slots, n_slots**2)):
-                self._full[row][index] += blocks * cost
+            self._spare(row, blocks * n_slots, blocks * n_slots, blocks * n_slots**2)
         images = TowerImages.all_alive(hidden, self._policy.extra)
         self._batch = self._reduce(-1, images) if -1 in self._site_at else [images]
 
@@ -176,14 +178,6 @@ class TowerSites(Sites):
         with self.prefill.clock.phase("select"):
             return self._planner.reduce(self._site_at[block], pictures)
 
-    def _finish(self, like: Tensor) -> Tensor:
-        """Put the slots back on the grids (P, E + N, D) of `like`."""
-        grids, alive = restore_grids(self._batch, like, self._policy)
-        self._alive.append(alive.flatten())
-        self._first_unit += alive.numel()
-        self._batch = []
-        return grids
-
     # ------------------------------------------------------------------ results
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
@@ -209,20 +203,17 @@ class TowerSites(Sites):
     def _count(self, pictures: TowerImages, attended: bool) -> None:
         """Count for each row the slots that a half of a block runs on."""
         n_slots = pictures.origin.shape[1] + self._policy.extra
+        ran = (-n_slots, 0, -(n_slots**2)) if attended else (0, -n_slots, 0)
         for member in pictures.members:
-            ran = self._ran[self._owners.rows[member]]
-            if attended:
-                ran[0] += n_slots
-                ran[2] += n_slots**2
-            else:
-                ran[1] += n_slots
+            self._spare(self._owners.rows[member], *ran)
+
+    def _spare(self, row: int, attention: int, mlp: int, pairs: int) -> None:
+        spared = Work(spared_attention=attention, spared_mlp=mlp, spared_pairs=pairs)
+        self._spared[row] = self._spared[row].plus(spared)
 
     def work(self, row: int) -> Work:
         """Return the cost that the row's images saved."""
-        attention, mlp, pairs = (
-            full - ran for full, ran in zip(self._full[row], self._ran[row], strict=True)
-        )
-        return Work(spared_attention=attention, spared_mlp=mlp, spared_pairs=pairs)
+        return self._spared[row]
 
 
 #: Signals made of the queries and keys of tower blocks.
@@ -238,7 +229,7 @@ def watched_blocks(
         UserError: the model has no such blocks, or its kernel takes no bias for sizes.
     """
     blocks = adapter.tower_blocks()
-    kernel = blocks[0].kernel
+    kernel = str(blocks[0].attention.config._attn_implementation)
     if method.proportional and kernel.startswith("flash"):
         raise UserError(
             f"model.attention={kernel!r} takes no bias for sizes (proportional attention); valid: sdpa"

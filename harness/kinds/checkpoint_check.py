@@ -106,9 +106,8 @@ def check_finite(model: ModelSpec, folder: Path) -> None:
 
 
 @cache  # a sweep checks every cell; size and time of change stand for the content
-def _unbounded(file: Path, size: int, changed: int, dtype: str) -> tuple[str, ...]:
+def _unbounded(file: Path, _size: int, _changed: int, dtype: str) -> tuple[str, ...]:
     """Return the names of the tensors with such values."""
-    del size, changed
     largest = torch.finfo(getattr(torch, dtype)).max
     broken = (SafetensorError, RuntimeError)
     with (
@@ -197,11 +196,6 @@ def positions_of(model: ModelSpec) -> int | None:
         )
         with foreign(f"model={model.name}: {str(file)!r} cannot be read", "the original file"):
             table = {} if file is None else json.loads(read_bytes(file))
-            return _positions(table)
-    return _positions(table)
-
-
-def _positions(table: Any) -> int | None:
     for part in (table.get("text_config"), table.get("text"), table):
         if part and "max_position_embeddings" in part:
             return int(part["max_position_embeddings"])

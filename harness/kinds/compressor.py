@@ -13,6 +13,7 @@ from espalier.harness.engine.engine_guards import check_proved
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
+    Kind,
     OpenMethod,
     ResolvedMethod,
     answering_settings,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from espalier.harness.store.files.digests import Digests
 
 
-class Compressor:
+class Compressor(Kind[CacheCompressor]):
     """Implements Kind for espalier.methods.compressor.CacheCompressor: the prompt stays whole, the cache shrinks."""
 
     def normalise(self, spec: Settled, method: CacheCompressor) -> Settled:
@@ -60,18 +61,16 @@ class Compressor:
         spec: AnswerRequest,
         adapter: Adapter,
         method: CacheCompressor,
-        prior: Prior | None = None,
+        _prior: Prior | None = None,
     ) -> AbstractContextManager[OpenMethod]:
         """Open a session that evicts and one that does not."""
-        del prior
         # No token leaves the prompt, so no policy for positions applies.
         engine = replace(spec.engine, backend="drop", positions="original", scope="prompt")
         plain = replace(_without_reduction(spec), engine=engine)
         return sessions(plain, adapter, NoReduction(), evicting=_evicting(spec, method))
 
-    def prompt_reducer(self, method: CacheCompressor) -> TokenReducer | None:
+    def prompt_reducer(self, _method: CacheCompressor) -> TokenReducer | None:
         """Return a reducer that drops nothing."""
-        del method
         return NoReduction()
 
     def why_no_paired_timing(self, spec: AnswerRequest, method: CacheCompressor) -> str | None:
@@ -100,13 +99,18 @@ class Compressor:
         return identity_of(spec, method, answering_settings(spec.engine, acts=False))
 
 
-class Composition:
+class Composition(Kind[Composed]):
     """Implements Kind for espalier.methods.composed.Composed. The budget of the run is that of the reducer."""
 
     def normalise(self, spec: Settled, method: Composed) -> Settled:
         """Apply the checks of both; the ratio is that of the reducer."""
         refuse("a reducer and a compressor", spec, method)
-        evicting = COMPRESSOR.normalise(_of_compressor(spec), method.compressor)
+        # Error lines name the compressor; a count of tokens is the reducer's.
+        named, budget = spec.method.compressor, replace(spec.budget, count=None)
+        part = spec.method if named is None else MethodSpec(named.name)
+        evicting = COMPRESSOR.normalise(
+            replace(spec, method=part, budget=budget), method.compressor
+        )
         reducing = REDUCER.normalise(spec, method.reducer)
         # A reducer that drops nothing has no candidates, but the compressor may have some.
         return (
@@ -200,20 +204,18 @@ def cache_blocks(evicting: CacheBudget, records: Sequence[SampleRecord]) -> dict
         for record in records
     )
     every = sum(entered) + special
+    ratio = evicting.ratio
+    if evicting.count is not None:
+        candidates = [list(_candidates(record).values()) for record in records]
+        ratio = 1 - sum(map(evicting.total, candidates)) / max(sum(map(sum, candidates)), 1)
     block = {
-        "ratio": evicting.ratio if evicting.count is None else _requested_ratio(evicting, records),
+        "ratio": ratio,
         "entered": entered,
         "entries": entries,
         "share": sum(entries) / sum(entered) if sum(entered) else 1.0,
         "positions_share": (sum(entries) + special_left) / every if every else 1.0,
     }
     return {"cache": block, "discriminates": first_token(records) < 1}
-
-
-def _requested_ratio(evicting: CacheBudget, records: Sequence[SampleRecord]) -> float:
-    """Return the share of these samples' visual entries that a count of entries evicts."""
-    candidates = [list(_candidates(record).values()) for record in records]
-    return 1 - sum(map(evicting.total, candidates)) / max(sum(map(sum, candidates)), 1)
 
 
 def _candidates(record: SampleRecord) -> dict[int, int]:
@@ -236,13 +238,6 @@ def _evicting(spec: AnswerRequest, method: CacheCompressor | Composed) -> CacheB
 def _without_reduction(spec: Any) -> Any:
     """Return the run with every token of the prompt kept."""
     return replace(spec, budget=WHOLE)
-
-
-def _of_compressor(spec: Settled) -> Settled:
-    """Return the spec under the name of the compressor, for its error lines; a count of tokens is the reducer's."""
-    named, budget = spec.method.compressor, replace(spec.budget, count=None)
-    method = spec.method if named is None else MethodSpec(named.name)
-    return replace(spec, method=method, budget=budget)
 
 
 COMPRESSOR = Compressor()

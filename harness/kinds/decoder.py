@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.shared_vocabulary import (
-    check_tokenizers,
-    read_vocabulary,
+    common_ids,
     tokenizer_file,
 )
 from espalier.harness.engine.artifacts import require_prior
@@ -22,6 +21,7 @@ from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
+    Kind,
     OpenMethod,
     ResolvedMethod,
     identity_of,
@@ -39,7 +39,6 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import (
     AnswerRequest,
-    ModelSpec,
     RunSpec,
     Settled,
     in_words_of_the_draft,
@@ -55,8 +54,10 @@ if TYPE_CHECKING:
     from espalier.harness.store.files.digests import Digests
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Kind[Decoder]):
     """Implements Kind for espalier.methods.base.Decoder. The prompt of the target stays whole."""
+
+    untimed = "decoders are timed by engine.compare: extra.speculative"
 
     def normalise(self, spec: Settled, method: Decoder) -> Settled:
         """Take batches of one sample, and the ratio that follows from what the draft sees."""
@@ -66,7 +67,20 @@ class SpeculativeDecoder:
             action="verifies several tokens at a step",
         )
         check_signals(spec.model, method, spec.method.name, Decoder)
-        spec = _normalised(spec, method)
+        gaps, sees_all = leaves_gaps(method), not method.guided and method.reducer is None
+        refuse("a decoder", spec, method, gaps=gaps)
+        if gaps:
+            # Only runs of such a draft import it.
+            from espalier.harness.decoding.speculative.guidance import GuidedReducer
+
+            closes_gaps(spec.engine.positions, GuidedReducer(_nothing), spec.model.facts)
+        if sees_all:
+            spec = without_separators(spec)
+        check_separators(spec, method)
+        # A draft that sees every visual token has the ratio 0, one that sees none has 1, whatever ratio is set.
+        if method.text_only or sees_all:
+            spec = replace(spec, budget=Budget("kept", int(method.text_only)))
+        spec = replace(spec, engine=replace(spec.engine, batch_size=1))
         check_graphs(spec, method)
         return spec
 
@@ -74,33 +88,26 @@ class SpeculativeDecoder:
         """Check the draft like the target, and that the two are compatible."""
         refuse("answers of a decoder", spec)
         with Blame(method, "window"):
-            _check_window(method.window)
+            is_count = type(method.window) is int and method.window >= 1
+            if not is_count and method.window not in ("auto", "best"):
+                raise PlanError(
+                    f"`window` is {method.window!r}; valid: a number of 1 or more, 'auto' or 'best'"
+                )
         return ResolvedMethod(method, check_draft(spec, method, digests))
 
     @contextmanager
     def open(
-        self, spec: AnswerRequest, adapter: Adapter, method: Decoder, prior: Prior | None = None
+        self, spec: AnswerRequest, adapter: Adapter, method: Decoder, _prior: Prior | None = None
     ) -> Iterator[OpenMethod]:
         """Start the draft. With `engine.compare` each answer is also decoded plainly, so there are no paired sessions.
 
         No decoder reads a prior in the target, and the prior of the draft is loaded with the draft.
         """
-        del prior
         # transformers takes seconds to import, and checks and readers of rows do not need it.
         from espalier.harness.decoding.speculative.speculation import Speculation
 
         with Speculation(spec, adapter, method) as speculation:
             yield OpenMethod(speculation, speculation)
-
-    def prompt_reducer(self, method: Decoder) -> TokenReducer | None:
-        """Return None: two models answer."""
-        del method
-        return None
-
-    def why_no_paired_timing(self, spec: AnswerRequest, method: Decoder) -> str | None:
-        """Return where the speed-up is stored instead."""
-        del spec, method
-        return "decoders are timed by engine.compare: extra.speculative"
 
     def account(
         self, spec: AnswerRequest, method: Decoder, records: Sequence[SampleRecord]
@@ -119,60 +126,25 @@ class SpeculativeDecoder:
 
     def identity(self, spec: AnswerRequest, method: Decoder) -> Identity:
         """Return the settings of target and draft."""
-        engine = spec.engine
+        engine, transport = spec.engine, None
+        if method.takes_draft:
+            # Sides that never work at once alternate in one process under `auto` too.
+            alternate = engine.transport == "sequential" and not method.overlap
+            transport = "auto" if alternate else engine.transport
         concerning = {
             "positions": engine.positions if leaves_gaps(method) else None,
             "separators": separators_of(engine),
-            "transport": _transport(engine.transport, method),
+            "transport": transport,
             "compare": engine.compare,
             "graphs": engine.graphs,
         }
         return identity_of(spec, method, concerning, spec.method.draft)
 
 
-def _check_window(window: object) -> None:
-    is_count = isinstance(window, int) and not isinstance(window, bool) and window >= 1
-    if not is_count and window not in ("auto", "best"):
-        raise PlanError(f"`window` is {window!r}; valid: a number of 1 or more, 'auto' or 'best'")
-
-
 def _draft_positions(record: SampleRecord) -> float:
     """Return the positions of images in the draft's prompt; newlines and separators count if any visual token stays."""
     positions = 0.0 if record.decoding is None else float(record.decoding["draft_visual"])
     return positions + record.special if positions else 0.0
-
-
-def _transport(transport: str, method: Decoder) -> str | None:
-    if not method.takes_draft:
-        return None
-    # Sides that never work at once alternate in one process under `auto` too.
-    return "auto" if transport == "sequential" and not method.overlap else transport
-
-
-def _normalised(spec: Settled, method: Decoder) -> Settled:
-    """Return the spec with the settings that a decoder determines: batches of one sample, and often the ratio.
-
-    A draft that sees every visual token has the ratio 0, one that sees none has 1, whatever ratio is set.
-
-    Raises:
-        Refused: an engine setting is for methods that drop tokens of the target, or no visual token is left.
-    """
-    gaps = leaves_gaps(method)
-    refuse("a decoder", spec, method, gaps=gaps)
-    if gaps:
-        # Only runs of such a draft import it.
-        from espalier.harness.decoding.speculative.guidance import GuidedReducer
-
-        closes_gaps(spec.engine.positions, GuidedReducer(_nothing), spec.model.facts)
-    budget = spec.budget
-    if not method.guided and method.reducer is None:
-        spec = without_separators(spec)
-    check_separators(spec, method)
-    if method.text_only:
-        budget = Budget("kept", 1)
-    elif not method.guided and method.reducer is None:
-        budget = Budget("kept", 0)
-    return replace(spec, budget=budget, engine=replace(spec.engine, batch_size=1))
 
 
 def leaves_gaps(method: Decoder) -> bool:
@@ -223,38 +195,21 @@ def check_draft(spec: RunSpec, method: Decoder, digests: Digests) -> tuple[Path,
             check_acts(spec.budget, reducer, name, draft.facts)
             check_frames(draft, reducer, name)
             spec.budget.check(reducer, draft.facts)
-    if not method.text_only:
-        _check_video(spec.model, draft)
-    _check_vocabularies(spec.model, draft, digests)
-    return () if reducer is None else require_prior(draft, reducer, name, digests, spec.store)
-
-
-def _check_video(target: ModelSpec, draft: ModelSpec) -> None:
-    if draft.adapter == target.adapter:
-        return
+    other_family = not method.text_only and draft.adapter != spec.model.adapter
     if (
-        ADAPTERS.load(target.adapter).data.takes_video
+        other_family
+        and ADAPTERS.load(spec.model.adapter).data.takes_video
         and not ADAPTERS.load(draft.adapter).data.takes_video
     ):
         raise Refused(
-            f"method.draft={draft.name!r} takes images only, and model={target.name!r} takes videos; valid: a draft "
-            "that takes videos"
+            f"method.draft={draft.name!r} takes images only, and model={spec.model.name!r} takes videos; valid: a "
+            "draft that takes videos"
         )
-
-
-def _check_vocabularies(target: ModelSpec, draft: ModelSpec, digests: Digests) -> None:
-    """Compare the tokenizers if both files are present; they are compared again when the models are loaded."""
-    files = [tokenizer_file(target), tokenizer_file(draft)]
-    if None in files:
-        return
-    ours, theirs = (file for file in files if file is not None)
-    if digests.file(ours) == digests.file(theirs):
-        return
-    (target_ids, target_added), (draft_ids, draft_added) = (
-        read_vocabulary(ours),
-        read_vocabulary(theirs),
-    )
-    check_tokenizers(target_ids, draft_ids, (target.name, draft.name), target_added | draft_added)
+    # Without both files here, the tokenizers are compared when the models are loaded.
+    ours, theirs = tokenizer_file(spec.model), tokenizer_file(draft)
+    if ours is not None and theirs is not None and digests.file(ours) != digests.file(theirs):
+        common_ids(spec.model, draft)
+    return () if reducer is None else require_prior(draft, reducer, name, digests, spec.store)
 
 
 DECODER = SpeculativeDecoder()

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 class Denoiser(Reducer):
     """Implements Kind for methods that drop tokens, on a model that denoises its answers."""
 
+    untimed = "a denoised answer has no prefill and no decoding of single tokens; its steps are timed as a whole"
+
     def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
         """Refuse settings of a prefill or of other loops; a method that acts nowhere gets the ratio 0."""
         name, facts = spec.method.name, spec.model.facts
@@ -95,19 +97,24 @@ class Denoiser(Reducer):
     ) -> Iterator[OpenMethod]:
         """Open a session for denoising steps."""
         # transformers takes seconds to import, and checks and readers of rows do not need it.
-        from espalier.harness.decoding.diffusion.denoising_loop import denoising
+        from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
+        from espalier.harness.engine.denoising_steps import DenoisingSession
 
-        with denoising(spec, adapter, method, spec.budget, prior) as denoiser:
-            yield OpenMethod(denoiser, adapter)
+        with DenoisingSession(
+            adapter,
+            method,
+            spec.budget,
+            seed=spec.seed,
+            backend=spec.engine.backend,
+            positions=spec.engine.positions,
+            prior=prior,
+            separators=spec.engine.separators,
+        ) as session:
+            yield OpenMethod(DenoisingGenerator(session, adapter), adapter)
 
     def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
         """Return the method if it drops tokens once."""
         return method if method.in_one_prefill else None
-
-    def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
-        """Return that whole runs are timed: a step is not a prefill."""
-        del spec, method
-        return "a denoised answer has no prefill and no decoding of single tokens; its steps are timed as a whole"
 
     def account(
         self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]
@@ -172,21 +179,23 @@ class DenoisingOnly(Reducer):
         self,
         spec: AnswerRequest,
         adapter: Adapter,
-        method: TokenReducer,
+        _method: TokenReducer,
         prior: Prior | None = None,
     ) -> AbstractContextManager[OpenMethod]:
         """Answer with every token."""
-        del method
         return super().open(spec, adapter, NoReduction(), prior)
 
-    def prompt_reducer(self, method: TokenReducer) -> TokenReducer | None:
+    def prompt_reducer(self, _method: TokenReducer) -> TokenReducer | None:
         """Return None: it drops tokens at denoising steps."""
-        del method
         return None
 
 
 class CanvasReducer(Reducer):
     """Implements Kind for espalier.methods.base.TokenReducer: the prompt is reduced once, every step reads the rest."""
+
+    untimed = (
+        "answers on canvases take as many steps as their words need, with the method or without"
+    )
 
     def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
         """Check the settings of a run, as `Reducer` does.
@@ -224,13 +233,6 @@ class CanvasReducer(Reducer):
         """Open a session with the method, without paired timing."""
         with super().open(spec, adapter, method, prior) as opened:
             yield replace(opened, paired=None)
-
-    def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
-        """Return the reason: the number of steps depends on the answer."""
-        del spec, method
-        return (
-            "answers on canvases take as many steps as their words need, with the method or without"
-        )
 
     def account(
         self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from espalier.harness.settings import BY_METHOD, marked
 from espalier.harness.specs.labels import label
@@ -132,9 +133,13 @@ class Identity:
     label: str
 
 
-class Kind(Protocol[M]):
+class Kind(ABC, Generic[M]):
     """How a run uses one kind of method, from the command line to the row."""
 
+    #: Why runs of this kind are never timed in pairs with the unreduced model; None: most are.
+    untimed: ClassVar[str | None] = None
+
+    @abstractmethod
     def normalise(self, spec: Settled, method: M) -> Settled:
         """Return the spec with the settings that the kind determines, such as the ratio 0 of an idle method.
 
@@ -145,6 +150,7 @@ class Kind(Protocol[M]):
             Refused: the model lacks a signal, or the method needs a site that the engine does not have.
         """
 
+    @abstractmethod
     def resolve(self, spec: RunSpec, method: M, digests: Digests) -> ResolvedMethod[M]:
         """Return the method with its calibrations, after the checks that need files; the checkpoint is checked before.
 
@@ -152,6 +158,7 @@ class Kind(Protocol[M]):
             UserError: artifacts or a draft are missing or wrong, or the ratio cannot be reached.
         """
 
+    @abstractmethod
     def open(
         self, spec: AnswerRequest, adapter: Adapter, method: M, prior: Prior | None = None
     ) -> AbstractContextManager[OpenMethod]:
@@ -164,12 +171,15 @@ class Kind(Protocol[M]):
             prior: the calibrated prior, for methods that need one.
         """
 
-    def prompt_reducer(self, method: M) -> TokenReducer | None:
+    def prompt_reducer(self, _method: M) -> TokenReducer | None:
         """Return the reducer of a single engine session; None where answers are generated in other ways."""
+        return None
 
-    def why_no_paired_timing(self, spec: AnswerRequest, method: M) -> str | None:
+    def why_no_paired_timing(self, _spec: AnswerRequest, _method: M) -> str | None:
         """Return why a run is not timed in pairs with the unreduced model; None if it can be."""
+        return self.untimed
 
+    @abstractmethod
     def account(self, spec: AnswerRequest, method: M, records: Sequence[SampleRecord]) -> Account:
         """Return the counts of these samples for the row, each verified against the budget.
 
@@ -177,6 +187,7 @@ class Kind(Protocol[M]):
             BudgetMismatch: a sample kept another number of tokens than requested.
         """
 
+    @abstractmethod
     def identity(self, spec: AnswerRequest, method: M) -> Identity:
         """Return what identifies the method in the key, the settings and the label of the row."""
 

@@ -13,6 +13,7 @@ from espalier.harness.engine.engine_guards import closes_gaps, require_one_beam
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
+    Kind,
     OpenMethod,
     PairedSessions,
     ResolvedMethod,
@@ -84,7 +85,7 @@ def sessions(
         yield OpenMethod(generator, adapter, PairedSessions(session, plain), session.collect_scores)
 
 
-class Reducer:
+class Reducer(Kind[TokenReducer]):
     """Implements Kind for espalier.methods.base.TokenReducer."""
 
     def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
@@ -137,6 +138,8 @@ class Reducer:
     def why_no_paired_timing(self, spec: AnswerRequest, method: TokenReducer) -> str | None:
         """Return a reason where nothing is saved."""
         facts = spec.model.facts
+        if self.untimed is not None:
+            return self.untimed
         if not method.read_sites(facts.tower.layers, facts.text.layers):
             return f"method={spec.method.name} reduces nothing"
         return "engine.backend=emulate saves nothing" if spec.engine.backend == "emulate" else None
@@ -162,15 +165,11 @@ class Capped(Reducer):
     ) -> Account:
         """Count the tokens that the method keeps, at most the budget's count of each sample."""
         for record in records:
-            over = [
-                pair
-                for pair in zip(record.kept, record.requested, strict=True)
-                if pair[0] > pair[1]
-            ]
-            if over:
-                raise BudgetMismatch(
-                    f"sample {record.sample}: kept {over[0][0]} tokens, at most {over[0][1]} are allowed"
-                )
+            for kept, allowed in zip(record.kept, record.requested, strict=True):
+                if kept > allowed:
+                    raise BudgetMismatch(
+                        f"sample {record.sample}: kept {kept} tokens, at most {allowed} are allowed"
+                    )
         return super().account(spec, method, records)
 
 

@@ -43,10 +43,21 @@ class Judged:
 
     def accepted(self, lengths: Sequence[int]) -> list[dict[str, float | None]]:
         """Return `SampleRecord.accepted` of each row, from its first `lengths` tokens."""
-        rows = zip(
-            self.stands.tolist(), self.chance.tolist(), self.gap.tolist(), lengths, strict=True
-        )
-        return [_accepted(stands[:n], chance[:n], gap[:n]) for stands, chance, gap, n in rows]
+        accepted: list[dict[str, float | None]] = []
+        tables = self.stands.tolist(), self.chance.tolist(), self.gap.tolist()
+        for stands, chance, gap, length in zip(*tables, lengths, strict=True):
+            refused = [place for place, stays in enumerate(stands[:length]) if not stays]
+            # A token that the settings rule out for the full model (top_k, top_p) has no gap.
+            gaps = [gap[place] for place in refused if gap[place] < float("inf")]
+            accepted.append(
+                {
+                    "greedy": sum(stands[:length]),
+                    "sampling": sum(chance[:length]),
+                    "first_refusal": refused[0] if refused else None,
+                    "gap": max(gaps, default=None),
+                }
+            )
+        return accepted
 
 
 class Rescored:
@@ -151,20 +162,6 @@ def _run_answers(
         use_cache=True,
     ).last_hidden_state
     return hidden
-
-
-def _accepted(
-    stands: Sequence[bool], chance: Sequence[float], gap: Sequence[float]
-) -> dict[str, float | None]:
-    refused = [place for place, good in enumerate(stands) if not good]
-    # A token that the settings rule out for the full model (top_k, top_p) has no gap.
-    gaps = [gap[place] for place in refused if gap[place] < float("inf")]
-    return {
-        "greedy": sum(stands),
-        "sampling": sum(chance),
-        "first_refusal": refused[0] if refused else None,
-        "gap": max(gaps, default=None),
-    }
 
 
 def acceptance(records: Sequence[SampleRecord]) -> dict[str, Any] | None:

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
 
-from espalier.harness.cost.facts import Work
+from espalier.harness.cost.facts import ModelFacts, Work
 from espalier.harness.cost.flops import SampleFlops, flops_block, sample_flops
+from espalier.harness.engine.record import SampleRecord
 from espalier.harness.kinds.kind import Account
 from espalier.harness.kinds.rescore import acceptance
 from espalier.harness.specs.run_spec import AnswerRequest
 from espalier.methods.base import TokenReducer
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.facts import ModelFacts
-    from espalier.harness.engine.record import SampleRecord
 
 
 def account_of(
@@ -28,23 +24,40 @@ def account_of(
     Raises:
         BudgetMismatch: a sample kept another number of tokens than its budget requests.
     """
-    facts = spec.model.facts
+    facts, budget = spec.model.facts, spec.budget
+    # A model that is known from its decoder on has no counts of what comes before.
+    unknown = ("tower", "projector", "share_with_tower") if facts.unproved else ()
+    sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
+    loops = {record.loop for record in records if record.loop is not None}
+    verified = [budget.verify(reducer, facts, record) for record in records]
+    # `kv_bytes`, which repeats `average`, is there where it is the rule.
+    rules = [*asdict(verified[0]), *(["kv_bytes"] if budget.rule == "kv_bytes" else [])]
     return Account(
         tokens={**token_means(records), **position_means(records)},
-        flops=_flops(facts, records),
+        flops={**flops_block(flops_of(facts, records)), **dict.fromkeys(unknown)},
         kv_bytes=sum(record.kv_bytes for record in records) / len(records),
         extra={
-            "sites": _sites(facts, reducer, records),
+            "sites": [
+                {
+                    "where": site.where,
+                    "layer": site.layer,
+                    "requested": fmean(record.requested[place] for record in records),
+                    "kept": fmean(record.kept[place] for record in records),
+                }
+                for place, site in enumerate(sites)
+            ],
             "adaptive": reducer.adaptive,  # then `kept` is the method's own, sample by sample
             "decode_attended": _mean_of(records, "attended"),  # by decoding steps, where selected
-            "decode_loop": _loop(records),
+            "decode_loop": ", ".join(sorted(loops)) or None,  # null for decoders
             "spare": _mean_of(records, "spare"),  # tokens that only fill up the count
             "acceptance": acceptance(records),
             "first_token": first_token(records),
             "discriminates": None,  # of compressors, which evict after the first token
             "speculative": None,
             "diffusion": None,
-            "achieved": _achieved(spec, reducer, records),
+            "achieved": {
+                rule: fmean(getattr(tokens, rule) for tokens in verified) for rule in rules
+            },
         },
     )
 
@@ -61,13 +74,6 @@ def token_means(records: Sequence[SampleRecord]) -> dict[str, float]:
         "layer_average": fmean(fmean(record.entering) for record in records),
         "kv_entries": fmean(record.kv_entries for record in records),
     }
-
-
-def _flops(facts: ModelFacts, records: Sequence[SampleRecord]) -> dict[str, Any]:
-    """Return the block `flops`; null for what comes before the decoder of a model that is known from there on."""
-    block = flops_block(flops_of(facts, records))
-    unknown = ("tower", "projector", "share_with_tower") if facts.unproved else ()
-    return {**block, **dict.fromkeys(unknown)}
 
 
 def first_token(records: Sequence[SampleRecord]) -> float:
@@ -91,44 +97,10 @@ def flops_of(facts: ModelFacts, records: Sequence[SampleRecord]) -> list[SampleF
     ]
 
 
-def _achieved(
-    spec: AnswerRequest, reducer: TokenReducer, records: Sequence[SampleRecord]
-) -> dict[str, float]:
-    """Verify the budget of every sample; return the mean equivalent tokens under each rule.
-
-    `kv_bytes`, which repeats `average`, is there where it is the rule.
-    """
-    facts, budget = spec.model.facts, spec.budget
-    samples = [budget.verify(reducer, facts, record) for record in records]
-    rules = [*asdict(samples[0]), *(["kv_bytes"] if budget.rule == "kv_bytes" else [])]
-    return {rule: fmean(getattr(sample, rule) for sample in samples) for rule in rules}
-
-
-def _sites(
-    facts: ModelFacts, reducer: TokenReducer, records: Sequence[SampleRecord]
-) -> list[dict[str, Any]]:
-    sites = reducer.all_sites(facts.tower.layers, facts.text.layers)
-    return [
-        {
-            "where": site.where,
-            "layer": site.layer,
-            "requested": fmean(record.requested[place] for record in records),
-            "kept": fmean(record.kept[place] for record in records),
-        }
-        for place, site in enumerate(sites)
-    ]
-
-
 def _mean_of(records: Sequence[SampleRecord], name: str) -> float | None:
     """Return the mean of a count over the records that have it; None if none has."""
     counts = [count for record in records if (count := getattr(record, name)) is not None]
     return fmean(counts) if counts else None
-
-
-def _loop(records: Sequence[SampleRecord]) -> str | None:
-    """Return which loop generated the answers, `loop` or `generate`; None for decoders."""
-    loops = {record.loop for record in records if record.loop is not None}
-    return ", ".join(sorted(loops)) or None
 
 
 def position_means(

@@ -126,7 +126,9 @@ def _decode_group(
             pts: int | None = frame.pts
             if pts is None or (earlier is not None and pts <= earlier):
                 return False
-            if pts in first and not _stands_alone(frame):
+            # Decoders with only independent frames may leave the type unset.
+            depends = not frame.key_frame and frame.pict_type != PictureType.NONE
+            if pts in first and depends:
                 return False
             earlier = pts
             missing.discard(pts)
@@ -135,11 +137,6 @@ def _decode_group(
     except av.FFmpegError:
         return False
     return not missing
-
-
-def _stands_alone(frame: VideoFrame) -> bool:
-    """Return whether a frame is independent; decoders with only independent frames may leave the type unset."""
-    return frame.key_frame or frame.pict_type == PictureType.NONE
 
 
 def _through(

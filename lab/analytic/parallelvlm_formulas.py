@@ -118,11 +118,11 @@ def _speedups(first: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClaim
         ]
         target, draft = times(fifth, cell.model, cell.method in PRUNED)
         if cell.method == "ParallelVLM":
-            run = renewal.acceptance_of_run(fmean(lengths))
+            run = acceptance_of_run(fmean(lengths))
             value = renewal.parallel_speedup(run, window(cell), target, draft)
             yield _modelled(cell, value, 0.08, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
         elif cell.method in IN_TURN:
-            value = renewal.sequential_of_length(target / draft, window(cell), fmean(lengths))
+            value = sequential_of_length(target / draft, window(cell), fmean(lengths))
             yield _modelled(cell, value, 0.07, "speed-up, Theorem 4", "c M / (gamma + c)")
 
 
@@ -131,11 +131,11 @@ def _extreme(seventh: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClai
     for cell in seventh.column("speedup vs AR"):
         target, draft = times(fifth, cell.model, pruned=True)
         share = seventh.sibling(cell, metric="acceptance rate tau").number
-        value = renewal.parallel(target / draft, target / draft, share)
+        value = parallel(target / draft, target / draft, share)
         yield _modelled(cell, value, 0.08, "speed-up, Theorem 5", "tau c")
         run = seventh.sibling(cell, metric="mean accepted length M").number
         gamma = round(target / draft)  # (6)
-        value = renewal.parallel_speedup(renewal.acceptance_of_run(run), gamma, target, draft)
+        value = renewal.parallel_speedup(acceptance_of_run(run), gamma, target, draft)
         yield _modelled(cell, value, 0.105, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
 
 
@@ -144,3 +144,23 @@ def _modelled(
 ) -> FormulaClaim:
     why = f"{MEASURED}: {share:.1%}"
     return FormulaClaim(cell, value, share * cell.number, column, source, why, fitted="tolerance")
+
+
+def acceptance_of_run(mean_run: float) -> float:
+    """Return the acceptance for a mean run between refusals of `mean_run`: M / (1 + M)."""
+    return mean_run / (1 + mean_run)
+
+
+def sequential(c: float, gamma: float, share: float) -> float:
+    """Return c (tau gamma + 1) / (gamma + c), Theorem 4: in turn, `share` of a window accepted."""
+    return c * (share * gamma + 1) / (gamma + c)
+
+
+def sequential_of_length(c: float, gamma: float, length: float) -> float:
+    """Return c M / (gamma + c): Theorem 4 with M = tau gamma + 1, the tokens of a round, as in Table 1."""
+    return sequential(c, gamma, (length - 1) / gamma)
+
+
+def parallel(c: float, gamma: float, share: float) -> float:
+    """Return c tau gamma / max(gamma, c), Theorems 1 and 5: at once; tau c at gamma = c."""
+    return c * share * gamma / max(gamma, c)

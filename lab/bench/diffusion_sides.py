@@ -121,7 +121,7 @@ class DiffusionSide:
     def run(self, prompt: Prompt, **generation: Any) -> Run:
         """Denoise an answer for each row of a prompt."""
         with self._session() as session:
-            denoiser = DenoisingGenerator(session, self.adapter, self.method, self.budget)
+            denoiser = DenoisingGenerator(session, self.adapter)
             samples = [f"{SAMPLE}{row}" if row else SAMPLE for row in range(prompt.layout.rows)]
             started = process_time()
             batch = denoiser.generate(prompt, samples, **generation)

@@ -112,7 +112,7 @@ def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[Plotted
     session = RecordingSession(adapter, method, budget)
     session.states = []
     with session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         batch = denoiser.generate(inputs, ["0"], max_new_tokens=PLACES)
     steps = [
         PlottedStep(

@@ -150,12 +150,12 @@ def test_sample_keeps_parts_and_conventions_apart() -> None:
     )
     assert done.paper == counts_of(TEXT, (46, 19, 19))
     assert done.paper_full == counts_of(TEXT, (46,) * 3)
-    assert done.share_of_full < done.share_with_tower < 1
+    assert done.share_of_full < done.exact.total / done.exact_full.total < 1
 
 
 def test_full_sample_has_share_one_and_merged_features_are_projected_twice() -> None:
     full = sample_flops(FACTS, (36,) * 3, 36, 10, WORK)
-    assert full.share_of_full == full.share_with_tower == 1
+    assert full.share_of_full == full.exact.total / full.exact_full.total == 1
     merged = sample_flops(FACTS, (9,) * 3, 36, 10, WORK._replace(reprojected=9))
     assert merged.exact.projector == full.exact.projector * 45 // 36
     assert merged.exact_full.projector == full.exact.projector

@@ -11,7 +11,6 @@ import torch
 from espalier.harness.decoding.speculative.decoding_record import DecodingTrace
 from espalier.harness.decoding.speculative.drafts import Draft, Greedy
 from espalier.harness.decoding.speculative.renewal import (
-    acceptance_of_run,
     best_window,
     parallel_speedup,
     parallel_tokens,
@@ -19,6 +18,7 @@ from espalier.harness.decoding.speculative.renewal import (
     sequential_tokens,
 )
 from espalier.harness.decoding.speculative.state_machine import Machine
+from lab.analytic.parallelvlm_formulas import acceptance_of_run
 from lab.analytic.speculative_simulation import Virtual, played
 from lab.analytic.speculative_simulation import main as plan
 

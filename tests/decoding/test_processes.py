@@ -42,7 +42,7 @@ def decode(
 ):
     with ProcessTransport(factory, **settings) as transport:
         process = transport.process_id
-        machine = Machine(transport.drafter, Target(step), Greedy(), transport, gamma, overlap)
+        machine = Machine(transport, Target(step), Greedy(), transport, gamma, overlap)
         trace = machine.run(limit)
     assert process is not None
     with pytest.raises(ProcessLookupError):
@@ -79,7 +79,7 @@ def test_both_sides_work_at_once(tmp_path: Path) -> None:
     """Each waits for the other in the middle of its work: in turn, neither would go on."""
     target = MeetingTarget(tmp_path)
     with ProcessTransport(partial(drafters.Meeting, tmp_path)) as transport:
-        trace = Machine(transport.drafter, target, Greedy(), transport, 2, True).run(8)
+        trace = Machine(transport, target, Greedy(), transport, 2, True).run(8)
     assert trace.tokens == plain()[:8]
     assert target.met
 
@@ -89,7 +89,7 @@ def test_two_sides_on_one_core_share_its_time() -> None:
     core = min(os.sched_getaffinity(0))
     target = Target(2 * drafters.STEP)
     with ProcessTransport(drafters.slow, cores=((core,), (core,))) as transport:
-        trace = Machine(transport.drafter, target, Greedy(), transport, 2, True).run(8)
+        trace = Machine(transport, target, Greedy(), transport, 2, True).run(8)
     assert trace.tokens == plain()[:8]
     assert trace.overlap is not None
     assert trace.overlap < 0.3
@@ -107,8 +107,8 @@ def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_
     """Both take longer than a round may; a later draft that hangs is given up after one round's patience."""
     patience = 2.0
     with ProcessTransport(drafters.hanging, patience=patience) as transport:
-        transport.drafter.begin(1.5 * patience)
-        machine = Machine(transport.drafter, Target(), Greedy(), transport, 3, True)
+        transport.begin(1.5 * patience)
+        machine = Machine(transport, Target(), Greedy(), transport, 3, True)
         trace = machine.run(LIMIT)
     assert trace.tokens == plain()
     # The patience with a prompt, READING times as long, is over with the first draft.
@@ -155,7 +155,7 @@ def test_a_drafter_at_work_ends_without_a_word(
 ) -> None:
     with ProcessTransport(drafters.slow) as transport:
         assert transport.process_id is not None
-        transport.drafter.draft([1, 2, 3], 20)
+        transport.draft([1, 2, 3], 20)
         time.sleep(2 * drafters.STEP)
         if number is not None:
             os.kill(transport.process_id, number)  # a terminal sends it to both sides

@@ -105,7 +105,7 @@ def answers(chats, method=None, ratio=0.0, **how):
     method = method or NoReduction()
     every = list(DENOISING["lavida_dream"].chats)
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         names = [str(every.index(chat)) for chat in chats]
         return denoiser.generate(adapter.encode(chats), names, **{**RELEASED, **how})
 

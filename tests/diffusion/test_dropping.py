@@ -229,7 +229,7 @@ def test_an_average_is_told_of_each_step(adapter, method: TokenReducer, ratio, k
     budget = Budget("average", ratio)
     how = {"max_new_tokens": 4, "steps": 4}
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         generated = denoiser.generate(adapter.encode([CHATS[0]]), ["0"], **how)
     (record,) = generated.records
     assert verify_steps(method, budget, adapter.facts, record)["average"] == pytest.approx(

@@ -33,7 +33,7 @@ def answers(adapter, method, ratio=0.6, chats=CHATS, budget=None, positions="ori
     budget = budget or Budget("kept", ratio)
     settings = {"max_new_tokens": PLACES, "steps": STEPS, "output_logits": True, **how}
     with DenoisingSession(adapter, method, budget, positions=positions) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         names = [str(CHATS.index(chat)) for chat in chats]
         return denoiser.generate(adapter.encode(list(chats)), names, **settings)
 

@@ -19,7 +19,7 @@ def answers(name: str, method, ratio: float, rows: list[int]):
     adapter, budget = adapter_of(name), Budget("kept", ratio)
     chats = [DENOISING[name].chats[row] for row in rows]
     with DenoisingSession(adapter, method, budget) as session:
-        return DenoisingGenerator(session, adapter, method, budget).generate(
+        return DenoisingGenerator(session, adapter).generate(
             adapter.encode(chats),
             [str(row) for row in rows],
             max_new_tokens=4,

@@ -32,7 +32,7 @@ def adapter(tmp_path_factory):
 def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
     budget = Budget("kept", ratio)
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         names = names or [str(n) for n in range(len(chats))]
         return denoiser.generate(adapter.encode(chats), names, **{**HOW, **how})
 

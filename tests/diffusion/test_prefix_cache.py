@@ -54,7 +54,7 @@ def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
     options = {name: how.pop(name) for name in ("backend", "positions") if name in how}
     budget = Budget("kept", ratio)
     with DenoisingSession(adapter, method, budget, **options) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         names = names or [str(n) for n in range(len(chats))]
         return denoiser.generate(adapter.encode(chats), names, output_logits=True, **{**HOW, **how})
 
@@ -269,7 +269,7 @@ def test_flops_are_those_that_torch_counts(folder, method, shifted) -> None:
     adapter, budget = models.load(folder, "float32", "eager", shifted), Budget("kept", 0.5)
     with DenoisingSession(adapter, method, budget) as session:
         prompt = session.prompt(adapter.encode(CHATS[:1]))
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         with FlopCounterMode(display=False) as counter:
             (record,) = denoiser.generate(prompt, ["0"], **HOW).records
     counted = run_flops(method, adapter.facts, record)

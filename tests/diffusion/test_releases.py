@@ -43,8 +43,8 @@ def adapter(tmp_path_factory):
 def answers(adapter, chats, method=None, ratio=0.0, seed=0, **how):
     method, budget = method or NoReduction(), Budget("kept", ratio)
     names = [str(CHATS.index(chat)) for chat in chats]
-    with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget, seed)
+    with DenoisingSession(adapter, method, budget, seed=seed) as session:
+        denoiser = DenoisingGenerator(session, adapter)
         how = {"max_new_tokens": LENGTH, "block_length": BLOCK, **how}
         return denoiser.generate(adapter.encode(chats), names, **how)
 

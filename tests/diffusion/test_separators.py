@@ -21,7 +21,7 @@ def answers(label, chats, ratio=0.6, separators="candidates", backend="drop", **
     with DenoisingSession(
         adapter, method, budget, backend=backend, separators=separators
     ) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         names = [str(CHATS.index(one)) for one in chats]
         return denoiser.generate(
             adapter.encode(list(chats)), names, output_logits=True, **HOW, **how

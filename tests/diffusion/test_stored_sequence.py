@@ -53,7 +53,7 @@ def answers(adapter, chats=CHATS, method=None, ratio=0.0, **how):
     shape = {"max_new_tokens": LENGTH, "block_length": BLOCK, "stop": "none"}
     steps = {} if "threshold" in how else {"steps": STEPS}
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         return denoiser.generate(adapter.encode(chats), names, **{**shape, **steps, **how})
 
 

@@ -13,8 +13,8 @@ from espalier.harness.cost.flops import head_flops, mlp_flops, split_layer, text
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import (
+    DenoisedStep,
     DenoisingRecord,
-    StepCounts,
     denoising_records,
     diffusion_block,
     record_of,
@@ -41,7 +41,7 @@ def adapter(tmp_path_factory):
 def answers(adapter, method, chats=CHATS, steps=4, ratio=0.5, **how):
     budget = Budget("kept", ratio)
     with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter, method, budget)
+        denoiser = DenoisingGenerator(session, adapter)
         names = [str(n) for n in range(len(chats))]
         generation = {"max_new_tokens": 6, "steps": steps, **how}
         return denoiser.generate(adapter.encode(chats), names, **generation)
@@ -126,8 +126,9 @@ def test_what_was_asked_stands_beside_what_was_kept() -> None:
 def test_a_sample_has_the_time_of_its_steps() -> None:
     step = SampleRecord("0", 8, 3 + 6, (4,), (4,), (8, 4), 0, 0, 0, times_ms={"select": 2.0})
     how = Denoising(6, 6, 3)
-    counts = StepCounts((step, step, step), (2, 2, 2), (6, 4, 2))
-    record = record_of(counts, how, 2, 5.0, [16.0, 8.0, 6.0])
+    counts = ((6, 16.0), (4, 8.0), (2, 6.0))
+    steps = [DenoisedStep((step,), [scored], [2], ms) for scored, ms in counts]
+    record = record_of(steps, 0, how, 2, 5.0)
     assert record.times_ms == {
         "vision": 5.0,
         "select": 6.0,

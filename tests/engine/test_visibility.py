@@ -15,7 +15,6 @@ from espalier.harness.engine.layer_inputs import reference_mask
 from espalier.harness.engine.layout import (
     Bidirectional,
     Causal,
-    Prefix,
     Visibility,
     VisualBlocks,
     visibility_of,
@@ -27,7 +26,6 @@ from espalier.methods.base import Need, Site
 from tests.tiny import CHATS, Recorder, Scatter, load_llava
 
 SLOTS = 11
-ENDS = (6, 9)
 VALID = torch.ones(2, SLOTS, dtype=torch.bool)
 VALID[1, :4] = False
 
@@ -41,7 +39,6 @@ WINDOW = 6
 WAYS = {
     "causal": Causal(),
     "bidirectional": Bidirectional(),
-    "prefix": Prefix(torch.tensor(ENDS)),
     "blocks": VisualBlocks(BLOCKS, POSITIONS),
     "window": VisualBlocks(BLOCKS, POSITIONS, WINDOW),
 }
@@ -55,7 +52,7 @@ def sees(way: str, row: int, query: int, key: int) -> bool:
         together = BLOCKS[row, key] == BLOCKS[row, query] >= 0
         near = POSITIONS[row, query] - POSITIONS[row, key] < WINDOW or way == "blocks"
         return bool((key <= query or together) and near)
-    return key <= query or (way == "prefix" and key < ENDS[row])
+    return key <= query
 
 
 def pairs(way: str) -> Tensor:
@@ -141,18 +138,6 @@ def test_a_back_end_without_masks_is_refused() -> None:
     config = SimpleNamespace(_attn_implementation="flash_attention_2")
     with pytest.raises(UserError, match=r"model\.attention='flash_attention_2'"):
         reference_mask(config, torch.zeros(1, 1, 4), VALID[:1, :1], 0)
-
-
-def test_a_prefix_ends_where_its_last_token_went() -> None:
-    index = torch.tensor([[0, 2, 5, 7, 10], [0, 0, 4, 8, 9]])
-    valid = torch.tensor([[True] * 5, [False, False, True, True, True]])
-    shortened = Prefix(torch.tensor(ENDS)).gathered(index, valid)
-    full = Prefix(torch.tensor(ENDS)).sees(torch.arange(SLOTS), SLOTS)
-    visible = shortened.sees(torch.arange(5), 5)
-    for row in range(2):
-        real = valid[row].nonzero()[:, 0]
-        old = index[row, real]
-        assert torch.equal(visible[row][real][:, real], full[row][old][:, old])
 
 
 def without_causality(adapter):

@@ -54,7 +54,16 @@ def decoded(
     seconds = {"seconds": 4.0, "draft_seconds": 4.0, "target_seconds": 4.0}
     rounds = (Round(0, 4, 0, 0, True), Round(0, 4, judged, accepted, True, **seconds))
     return DecodingRecord(
-        4, rounds, drafted, plain if compared else None, None, steps, 72.0, 1, True, None
+        gamma=4,
+        draft_visual=72.0,
+        devices=1,
+        first=True,
+        degraded=None,
+        rounds=rounds,
+        spent=drafted,
+        plain=plain if compared else None,
+        mismatch=None,
+        steps=steps,
     )
 
 

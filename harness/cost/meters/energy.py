@@ -44,7 +44,9 @@ class EnergyMeter(CostMeter):
             ) from error
         try:
             pynvml.nvmlInit()
-            meter = cls(pynvml, {_uuid(name): name for name in names})
+            cards = map(torch.cuda.get_device_properties, names)
+            uuids = [f"GPU-{card.uuid}" for card in cards]
+            meter = cls(pynvml, dict(zip(uuids, names, strict=True)))
             meter.read()
         except pynvml.NVMLError as error:
             raise UserError(
@@ -59,7 +61,3 @@ class EnergyMeter(CostMeter):
             torch.cuda.synchronize(name)
         millijoules: int = sum(self._count(card) for card in self._cards)
         return millijoules / 1e3
-
-
-def _uuid(name: str) -> str:
-    return f"GPU-{torch.cuda.get_device_properties(name).uuid}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -64,100 +65,84 @@ class DenoisingRecord:
         return "prefix_cache" if self.prefix_cache else "recomputed"
 
     def entry(self) -> dict[str, Any]:
-        """Return the form that a journal stores."""
-        return {
-            "length": self.length,
-            "reveals": list(self.reveals),
-            "requested": [list(step) for step in self.requested],
-            "kept": [list(step) for step in self.kept],
-            "entering": list(self.entering),
-            "prefix_cache": self.prefix_cache,
-            "scored": list(self.scored),
-            "planned": self.planned,
-            "blocks": self.blocks,
-            **({"windows": list(self.windows)} if self.windows else {}),
-            **({"parts": list(self.parts)} if any(self.parts) else {}),
-            **({"says_first": True} if self.says_first else {}),
-        }
+        """Return the form that a journal stores: lists, and nothing of ways that no step took."""
+        entry: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        taken = {"windows": self.windows, "parts": any(self.parts), "says_first": self.says_first}
+        return {name: value for name, value in entry.items() if taken.get(name, True)}
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> DenoisingRecord:
         """Rebuild a record from a journal."""
-        return cls(
-            int(entry["length"]),
-            tuple(map(int, entry["reveals"])),
-            tuple(tuple(map(int, step)) for step in entry["requested"]),
-            tuple(tuple(map(int, step)) for step in entry["kept"]),
-            tuple(map(float, entry["entering"])),
-            bool(entry.get("prefix_cache", False)),
-            tuple(map(int, entry.get("scored", ()))),
-            int(entry.get("planned", 0)),
-            int(entry.get("blocks", 1)),
-            tuple(map(int, entry.get("windows", ()))),
-            tuple(map(int, entry.get("parts", ()))),
-            bool(entry.get("says_first", False)),
-        )
+        return cls(**{name: _tuples(value) for name, value in entry.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
-class StepCounts:
-    """What each step of one answer did.
+class DenoisedStep:
+    """What a step did for each row of a batch.
 
     Attributes:
-        records: of the steps.
+        records: of the step.
+        scored: places that had candidates; 0 once a row is complete.
         reveals: places that got their word.
-        scored: places that had candidates.
-        windows: places that ran against a stored sequence, 0 for a whole one; empty: every step is whole.
-        parts: those of them that ran in each layer but the first, 0 for all.
+        ms: milliseconds of the batch.
+        window: places that ran against a stored sequence, 0 for a whole one; None: no step of the answer does.
+        part: those of them that ran in each layer but the first, 0 for all.
     """
 
     records: tuple[SampleRecord, ...]
-    reveals: tuple[int, ...]
-    scored: tuple[int, ...]
-    windows: tuple[int, ...] = ()
-    parts: tuple[int, ...] = ()
+    scored: Sequence[int]
+    reveals: Sequence[int]
+    ms: float
+    window: int | None = None
+    part: int = 0
 
 
 def record_of(
-    counts: StepCounts,
+    denoised: Sequence[DenoisedStep],
+    row: int,
     settings: Denoising,
     new_tokens: int,
     vision_ms: float,
-    step_ms: Sequence[float],
     cached: SampleRecord | None = None,
 ) -> SampleRecord:
-    """Return the record of one sample from the records of its steps.
+    """Return the record of one sample from the records of its steps, up to the one that completes it.
 
     Entries about sites and layers are those of the last step. The time of decoding is the sum of all steps of the
     batch; the prefill's is that of the cached prompt, or zero without a cache.
 
     Args:
-        counts: the sample's steps.
+        denoised: the batch's steps.
+        row: of the sample.
         settings: how the answer is denoised.
         new_tokens: of the answer, including its end token.
         vision_ms: milliseconds of the sample before the decoder.
-        step_ms: its milliseconds of each step of the batch.
         cached: the record of its prompt, if that was run once and cached.
     """
-    steps, steps_ms = counts.records, sum(step_ms)
-    last = steps[-1]
+    ran = [step for step in denoised if step.scored[row]]
+    steps = [step.records[row] for step in ran]
+    step_ms = [step.ms / len(step.records) for step in denoised]
+    last, steps_ms = steps[-1], sum(step_ms)
     origins = _on_host([step.origin for step in steps if step.origin is not None])
     prefill_times: Mapping[str, float] = {} if cached is None else cached.times_ms
-    selecting = sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0)
     denoising = DenoisingRecord(
         settings.length,
-        counts.reveals,
+        tuple(step.reveals[row] for step in ran),
         tuple(s.requested for s in steps),
         tuple(s.kept for s in steps),
         tuple(fmean(s.entering) for s in steps),
         cached is not None,
-        counts.scored,
+        tuple(step.scored[row] for step in ran),
         settings.planned,
         settings.blocks,
-        counts.windows,
-        counts.parts,
+        tuple(step.window for step in ran if step.window is not None),
+        tuple(step.part for step in ran),
         settings.says_first,
     )
+    selecting = sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0)
     times = {
         "vision": vision_ms,
         "select": selecting,
@@ -173,7 +158,7 @@ def record_of(
         new_tokens=new_tokens,
         times_ms=times,
         shared=(),
-        held=None if cached is None and not counts.windows else last.held,
+        held=None if cached is None and not denoising.windows else last.held,
         denoising=denoising.entry(),
         origin=origins[-1] if origins else None,
         origins=origins,
@@ -184,12 +169,8 @@ def _on_host(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return one-dimensional tensors of one device in host memory, read at once."""
     if not parts:
         return ()
-    host: tuple[Tensor, ...] = (
-        torch.cat([part.to(parts[0].device) for part in parts])
-        .cpu()
-        .split([len(part) for part in parts])
-    )
-    return host
+    joined = torch.cat([part.to(parts[0].device) for part in parts]).cpu()
+    return tuple(joined.split([len(part) for part in parts]))
 
 
 def diffusion_block(records: Sequence[SampleRecord]) -> dict[str, Any]:
@@ -198,7 +179,19 @@ def diffusion_block(records: Sequence[SampleRecord]) -> dict[str, Any]:
     Values of single steps, as means over the samples, are included if all samples had the same number of steps.
     """
     denoisings = denoising_records(records)
-    block: dict[str, Any] = {
+    even = len({len(denoising.reveals) for denoising in denoisings}) == 1
+    pairs = [(run, record.visual) for run, record in zip(denoisings, records, strict=True)]
+    steps: dict[str, list[Sequence[float]]] = {
+        "reveals": [run.reveals for run in denoisings],
+        "requested": [last_of(run.requested, visual) for run, visual in pairs],
+        "kept": [last_of(run.kept, visual) for run, visual in pairs],
+        "layer_average": [run.entering for run in denoisings],
+    }
+    per_step = {
+        name: [fmean(step) for step in zip(*samples, strict=even)]
+        for name, samples in steps.items()
+    }
+    return {
         "path": " and ".join(sorted({denoising.path for denoising in denoisings})),
         "steps": fmean(len(denoising.reveals) for denoising in denoisings),
         "length": fmean(denoising.length for denoising in denoisings),
@@ -206,12 +199,8 @@ def diffusion_block(records: Sequence[SampleRecord]) -> dict[str, Any]:
         "layer_average_behind_first": fmean(
             fmean(denoising.entering[1:] or denoising.entering) for denoising in denoisings
         ),
+        "per_step": per_step if even else None,
     }
-    even = len({len(denoising.reveals) for denoising in denoisings}) == 1
-    block["per_step"] = (
-        _per_step(denoisings, [denoising.visual for denoising in records]) if even else None
-    )
-    return block
 
 
 def step_times(records: Sequence[SampleRecord]) -> dict[str, Any]:
@@ -230,26 +219,6 @@ def step_times(records: Sequence[SampleRecord]) -> dict[str, Any]:
     ]
     reduced_later = all(counts[0] == visual > counts[-1] for counts, visual in kept)
     return {"first": first, "later": later, "longer": later > first if reduced_later else None}
-
-
-def _per_step(
-    denoisings: Sequence[DenoisingRecord], visual: Sequence[int]
-) -> dict[str, list[float]]:
-    """Return means over the samples, for each step; without a site, every visual token stays."""
-    steps: dict[str, Sequence[Sequence[float]]] = {
-        "reveals": [denoising.reveals for denoising in denoisings],
-        "requested": [
-            last_of(denoising.requested, n) for denoising, n in zip(denoisings, visual, strict=True)
-        ],
-        "kept": [
-            last_of(denoising.kept, n) for denoising, n in zip(denoisings, visual, strict=True)
-        ],
-        "layer_average": [denoising.entering for denoising in denoisings],
-    }
-    return {
-        name: [fmean(step) for step in zip(*samples, strict=True)]
-        for name, samples in steps.items()
-    }
 
 
 def last_of(counts: Sequence[Sequence[int]], visual: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import pairwise
 from math import pi
 from typing import Any
@@ -121,10 +121,14 @@ class Denoising:
             name: read_value(f"generation.{name}", settings[name], GENERATION[name].hint)
             for name in names
         }
-        words = settings.get("stop_words", ())
+        words, draws = settings.get("stop_words", ()), settings.get("do_sample")
+        heat = settings.get("temperature", 1.0 if draws else 0.0)
+        steps = int(settings.get("steps", length))
+        if "step_ratio" in settings:
+            steps = length // block * int(block * settings["step_ratio"])
         stated |= {
-            "steps": _steps(settings, length, block),
-            "temperature": _temperature(settings),
+            "steps": steps,
+            "temperature": 0.0 if draws is False else float(heat),
             "stop_words": (words,) if isinstance(words, str) else tuple(words),
             # Zero is none of them.
             **{
@@ -248,21 +252,6 @@ def _masked(infill: str) -> int:
     return masked
 
 
-def _temperature(settings: Mapping[str, Any]) -> float:
-    sampling = settings.get("do_sample")
-    if sampling is False:
-        return 0.0
-    return float(settings.get("temperature", 1.0 if sampling else 0.0))
-
-
-def _steps(settings: Mapping[str, Any], length: int, block: int) -> int:
-    """Return the steps of the whole answer."""
-    ratio = settings.get("step_ratio")
-    if ratio is None:
-        return int(settings.get("steps", length))
-    return length // block * int(block * ratio)
-
-
 def counts(
     schedule: str, places: int, steps: int, shift: float = 3.0, eps: float = 1e-3
 ) -> tuple[int, ...]:
@@ -297,7 +286,7 @@ def counts(
         each, remainder = divmod(places, steps)
         return tuple(each + (step < remainder) for step in range(steps))
     curves: Mapping[str, Callable[[Tensor], Tensor]] = {
-        "shift": partial(_shifted, shift),
+        "shift": lambda t: shift * t / (1 + (shift - 1) * t),
         "cosine": lambda t: 1 - 0.5 * (1 + torch.cos(pi * t)),
         "logit_normal": lambda t: (
             0.5 * (1 + torch.erf(torch.log(t / (1 - t)) / torch.tensor(2.0).sqrt()))
@@ -340,10 +329,6 @@ def _timesteps(places: int, steps: int, eps: float) -> tuple[int, ...]:
         unmasked.append(int((places - sum(unmasked)) * (1 - after / before)))
     unmasked.append(places - sum(unmasked))
     return tuple(count for count in unmasked if count)
-
-
-def _shifted(shift: float, t: Tensor) -> Tensor:
-    return shift * t / (1 + (shift - 1) * t)
 
 
 def check_caches(

@@ -182,11 +182,7 @@ class Mismatch:
     gap: float
 
 
-#: Fields of an answer that its JSON form holds unchanged.
-UNCHANGED = ("gamma", "draft_visual", "devices", "target_devices", "apart", "first", "degraded")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodingRecord:
     """One answer; its fields are stored in journals under these names.
 
@@ -206,37 +202,30 @@ class DecodingRecord:
     """
 
     gamma: int
+    draft_visual: float
+    devices: int
+    target_devices: int = 1
+    apart: bool = True
+    first: bool
+    degraded: str | None
     rounds: tuple[Round, ...]
     spent: AnswerTimes
     plain: AnswerTimes | None
     mismatch: Mismatch | None
     steps: ForwardTimes | None
-    draft_visual: float
-    devices: int
-    first: bool
-    degraded: str | None
-    target_devices: int = 1
-    apart: bool = True
 
     def entry(self) -> dict[str, Any]:
         """Return the JSON form; a round is a list of its fields."""
-        return {
-            **{name: getattr(self, name) for name in UNCHANGED},
-            "rounds": [list(astuple(round_)) for round_ in self.rounds],
-            "spent": asdict(self.spent),
-            "plain": self.plain and asdict(self.plain),
-            "mismatch": self.mismatch and asdict(self.mismatch),
-            "steps": self.steps and asdict(self.steps),
-        }
+        return {**asdict(self), "rounds": [list(astuple(round_)) for round_ in self.rounds]}
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> DecodingRecord:
         """Rebuild from the JSON form."""
-        return cls(
-            **{name: entry[name] for name in UNCHANGED},
-            rounds=tuple(Round(*fields) for fields in entry["rounds"]),
-            spent=AnswerTimes(**entry["spent"]),
-            plain=entry["plain"] and AnswerTimes(**entry["plain"]),
-            mismatch=entry["mismatch"] and Mismatch(**entry["mismatch"]),
-            steps=entry["steps"] and ForwardTimes(**entry["steps"]),
-        )
+        parts = {
+            "rounds": tuple(Round(*fields) for fields in entry["rounds"]),
+            "spent": AnswerTimes(**entry["spent"]),
+            "plain": entry["plain"] and AnswerTimes(**entry["plain"]),
+            "mismatch": entry["mismatch"] and Mismatch(**entry["mismatch"]),
+            "steps": entry["steps"] and ForwardTimes(**entry["steps"]),
+        }
+        return cls(**{**entry, **parts})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -19,6 +20,7 @@ from espalier.harness.decoding.speculative.guidance import Guidance, GuidedReduc
 from espalier.harness.decoding.speculative.samplers import sampler_of
 from espalier.harness.decoding.speculative.shared_vocabulary import common_ids
 from espalier.harness.decoding.speculative.state_machine import Drafter, DrafterLost
+from espalier.harness.engine.layout import groups
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text_stack import graphs_for, text_only_prefill
 from espalier.harness.models.adapter import Adapter
@@ -53,10 +55,7 @@ class TreeDrafter:
         depths = self._shape.depths
         if not parents or list(depths) != sorted(depths):
             raise ValueError(f"parents {parents} are not given level by level")
-        self._levels = [
-            [node for node, node_depth in enumerate(depths) if node_depth == depth]
-            for depth in range(depths[-1] + 1)
-        ]
+        self._levels = [nodes for _, nodes in groups(depths)]
 
     @torch.inference_mode()
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
@@ -74,7 +73,7 @@ class TreeDrafter:
                 self._choose(chosen_ids, logits, inner_nodes, past)
                 inner_nodes = [node for node in level if shape.children(node)]
                 if not inner_nodes:
-                    continue
+                    break
                 fed += inner_nodes
                 ids = chosen_ids[torch.tensor(inner_nodes, device=chosen_ids.device)]
                 places = [len(tokens) + depth] * len(inner_nodes)
@@ -194,7 +193,8 @@ class DraftModel(Drafter):
         self._patience = patience
         self._guidance_queue: SimpleQueue[Guidance] = SimpleQueue()
         self._side: CachedModel | None = None
-        self._drafter: Drafter | None = None
+        #: Of the answer, once it has begun.
+        self._drafter: Drafter
         #: Waits for guidance that another process sends.
         self.listen: Callable[[], None] = lambda: None
 
@@ -205,16 +205,13 @@ class DraftModel(Drafter):
             UserError: the model cannot read it.
         """
         self._guidance_queue = SimpleQueue()
-        self._side = self._drafter = None
+        self._side = None
         adapter = self._adapter
         inputs = adapter.encode([list(request.chat)])
         sampler = sampler_of(
             adapter, request.config, inputs["input_ids"], self._spec.common, request.numbers
         )
-
-        def prefill(cache: Cache) -> tuple[Tensor, Tensor]:
-            return self._prefill(inputs, cache, request.sample)
-
+        prefill = partial(self._prefill, inputs, request.sample)
         self._side = CachedModel(adapter, sampler, request.room, prefill, self._graphs)
         tree = self._spec.decoder.tree
         self._drafter = TreeDrafter(self._side, tree) if tree else self._side
@@ -240,16 +237,17 @@ class DraftModel(Drafter):
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
         """Draft after running the prompt; waits for guidance if the decoder is guided."""
-        assert self._drafter is not None  # begin() was called
         return self._drafter.draft(tokens, count)
 
     def _prefill(
-        self, inputs: Mapping[str, Any], cache: Cache, sample: str
+        self, inputs: Mapping[str, Any], sample: str, cache: Cache
     ) -> tuple[Tensor, Tensor]:
         spec, adapter = self._spec, self._adapter
         if spec.decoder.text_only:
             return text_only_prefill(adapter, inputs, cache)
-        method = self._reducer()
+        method: TokenReducer = spec.decoder.reducer or NoReduction()
+        if spec.decoder.guided:
+            method = GuidedReducer(self._guidance)
         with Session(
             adapter,
             method,
@@ -260,11 +258,6 @@ class DraftModel(Drafter):
             separators=spec.separators,
         ) as session:
             return session.prefill(inputs, cache, sample)
-
-    def _reducer(self) -> TokenReducer:
-        if self._spec.decoder.guided:
-            return GuidedReducer(self._guidance)
-        return self._spec.decoder.reducer or NoReduction()
 
     def _guidance(self) -> Guidance:
         """Return the target's choice, as soon as it is known.

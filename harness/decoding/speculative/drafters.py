@@ -41,15 +41,6 @@ log = logging.getLogger(__name__)
 RESTARTS = 3
 
 
-@dataclass(frozen=True)
-class DraftContext:
-    """The answer being decoded: the target's side, the positions of its visual tokens, and the draft's request."""
-
-    target: CachedModel
-    visual: Tensor
-    request: DraftRequest
-
-
 @dataclass
 class DraftProvider:
     """Provides a drafter for one answer after another; by itself none, so that the target decodes alone.
@@ -66,8 +57,8 @@ class DraftProvider:
     drafter: Drafter | None = None
     loss: str | None = None
 
-    def begin(self, context: DraftContext) -> None:
-        """Prepare for an answer."""
+    def begin(self, request: DraftRequest, target: CachedModel, visual: Tensor) -> None:
+        """Prepare for an answer of the target, with these positions (N,) of visual tokens in its prompt."""
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens."""
@@ -80,25 +71,19 @@ class DraftProvider:
 class CacheDraft(DraftProvider):
     """The target drafts on a part of its own cache."""
 
-    _context: DraftContext | None = None
-
-    def begin(self, context: DraftContext) -> None:
-        """Store the context of the answer."""
-        self._context, self.drafter = context, None
+    def begin(self, request: DraftRequest, target: CachedModel, visual: Tensor) -> None:
+        """Store what the answer's drafter is made of."""
+        self._request, self._target, self._visual = request, target, visual
+        self.drafter = None
 
     def guide(self, guidance: Guidance) -> None:
         """Take the entries that each layer keeps; the cache is gathered at the first draft."""
-        context = self._context
-        assert context is not None  # begin() was called
-        request = context.request
+        request, target = self._request, self._target
         sampler = sampler_of(
-            context.target.adapter,
-            request.config,
-            context.target.sampler.prompt,
-            numbers=request.numbers,
+            target.adapter, request.config, target.sampler.prompt, numbers=request.numbers
         )
-        kept = guidance.kept.to(context.target.adapter.device)
-        self.drafter = SparseDrafter(context.target, kept, context.visual, sampler)
+        kept = guidance.kept.to(target.adapter.device)
+        self.drafter = SparseDrafter(target, kept, self._visual, sampler)
 
 
 @dataclass
@@ -107,9 +92,9 @@ class LocalDraft(DraftProvider):
 
     drafter: DraftModel = field(kw_only=True)
 
-    def begin(self, context: DraftContext) -> None:
+    def begin(self, request: DraftRequest, target: CachedModel, visual: Tensor) -> None:
         """Let the model read the chat."""
-        self.drafter.begin(context.request)
+        self.drafter.begin(request)
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens."""
@@ -142,7 +127,9 @@ class ProcessDraft:
 
     def __exit__(self, *error: object) -> None:
         """End the process."""
-        self._close()
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     @property
     def devices(self) -> int:
@@ -159,21 +146,21 @@ class ProcessDraft:
     @property
     def drafter(self) -> Drafter | None:
         """The drafter in the process; None if it was lost."""
-        return None if self._process is None or self.loss else self._process.drafter
+        return None if self.loss else self._process
 
-    def begin(self, context: DraftContext) -> None:
+    def begin(self, request: DraftRequest, target: CachedModel, visual: Tensor) -> None:
         """Let the draft read the chat, in a new process if the last one was lost."""
         if self._process is None or self._process.lost:
             self._restart()
-        self._try(lambda process: process.drafter.begin(context.request))
+        self._try(lambda process: process.begin(request))
 
     def guide(self, guidance: Guidance) -> None:
         """Pass on the target's choice of tokens; if the process was lost, the next draft reports it."""
-        self._try(lambda process: process.drafter.guide(guidance))
+        self._try(lambda process: process.guide(guidance))
 
     def start(self) -> None:
         """Run the prompt."""
-        self._try(lambda process: process.drafter.start())
+        self._try(lambda process: process.start())
 
     def _try(self, action: Callable[[ProcessTransport], None]) -> None:
         """Run an action on the process; a loss is stored until the next answer begins."""
@@ -187,7 +174,7 @@ class ProcessDraft:
     def _restart(self) -> None:
         if self._process is not None:
             self.loss = self._process.lost
-        self._close()
+        self.__exit__()
         if self._losses >= RESTARTS:
             return
         self._losses += 1
@@ -197,11 +184,6 @@ class ProcessDraft:
             self.loss = None
         except DrafterLost as lost:
             self.loss = str(lost)
-
-    def _close(self) -> None:
-        if self._process is not None:
-            self._process.close()
-            self._process = None
 
 
 @contextmanager
@@ -245,21 +227,20 @@ def open_provider(
             _threads(draft.threads or target_threads),
         ):
             yield process
-    elif kind == "threads":
-        # A second copy of the weights even if target and draft are one model: attention is switched per model.
-        draft_adapter = (
-            loaded if loaded is not None and loaded is not target else load_adapter(draft.model)
-        )
-        model = DraftModel(draft, draft_adapter, READING * patience)
-        extra = extra_gpus(target.devices, model.devices)
+        return
+    adapter = loaded
+    if kind == "threads" and loaded is target:
+        adapter = None  # a second copy of the weights: attention is switched per model
+    elif kind != "threads" and draft.model == placed(target.spec):
+        adapter = loaded or target
+    model = DraftModel(draft, adapter or load_adapter(draft.model), READING * patience)
+    extra = extra_gpus(target.devices, model.devices)
+    if kind == "threads":
         with ThreadTransport(
             target.devices, model.devices, patience, lambda: model.unread
         ) as threads:
             yield LocalDraft(extra, threads, drafter=model)
     else:
-        shared = target if draft.model == placed(target.spec) else None
-        model = DraftModel(draft, loaded or shared or load_adapter(draft.model))
-        extra = extra_gpus(target.devices, model.devices)
         transport = SequentialTransport(meter, Meter.of(model.devices))
         yield LocalDraft(extra, transport, drafter=model)
 

@@ -188,13 +188,11 @@ class Verification:
         target_token: the target's token after them: in place of a refused one, or one more; None if it was not
             evaluated there.
         refused: whether a drafted token was tried there and refused.
-        tried: number of siblings tried at each place, including the last.
     """
 
     path: tuple[int, ...]
     target_token: int | None
     refused: bool
-    tried: tuple[int, ...]
 
 
 def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verification:
@@ -210,27 +208,22 @@ def walk(draft: Draft, rows: Sequence[Row], rule: Rule, position: int) -> Verifi
     Cost: O(V) for each token tried when sampling, O(1) when greedy.
     """
     path: list[int] = []
-    tried: list[int] = []
     node = -1
     while node + 1 < len(rows):
         p = rows[node + 1]
         refused = False
         place = position + len(path)
-        children = draft.children(node)
-        for turn, child in enumerate(children):
+        for turn, child in enumerate(draft.children(node)):
             token, q = draft.tokens[child], draft.row(child)
             if rule.accepts(token, p, q, place, turn):
                 path.append(child)
-                tried.append(turn + 1)
                 node = child
                 break
             p = rule.residual(token, p, q)
             refused = True
         else:
-            if children:
-                tried.append(len(children))
-            return Verification(tuple(path), rule.choose(p, place), refused, tuple(tried))
-    return Verification(tuple(path), None, False, tuple(tried))
+            return Verification(tuple(path), rule.choose(p, place), refused)
+    return Verification(tuple(path), None, False)
 
 
 def tree_mask(missing: int, tree: Draft) -> Tensor:

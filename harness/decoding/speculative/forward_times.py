@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean, median
 
 from espalier.harness.decoding.speculative import renewal
@@ -11,7 +12,7 @@ from espalier.harness.decoding.speculative.decoding_record import (
     DecodingTrace,
     ForwardTimes,
 )
-from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
+from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, Row
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
 from espalier.harness.decoding.speculative.state_machine import Drafter, TimedRound, Transport
 from espalier.methods.base import Window
@@ -109,19 +110,17 @@ def measure_forwards(
     """
     token, other_token = tokens
 
-    def play_round(tokens: list[int]) -> TimedRound:
-        if overlap:
-            return transport.at_once(
-                lambda: drafter.draft(tokens, DRAFTED), lambda: target.rows(tokens, EMPTY_DRAFT)
-            )
-        return transport.in_turn(
-            lambda: drafter.draft(tokens, DRAFTED), lambda _: target.rows(tokens, EMPTY_DRAFT)
-        )
-
     answer = [token]
+
+    def draft() -> Draft:
+        return drafter.draft(answer, DRAFTED)
+
+    def rows(*_: Draft) -> Sequence[Row]:
+        return target.rows(answer, EMPTY_DRAFT)
+
     rounds: list[TimedRound] = []
     while len(rounds) < WARMUP_ROUNDS + TIMED_ROUNDS:
-        rounds.append(play_round(answer))
+        rounds.append(transport.at_once(draft, rows) if overlap else transport.in_turn(draft, rows))
         # Never the drafted token: a drafter that has already run its next token has one forward less to do.
         answer.append(token if rounds[-1].draft.tokens[0] != token else other_token)
     return ForwardTimes(

@@ -1,8 +1,7 @@
 """Expected speed of speculative decoding if every drafted token is accepted with the same probability.
 
 T_p and T_q are the times of one step of target and draft, a the acceptance, gamma the window. ParallelVLM (arXiv
-2603.19610) gives bounds; these are the exact expectations of the two-state chain of parallel decoding, and the paper's
-Theorems 4 and 5 as printed, with c = T_p / T_q and tau the accepted share of a window.
+2603.19610) gives bounds; these are the exact expectations of the two-state chain of parallel decoding.
 """
 
 from __future__ import annotations
@@ -60,23 +59,3 @@ def best_window(acceptance: float, target: float, draft: float) -> int:
 def sequential_speedup(acceptance: float, gamma: int, target: float, draft: float) -> float:
     """Return the speed-up of drafting, then verifying, over the target alone."""
     return sequential_tokens(acceptance, gamma) * target / (gamma * draft + target)
-
-
-def acceptance_of_run(mean_run: float) -> float:
-    """Return the acceptance for a mean run between refusals of `mean_run`: M / (1 + M)."""
-    return mean_run / (1 + mean_run)
-
-
-def sequential(c: float, gamma: float, share: float) -> float:
-    """Return c (tau gamma + 1) / (gamma + c), Theorem 4: in turn, `share` of a window accepted."""
-    return c * (share * gamma + 1) / (gamma + c)
-
-
-def sequential_of_length(c: float, gamma: float, length: float) -> float:
-    """Return c M / (gamma + c): Theorem 4 with M = tau gamma + 1, the tokens of a round, as in Table 1."""
-    return sequential(c, gamma, (length - 1) / gamma)
-
-
-def parallel(c: float, gamma: float, share: float) -> float:
-    """Return c tau gamma / max(gamma, c), Theorems 1 and 5: at once; tau c at gamma = c."""
-    return c * share * gamma / max(gamma, c)

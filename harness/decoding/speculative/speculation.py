@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from espalier.harness.decoding.speculative.decoding_record import (
 )
 from espalier.harness.decoding.speculative.draft_model import DraftRequest, draft_of
 from espalier.harness.decoding.speculative.drafters import (
-    DraftContext,
     DraftProvider,
     ProcessDraft,
     devices_of,
@@ -58,31 +56,6 @@ from espalier.methods.none import NoReduction
 
 
 @dataclass(frozen=True)
-class TargetRequest:
-    """One chat, prepared for decoding."""
-
-    inputs: Mapping[str, Any]
-    chat: Chat
-    sample: str
-    config: GenerationConfig
-    numbers: RandomNumbers
-
-    @classmethod
-    def of(
-        cls, inputs: Mapping[str, Any], sample: str, config: GenerationConfig, run_seed: int
-    ) -> TargetRequest:
-        """Return the request of one encoded chat (`inputs["chats"]`), with random numbers of the run and the sample."""
-        seed = hashlib.blake2b(f"{run_seed}/{sample}".encode(), digest_size=4).digest()
-        return cls(
-            inputs={name: value for name, value in inputs.items() if name != "chats"},
-            chat=inputs["chats"][0],
-            sample=sample,
-            config=config,
-            numbers=RandomNumbers(int.from_bytes(seed, "big")),
-        )
-
-
-@dataclass(frozen=True)
 class DecodedAnswer:
     """The answer of one way of decoding."""
 
@@ -97,16 +70,19 @@ class TargetSide:
 
     Args:
         session: reads the prompt.
-        request: the request.
-        room: as in `CachedModel`.
+        inputs: of the encoded chat.
+        request: what is asked of both sides.
         graphs: as in `CachedModel`.
     """
 
     def __init__(
-        self, session: Session, request: TargetRequest, room: int, graphs: Graphs | None = None
+        self,
+        session: Session,
+        inputs: Mapping[str, Any],
+        request: DraftRequest,
+        graphs: Graphs | None = None,
     ) -> None:
-        adapter, inputs = session.adapter, request.inputs
-
+        adapter = session.adapter
         self.prefilled: PrefillResult
         #: End of the prefill, by the clock of time.perf_counter.
         self.ready = 0.0
@@ -118,7 +94,7 @@ class TargetSide:
             return self.prefilled.logits, self.prefilled.next
 
         sampler = sampler_of(adapter, request.config, inputs["input_ids"])
-        self.side = CachedModel(adapter, sampler, room, prefill, graphs)
+        self.side = CachedModel(adapter, sampler, request.room, prefill, graphs)
         layout = session.layout(inputs)
         #: (N,) positions of the visual tokens in the prompt.
         self.visual = layout.visual[0, : layout.counts[0]]
@@ -201,12 +177,7 @@ class Speculation:
         self._provider: DraftProvider | ProcessDraft = self._stack.enter_context(provider)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Restore the target and end the draft."""
         self._stack.close()
 
@@ -252,20 +223,25 @@ class Speculation:
         if len(samples) != 1:
             raise ValueError(f"{len(samples)} chats; speculative decoding answers one at a time")
         config = resolved_config(self._adapter, generation)
-        request = TargetRequest.of(inputs, samples[0], config, self._spec.seed)
+        seed = hashlib.blake2b(f"{self._spec.seed}/{samples[0]}".encode(), digest_size=4).digest()
+        numbers = RandomNumbers(int.from_bytes(seed, "big"))
+        (chat,) = inputs["chats"]
+        inputs = {name: value for name, value in inputs.items() if name != "chats"}
+        request = DraftRequest(chat, samples[0], config, self._room(config), numbers)
         if not self.window.measured:
-            self.window.timings += self._forward_times(request)
-        answer, plain = self._answers(request)
+            self.window.timings += self._forward_times(inputs, request)
+            request = replace(request, room=self._room(config))
+        answer, plain = self._answers(inputs, request)
         ids = torch.tensor([answer.trace.tokens], device=self._adapter.device)
         generated = answer.prefilled.finish(ids)
         mismatch = None
         if plain is not None and not config.do_sample:
             mismatch = mismatch_of(
-                lambda: self._target_side(self._plain_session, request),
+                lambda: TargetSide(self._plain_session, inputs, request, self._graphs),
                 answer.trace.tokens,
                 plain.trace.tokens,
             )
-        record = DecodingRecord(
+        decoding = DecodingRecord(
             gamma=self.window.gamma,
             rounds=tuple(answer.trace.rounds),
             spent=answer.spent,
@@ -279,18 +255,12 @@ class Speculation:
             first=self.hides_prefill,
             degraded=answer.trace.degraded,
         )
-        self.window.note(record)
-        return self._recorded(generated, answer.spent, record)
-
-    def _recorded(
-        self, generated: GeneratedBatch, spent: AnswerTimes, decoding: DecodingRecord
-    ) -> GeneratedBatch:
-        """Return the answer with the decoder's times and entry in its record."""
+        self.window.note(decoding)
         (record,) = generated.records
         times = {
             **record.times_ms,
-            "decode": 1000 * spent.decode,
-            "decode_per_token": 1000 * spent.decode / max(spent.tokens - 1, 1),
+            "decode": 1000 * answer.spent.decode,
+            "decode_per_token": 1000 * answer.spent.decode / max(answer.spent.tokens - 1, 1),
         }
         record = replace(record, requested=(), kept=(), times_ms=times, decoding=decoding.entry())
         return GeneratedBatch(generated.ids, (record,), None, generated.cache_lengths)
@@ -301,20 +271,22 @@ class Speculation:
     def _prepared(adapter: Adapter, chats: Sequence[Chat]) -> dict[str, Any]:
         return {**adapter.prepare([list(chat) for chat in chats]), "chats": chats}
 
-    def _answers(self, request: TargetRequest) -> tuple[DecodedAnswer, DecodedAnswer | None]:
+    def _answers(
+        self, inputs: Mapping[str, Any], request: DraftRequest
+    ) -> tuple[DecodedAnswer, DecodedAnswer | None]:
         """Answer by the decoder and, if `engine.compare`, plainly, one and the other first in turn."""
         self._answer_count += 1
         if not self._spec.engine.compare or self._method.source == "nobody":
-            return self._drafted_answer(request), None
+            return self._drafted_answer(inputs, request), None
         if self._answer_count % 2:
-            answer = self._drafted_answer(request)
-            return answer, self._plain_answer(request)
-        plain = self._plain_answer(request)
-        return self._drafted_answer(request), plain
+            answer = self._drafted_answer(inputs, request)
+            return answer, self._plain_answer(inputs, request)
+        plain = self._plain_answer(inputs, request)
+        return self._drafted_answer(inputs, request), plain
 
-    def _plain_answer(self, request: TargetRequest) -> DecodedAnswer:
+    def _plain_answer(self, inputs: Mapping[str, Any], request: DraftRequest) -> DecodedAnswer:
         """Answer plainly, with the same loop, cache and clock."""
-        target = self._target_side(self._plain_session, request)
+        target = TargetSide(self._plain_session, inputs, request, self._graphs)
         start = time.perf_counter()
         target.side.start()
         rule, ends = rule_of(request.config, request.numbers), ends_of(request.config)
@@ -324,11 +296,11 @@ class Speculation:
         spent = AnswerTimes(target.ready - start, 0.0, end - target.ready, len(trace.tokens))
         return DecodedAnswer(trace, spent, target.prefilled)
 
-    def _drafted_answer(self, request: TargetRequest) -> DecodedAnswer:
+    def _drafted_answer(self, inputs: Mapping[str, Any], request: DraftRequest) -> DecodedAnswer:
         """Answer by the decoder: prefills one after the other or at the same time, then rounds."""
         method, provider = self._method, self._provider
-        target = self._target_side(self._guided_session, request)
-        provider.begin(self._context(request, target))
+        target = TargetSide(self._guided_session, inputs, request, self._graphs)
+        provider.begin(request, target.side, target.visual)
         self._guidance: Guidance | None = None
         start = time.perf_counter()
         if not self.hides_prefill:
@@ -360,20 +332,10 @@ class Speculation:
         """Whether the draft's prefill runs during the target's: then both form the first round."""
         return self._method.overlap and self.transport != "sequential"
 
-    def _context(self, request: TargetRequest, target: TargetSide) -> DraftContext:
-        room = self._room(request)
-        draft_request = DraftRequest(
-            request.chat, request.sample, request.config, room, request.numbers
-        )
-        return DraftContext(target.side, target.visual, draft_request)
-
-    def _target_side(self, session: Session, request: TargetRequest) -> TargetSide:
-        return TargetSide(session, request, self._room(request), self._graphs)
-
-    def _room(self, request: TargetRequest) -> int:
+    def _room(self, config: GenerationConfig) -> int:
         """Return the longest answer that a cache must hold, drafted tokens included."""
         ahead = 2 * self.window.gamma + len(self._method.tree) + 1
-        return max(limit_of(request.config), ROOM) + ahead
+        return max(limit_of(config), ROOM) + ahead
 
     def _take_guidance(self, guidance: Guidance) -> None:
         self._guidance = guidance
@@ -389,13 +351,15 @@ class Speculation:
 
     # ------------------------------------------------------------------ measuring
 
-    def _forward_times(self, request: TargetRequest) -> list[ForwardTimes]:
+    def _forward_times(
+        self, inputs: Mapping[str, Any], request: DraftRequest
+    ) -> list[ForwardTimes]:
         """Time both sides at this request's lengths; empty if there is no draft or it was lost."""
         method, provider = self._method, self._provider
         if method.source == "nobody":
             return []
-        target = self._target_side(self._guided_session, request)
-        provider.begin(self._context(request, target))
+        target = TargetSide(self._guided_session, inputs, request, self._graphs)
+        provider.begin(request, target.side, target.visual)
         if provider.loss is not None:
             return []
         target.side.start()
@@ -404,12 +368,10 @@ class Speculation:
         if drafter is None:
             return []
         levels = self.window.gamma if method.tree else 0
-        token = int(request.inputs["input_ids"][0, -1])
+        token = int(inputs["input_ids"][0, -1])
         tokens = token, token - 1 if token else 1
+        sides = drafter, target.side, provider.transport
         try:
-            transport = provider.transport
-            return [
-                measure_forwards(drafter, target.side, transport, method.overlap, levels, tokens)
-            ]
+            return [measure_forwards(*sides, method.overlap, levels, tokens)]
         except DrafterLost:
             return []  # the next answer reports the loss and starts a new process

@@ -88,9 +88,9 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
     devices = max(record.target_devices + record.devices for record in records)
     steady = [record for record in records if record.degraded is None]
     rounds = steady_rounds(steady)
-    gamma = median(record.gamma for record in records)
+    reasons = [record.degraded for record in records if record.degraded is not None]
     block = {
-        "gamma": gamma,
+        "gamma": median(record.gamma for record in records),
         "overlap": overlap,
         "devices": devices,
         "target_devices": records[0].target_devices,
@@ -101,7 +101,7 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         "overlap_efficiency": rounds.overlap if overlap and records[0].apart else None,
         "startup_wait_ms": 1000 * fmean(record.spent.draft_prefill for record in records),
         "mismatches": _mismatches(records),
-        "degraded": _degraded(records),
+        "degraded": {"answers": len(reasons), "why": next(iter(reasons), None)},
     }
     return block | _predicted(block, steady, overlap) | {"speedup_bound": _bound(block, steady)}
 
@@ -156,17 +156,12 @@ def _times(records: Sequence[DecodingRecord], rounds: DecodingTrace) -> dict[str
         forwards += record.gamma * len(drafted)
     draft = busy / forwards if forwards else None
     window = fmean(record.target_seconds for record in rounds.rounds) if rounds.rounds else None
+    seconds = {"target": target, "window": window, "draft": draft}
     return {
-        "target_ms": _ms(target),
-        "window_ms": _ms(window),
-        "draft_ms": _ms(draft),
+        **{f"{name}_ms": value and 1000 * value for name, value in seconds.items()},
         "c": target / draft if target and draft else None,
         "c_before": None if measured is None else measured.ratio,
     }
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds
 
 
 def _speedups(records: Sequence[DecodingRecord], share: float) -> dict[str, Any]:
@@ -252,9 +247,3 @@ def _mismatches(records: Sequence[DecodingRecord]) -> dict[str, Any] | None:
         "first_place": min((record.place for record in mismatches), default=None),
         "largest_gap": max((record.gap for record in mismatches), default=None),
     }
-
-
-def _degraded(records: Sequence[DecodingRecord]) -> dict[str, Any]:
-    """Return the number of answers that the target finished alone, and the first reason."""
-    reasons = [record.degraded for record in records if record.degraded is not None]
-    return {"answers": len(reasons), "why": reasons[0] if reasons else None}

@@ -183,24 +183,15 @@ class Machine:
         verified: list[int] = []
         drafter = self.drafter
         checked = 0
-        while len(verified) < limit and not self._ended(verified[checked:]):
+        while len(verified) < limit and not set(verified[checked:]) & set(self.ends):
             checked = len(verified)
             try:
                 pending = self._round(drafter, verified, pending, trace)
             except DrafterLost as lost:
                 drafter, pending, trace.degraded = None, Draft(()), str(lost)
-        trace.tokens = self._cut(verified, limit)
+        ends = [index for index, token in enumerate(verified[:limit]) if token in self.ends]
+        trace.tokens = verified[: ends[0] + 1 if ends else limit]
         return trace
-
-    def _ended(self, tokens: Sequence[int]) -> bool:
-        return any(token in self.ends for token in tokens)
-
-    def _cut(self, verified: Sequence[int], limit: int) -> list[int]:
-        """Return the answer up to its end token or the limit."""
-        for index, token in enumerate(verified[:limit]):
-            if token in self.ends:
-                return list(verified[: index + 1])
-        return list(verified[:limit])
 
     def _round(
         self, drafter: Drafter | None, verified: list[int], pending: Draft, trace: DecodingTrace

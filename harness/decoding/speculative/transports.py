@@ -10,16 +10,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,35 +38,46 @@ from espalier.harness.errors import FOREIGN, UserError
 from espalier.harness.specs.plugins.code_reference import ImportedFiles
 from espalier.methods.base import MethodError
 
+#: Waits for a draft under way, and returns it with its seconds.
+Pending = Callable[[], tuple[Draft, Lap]]
 
-@dataclass
+
 class SequentialTransport:
     """Both sides in this thread, one after the other, by the wall clock.
 
-    Attributes:
+    Args:
         target: meter of the target.
         draft: meter of the drafter.
     """
 
-    target: Meter = field(default_factory=Meter)
-    draft: Meter = field(default_factory=Meter)
+    def __init__(self, target: Meter | None = None, draft: Meter | None = None) -> None:
+        self._target, self._draft = target or Meter(), draft or Meter()
+
+    def begin_draft(self, draft: Callable[[], Draft]) -> Pending:
+        """Draft here and now; other transports let the drafter work meanwhile."""
+        proposed = self._draft.run(draft)
+        return lambda: proposed
 
     def in_turn(
         self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
     ) -> TimedRound:
         """Draft, then verify."""
         start = time.perf_counter()
-        proposed, drafting = self.draft.run(draft)
-        target_rows, verifying = self.target.run(lambda: rows(proposed))
+        proposed, drafting = self.begin_draft(draft)()
+        target_rows, verifying = self._target.run(lambda: rows(proposed))
         return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
 
     def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
-        """Draft, then verify the earlier tokens: the same answer as in parallel, without the gain."""
-        return self.in_turn(draft, lambda _: rows())
+        """Draft while verifying the earlier tokens; in one thread before: the same answer, without the gain."""
+        start = time.perf_counter()
+        pending = self.begin_draft(draft)
+        target_rows, verifying = self._target.run(rows)
+        proposed, drafting = pending()
+        return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
 
     def verify_only(self, rows: Callable[[], Sequence[Row]]) -> TimedRound:
         """Verify without drafting."""
-        target_rows, verifying = self.target.run(rows)
+        target_rows, verifying = self._target.run(rows)
         return TimedRound(EMPTY_DRAFT, target_rows, verifying.wall, verifying=verifying)
 
 
@@ -98,66 +108,58 @@ class ThreadTransport(SequentialTransport):
         patience: float = 30.0,
         reading: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._target, self._draft = Lane(target), Lane(draft)
-        super().__init__(self._target.meter, self._draft.meter)
+        super().__init__(Lane.of(target), Lane.of(draft))
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
         self._patience = patience
         self._reading = reading
         self._lost = False
 
     def __enter__(self) -> ThreadTransport:
-        """Start the drafter's thread."""
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafter")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the thread, unless it hangs."""
+    def __exit__(self, *error: object) -> None:
+        """End the drafter's thread, unless it hangs."""
         self._pool.shutdown(wait=not self._lost, cancel_futures=True)
 
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
-        """Draft in the drafter's thread while verifying in this one."""
+    def begin_draft(self, draft: Callable[[], Draft]) -> Pending:
+        """Draft in the drafter's thread."""
         if self._lost:
             raise DrafterLost("the drafter's thread hangs")
         patience = self._patience * (READING if self._reading() else 1)
-        start = time.perf_counter()
         future = self._pool.submit(self._draft.run, draft)
-        target_rows, verifying = self._target.run(rows)
-        try:
-            proposed, drafting = future.result(timeout=patience)
-        except Late as error:
-            self._lost = True
-            reason = f"the drafter did not answer within {patience:g} s"
-            raise DrafterLost(reason) from error
-        return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
+
+        def wait() -> tuple[Draft, Lap]:
+            try:
+                return future.result(timeout=patience)
+            except Late as error:
+                self._lost = True
+                reason = f"the drafter did not answer within {patience:g} s"
+                raise DrafterLost(reason) from error
+
+        return wait
 
 
-class Lane:
-    """The place where one side works: a separate stream on its first GPU, or the calling thread elsewhere."""
+@dataclass(frozen=True)
+class Lane(Meter):
+    """Measures a side that works in a separate stream on its first GPU, or in the calling thread elsewhere."""
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        on_gpu = devices[0].type == "cuda"
-        self._stream: Any = torch.cuda.Stream(devices[0]) if on_gpu else None
-        #: Meter of the calling thread's streams.
-        self.meter = Meter.of(devices)
+    stream: Any = None
+
+    @classmethod
+    def of(cls, devices: Iterable[torch.device]) -> Lane:
+        """Return the lane of a side on these devices, first the device of its inputs."""
+        first, *others = devices
+        stream = torch.cuda.Stream(first) if first.type == "cuda" else None
+        return cls(Meter.of([first, *others]).devices, stream)
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, Lap]:
         """Do the work and return its result and its times, which end when the stream has finished."""
-        with self._entered():
-            return self.meter.run(work)
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
+        if self.stream is None:
+            return super().run(work)
         # Earlier work of the other thread, such as loading weights, is on another stream.
-        self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            yield
+        self.stream.wait_stream(torch.cuda.default_stream(self.stream.device))
+        with torch.cuda.stream(self.stream):
+            return super().run(work)
 
 
 #: The remedy in each error line.
@@ -171,14 +173,12 @@ def check_script() -> None:
         UserError: the call is at the top level of a script, outside its guard, or this process is importing the script
             for another one.
     """
-    key = "engine.transport=processes"
     if getattr(current_process(), "_inheriting", False):
-        raise UserError(
-            f"{key} cannot start a process while another one imports the script; valid: {REMEDY}"
-        )
-    reason = why_not_imported()
+        reason: str | None = "cannot start a process while another one imports the script"
+    elif (reason := why_not_imported()) is not None:
+        reason = f"starts a process that {reason}"
     if reason is not None:
-        raise UserError(f"{key} starts a process that {reason}; valid: {REMEDY}")
+        raise UserError(f"engine.transport=processes {reason}; valid: {REMEDY}")
 
 
 def why_not_imported() -> str | None:
@@ -209,31 +209,20 @@ def _line_of_main(file: str) -> int | None:
 
 
 def _is_guarded(file: Path, line: int) -> bool:
-    """Return whether a line runs only if `__name__` identifies the file as the script; an unreadable file passes."""
+    """Return whether a line runs only if `__name__` identifies the file as the script; an unreadable file passes.
+
+    A condition counts if it stands around the line, or ends the script before it.
+    """
     try:
-        body = ast.parse(file.read_bytes()).body
+        tree = ast.parse(file.read_bytes())
     except FOREIGN:
         return True
     return any(
-        isinstance(node, ast.Name) and node.id == "__name__"
-        for test in _tests(body, line)
-        for node in ast.walk(test)
+        "__name__" in ast.unparse(node.test)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and node.lineno <= line
+        if line <= (node.end_lineno or node.lineno) or _ends_script(node.body[-1])
     )
-
-
-def _tests(body: Sequence[ast.stmt], line: int) -> Iterator[ast.expr]:
-    """Yield the conditions around a line, and earlier ones that end the script."""
-    for statement in body:
-        if statement.lineno > line:
-            return
-        inside = line <= (statement.end_lineno or statement.lineno)
-        if isinstance(statement, ast.If) and (inside or _ends_script(statement.body[-1])):
-            yield statement.test
-        if inside:
-            for field in ("body", "orelse", "finalbody"):
-                yield from _tests(getattr(statement, field, ()), line)
-            for handler in getattr(statement, "handlers", ()):
-                yield from _tests(handler.body, line)
 
 
 def _ends_script(statement: ast.stmt) -> bool:
@@ -307,19 +296,18 @@ class Mailbox:
 
 def serve(
     pipe: Connection,
-    files: ImportedFiles,
+    _files: ImportedFiles,
     factory: Callable[[], Drafter],
     cores: Collection[int] | None,
 ) -> None:
     """Answer requests until the other end closes the pipe.
 
-    Reading `files` imports the users' files, which may hold classes of the factory.
+    Receiving `_files` imports the users' files, which may hold classes of the factory.
 
     The first message lists the devices on which the drafter works, empty if unknown. An answer is (number, result or
     UserError, its `Lap`). Any other error ends the process, which the other end notices. Ctrl-C, which reaches both
     ends, is handled by the other one.
     """
-    del files
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if cores is not None:
         os.sched_setaffinity(0, cores)
@@ -355,19 +343,15 @@ def serve(
 def _answer(
     mailbox: Mailbox, drafter: Any, verb: str, arguments: tuple[Any, ...]
 ) -> Packed | UserError | None:
-    """Carry out a request."""
+    """Carry out a request: a method of the drafter, or guidance."""
     try:
-        if verb == "draft":
-            return pack(drafter.draft(*arguments))
-        if verb == "begin":
-            drafter.begin(*arguments)
-        elif verb == "start":
-            drafter.start()
-        else:
+        if verb == "guide":
             mailbox.hand_over(arguments)
+            return None
+        draft: Draft | None = getattr(drafter, verb)(*arguments)
     except (UserError, MethodError) as error:
         return UserError(str(error))
-    return None
+    return None if draft is None else pack(draft)
 
 
 #: Builds a drafter inside its process; it is pickled by name.
@@ -378,10 +362,10 @@ GRACE = 2.0
 
 
 class ProcessTransport(SequentialTransport):
-    """A transport with the drafter in another process; the verifier stays in this one.
+    """A transport with the drafter in another process, and that drafter; the verifier stays in this one.
 
-    Use it as a context manager, and give the machine `drafter` and the transport itself. The answer so far crosses the
-    pipe as ids, drafted tokens come back, and for a sampling draft also the rows it drew from.
+    Use it as a context manager, and give it to the machine as both. The answer so far crosses the pipe as ids, drafted
+    tokens come back, and for a sampling draft also the rows it drew from.
 
     Args:
         factory: builds the drafter, in its own process.
@@ -412,7 +396,7 @@ class ProcessTransport(SequentialTransport):
         self._last_number = 0
         self._unread = False
         self._allowed = patience
-        super().__init__(target or Meter())
+        super().__init__(target)
         #: Devices on which the drafter works.
         self.devices: tuple[torch.device, ...] = ()
         #: Why the drafter was lost; None while it is alive.
@@ -449,17 +433,12 @@ class ProcessTransport(SequentialTransport):
             os.sched_setaffinity(0, self._cores[0])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the process in whatever state it is."""
+    def __exit__(self, *error: object) -> None:
+        """End the process: by closing the pipe, then by force."""
         self.close()
 
     def close(self) -> None:
-        """End the process: by closing the pipe, then by force."""
+        """End the process in whatever state it is."""
         if self._former_cores is not None:
             os.sched_setaffinity(0, self._former_cores)
             self._former_cores = None
@@ -474,14 +453,35 @@ class ProcessTransport(SequentialTransport):
         """Process id of the drafter."""
         return self._process.pid
 
-    @property
-    def drafter(self) -> RemoteDrafter:
-        """A drafter that forwards to the process; the transport collects its answers."""
-        return RemoteDrafter(self)
+    # ------------------------------------------------------------------ as a drafter
+
+    def begin(self, order: Any) -> None:
+        """Prepare for an answer, and wait until that is done."""
+        self._request("begin", order)
+        self._answer()
+
+    def start(self) -> None:
+        """Run the prompt, and wait until that is done."""
+        self._request("start")
+        self._answer()
+
+    def guide(self, guidance: Guidance) -> None:
+        """Pass on the target's choice; it has no answer."""
+        self._send(("guide", 0, (guidance.kept.cpu().numpy(), guidance.n_tokens)))
+
+    def draft(self, tokens: Sequence[int], count: int) -> Draft:
+        """Request a draft without waiting for it; the rounds collect it."""
+        self._request("draft", list(tokens), count)
+        return EMPTY_DRAFT
+
+    def begin_draft(self, draft: Callable[[], Draft]) -> Pending:
+        """Send the request."""
+        draft()
+        return self._drafted
 
     # ------------------------------------------------------------------ messages
 
-    def send_request(self, verb: str, *arguments: Any) -> None:
+    def _request(self, verb: str, *arguments: Any) -> None:
         """Send a request without waiting for its answer."""
         self._last_number += 1
         self._unread = self._unread or verb == "begin"
@@ -490,11 +490,7 @@ class ProcessTransport(SequentialTransport):
             self._unread = False
         self._send((verb, self._last_number, arguments))
 
-    def send_guidance(self, guidance: Guidance) -> None:
-        """Pass on the target's choice; it has no answer."""
-        self._send(("guide", 0, (guidance.kept.cpu().numpy(), guidance.n_tokens)))
-
-    def answer(self) -> tuple[Packed | None, Lap]:
+    def _answer(self) -> tuple[Packed | None, Lap]:
         """Return the result of the last request, and its seconds in the process, without waiting for guidance."""
         while True:
             number, result, lap = self._receive(self._allowed)
@@ -504,8 +500,8 @@ class ProcessTransport(SequentialTransport):
                 raise result
             return result, lap
 
-    def _draft(self) -> tuple[Draft, Lap]:
-        packed, lap = self.answer()
+    def _drafted(self) -> tuple[Draft, Lap]:
+        packed, lap = self._answer()
         assert packed is not None  # the request was a draft
         return unpack(packed), lap
 
@@ -533,49 +529,3 @@ class ProcessTransport(SequentialTransport):
         code = self._process.exitcode
         cause = f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
         return f"the drafter's process ended by {cause}"
-
-    # ------------------------------------------------------------------ transport
-
-    def in_turn(
-        self, draft: Callable[[], Draft], rows: Callable[[Draft], Sequence[Row]]
-    ) -> TimedRound:
-        """Draft in the process, then verify here."""
-        start = time.perf_counter()
-        draft()
-        proposed, drafting = self._draft()
-        target_rows, verifying = self.target.run(lambda: rows(proposed))
-        return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
-
-    def at_once(self, draft: Callable[[], Draft], rows: Callable[[], Sequence[Row]]) -> TimedRound:
-        """Draft in the process while verifying here."""
-        start = time.perf_counter()
-        draft()
-        target_rows, verifying = self.target.run(rows)
-        proposed, drafting = self._draft()
-        return TimedRound(proposed, target_rows, time.perf_counter() - start, drafting, verifying)
-
-
-class RemoteDrafter:
-    """The remote end of the transport: a request for a draft returns at once, the transport collects the answer."""
-
-    def __init__(self, transport: ProcessTransport) -> None:
-        self._transport = transport
-
-    def begin(self, order: Any) -> None:
-        """Prepare for an answer, and wait until that is done."""
-        self._transport.send_request("begin", order)
-        self._transport.answer()
-
-    def start(self) -> None:
-        """Run the prompt, and wait until that is done."""
-        self._transport.send_request("start")
-        self._transport.answer()
-
-    def guide(self, guidance: Guidance) -> None:
-        """Pass on the target's choice."""
-        self._transport.send_guidance(guidance)
-
-    def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        """Send the request."""
-        self._transport.send_request("draft", list(tokens), count)
-        return EMPTY_DRAFT

@@ -24,7 +24,7 @@ from espalier.harness.engine.attention_probe import (
     rollout,
     word_rows,
 )
-from espalier.harness.engine.layout import CAUSAL, Layout, Stage, Visibility
+from espalier.harness.engine.layout import CAUSAL, Layout, Stage, Visibility, fill_padding
 from espalier.harness.engine.signals.producer import DecoderSignal, ViewRequest
 from espalier.harness.engine.signals.table import signal
 from espalier.methods.base import Need, Site
@@ -85,20 +85,17 @@ class TextAttention(DecoderSignal):
 class VisualReceivedMax(DecoderSignal):
     """Attention from the remaining visual tokens."""
 
-    #: Whether the largest over queries counts, and not their mean.
-    peak = False
-
     def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
-        counts = torch.tensor(stage.counts, device=stage.slots.device).unsqueeze(1)
-        place = torch.arange(stage.slots.shape[1], device=stage.slots.device)
-        return torch.where(place < counts, stage.slots, -1)
+        return fill_padding(stage.slots, stage.counts, -1)
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute the rows of these queries."""
         slots, visibility = self.query_slots(stage), self.context.visibility(stage, self.layer)
+        # The largest over queries counts, or their mean.
+        peak = self.need.signal == "text_received_peak"
         received = received_max(
-            query, key, scaling, stage.valid, slots, visibility=visibility, peak=self.peak
+            query, key, scaling, stage.valid, slots, visibility=visibility, peak=peak
         )
         return self.per_token(stage, received)
 
@@ -107,6 +104,11 @@ class VisualReceivedMax(DecoderSignal):
     "text_received_max",
     "(B, N) attention a visual token receives, largest over heads, mean over the words after the "
     "image, fp32",
+)
+@signal(
+    "text_received_peak",
+    "(B, N) attention a visual token receives, largest over heads and over the words after the image, "
+    "fp32",
 )
 class TextReceivedMax(VisualReceivedMax):
     """Attention from the words after the image."""
@@ -121,17 +123,6 @@ class TextReceivedMax(VisualReceivedMax):
     def query_slots(self, stage: Stage) -> Tensor:
         """Return the (B, R) slots of the queries, -1 where a row has fewer."""
         return torch.where(self._after_image.to(stage.words.device), stage.words, -1)
-
-
-@signal(
-    "text_received_peak",
-    "(B, N) attention a visual token receives, largest over heads and over the words after the image, "
-    "fp32",
-)
-class TextReceivedPeak(TextReceivedMax):
-    """The largest attention from a word after the image."""
-
-    peak = True
 
 
 @signal(

@@ -39,29 +39,23 @@ class ReachedStates(DecoderSignal):
     "text_states",
     "(B, T, D) words as they enter the site's layer, 0 where a row has fewer",
 )
-class TextStates(ReachedStates):
-    """Words as they are."""
-
-    def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the words."""
-        self._captured = word_states(hidden, stage.words)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, T, D)."""
-        return self.captured[request.rows]
-
-
 @signal(
     "text_normed",
     "(B, T, D) words as they enter the site's layer, after the decoder's final norm, 0 where a row "
     "has fewer",
 )
-class TextNormed(TextStates):
-    """Words after the decoder's final norm."""
+class TextStates(ReachedStates):
+    """Words as they are, or after the decoder's final norm."""
 
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
-        """Take the words and normalise them."""
-        self._captured = self.context.parts.decoder.norm(word_states(hidden, stage.words))
+        """Take the words."""
+        self._captured = word_states(hidden, stage.words)
+        if self.need.signal == "text_normed":
+            self._captured = self.context.parts.decoder.norm(self._captured)
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, T, D)."""
+        return self.captured[request.rows]
 
 
 @signal(
@@ -159,28 +153,20 @@ class VisualKeys(DecoderSignal):
     "text_keys",
     "(B, H_kv, T, Dh) keys of the prompt's words, rotary positions applied, 0 where a row has fewer",
 )
-class TextKeys(DecoderSignal):
-    """Keys of the words."""
-
-    def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Keep (B, H_kv, T, Dh)."""
-        return word_states(key, stage.words)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, H_kv, T, Dh)."""
-        return self.captured[request.rows]
-
-
 @signal(
     "text_queries",
     "(B, H, T, Dh) queries of the prompt's words, rotary positions applied, 0 where a row has fewer",
 )
-class TextQueries(TextKeys):
-    """Queries of the words."""
+class TextHeads(DecoderSignal):
+    """Keys or queries of the words."""
 
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
-        """Keep (B, H, T, Dh)."""
-        return word_states(query, stage.words)
+        """Keep (B, heads, T, Dh)."""
+        return word_states(query if self.need.signal == "text_queries" else key, stage.words)
+
+    def view_values(self, request: ViewRequest) -> Tensor:
+        """Return (b, heads, T, Dh)."""
+        return self.captured[request.rows]
 
 
 @signal(

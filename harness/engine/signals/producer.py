@@ -269,26 +269,20 @@ class Signals:
         for site in sites:
             self._by_site[site] = {}
             for need in method.needs(site):
-                self._check(need)
+                available = adapter.facts.signals
+                if need.signal not in available:
+                    raise MethodError(
+                        f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(available))}"
+                    )
                 if DECLARED[need.signal].inside_tower:
                     continue
-                producer = shared.get(need.key) or self._make_producer(site, need)
+                producer = shared.get(need.key)
+                if producer is None:
+                    producer = PRODUCERS.load(need.signal)(self._context, site, need)
+                    self._producers.append(producer)
                 if producer.shared:
                     shared[need.key] = producer
                 self._by_site[site][need.key] = producer
-
-    def _check(self, need: Need) -> None:
-        available = self._context.parts.facts.signals
-        if need.signal not in available:
-            raise MethodError(
-                f"signal {need.signal!r} is not available on this model; valid: {', '.join(sorted(available))}"
-            )
-
-    def _make_producer(self, site: Site, need: Need) -> Producer:
-        producer_class: type[Producer] = PRODUCERS.load(need.signal)
-        producer = producer_class(self._context, site, need)
-        self._producers.append(producer)
-        return producer
 
     # ------------------------------------------------------------------ capturing
 
