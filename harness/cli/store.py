@@ -281,7 +281,7 @@ def _draw(
     return write_pictures(run, first, options.store, options.pictures, options.set)
 
 
-class Command(NamedTuple):
+class StoreCommand(NamedTuple):
     """A subcommand: what it does, its help text, and its arguments as argparse takes them."""
 
     run: Callable[[argparse.Namespace], int]
@@ -295,13 +295,13 @@ YES = {
     "--yes": {"action": "store_true", "help": "move it to the trash (default: only list it)"},
 }
 
-COMMANDS: Mapping[str, Command] = {
-    "export": Command(
+COMMANDS: Mapping[str, StoreCommand] = {
+    "export": StoreCommand(
         _export,
         "rows and scores as tables",
         {"folder": {"type": Path, "help": "output folder, such as results/demo"}},
     ),
-    "sql": Command(
+    "sql": StoreCommand(
         _sql,
         "answer a query of results and scores",
         {
@@ -313,7 +313,7 @@ COMMANDS: Mapping[str, Command] = {
             },
         },
     ),
-    "show": Command(
+    "show": StoreCommand(
         _show,
         "answers of a finished run",
         {
@@ -342,7 +342,7 @@ COMMANDS: Mapping[str, Command] = {
             },
         },
     ),
-    "rm": Command(
+    "rm": StoreCommand(
         _rm,
         "list or remove runs by key",
         {
@@ -350,7 +350,7 @@ COMMANDS: Mapping[str, Command] = {
             **YES,
         },
     ),
-    "ls": Command(
+    "ls": StoreCommand(
         _ls,
         "all runs, oldest first",
         {
@@ -359,12 +359,12 @@ COMMANDS: Mapping[str, Command] = {
             "--days": {"type": float, "help": "only runs that changed in this number of days"},
         },
     ),
-    "verify": Command(
+    "verify": StoreCommand(
         _verify,
         "check rows and journals",
         {"--dry": {"action": "store_true", "help": "do not move damaged lines"}},
     ),
-    "gc": Command(
+    "gc": StoreCommand(
         _gc,
         "list or remove what is not needed",
         {

@@ -447,10 +447,10 @@ class CanvasHooks:
         for row, record in enumerate(records):
             canvases = range(-(-record.new_tokens // self._length))
             # Before each canvas and in each layer, if nothing of the prompt is dropped.
-            held = [record.visual + record.text + n * self._length for n in canvases]
+            lengths = [record.visual + record.text + n * self._length for n in canvases]
             entries = [
                 [count if window is None else min(count, window - 1) for window in windows]
-                for count in held
+                for count in lengths
             ]
             entry = {
                 "limit": self._limit,

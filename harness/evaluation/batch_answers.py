@@ -344,7 +344,7 @@ def find_batch_size(
         if len(batch) < size:
             return None
         try:
-            with peak_memory(memory.device) as most:
+            with peak_memory(memory.device) as peak:
                 inputs = answerer.read(batch).inputs
                 with answerer.seeded(batch, group):
                     answerer.opened.generator.generate(
@@ -355,7 +355,7 @@ def find_batch_size(
             reason = "out of memory" if ran_out(error) else type(error).__name__
             log.info("batch of %d not possible: %s", size, reason)
             return None
-        return most.bytes
+        return peak.bytes
 
     size = largest_batch(peak, memory.used(), memory.reachable, min(LARGEST, len(requests)))
     batch.clear()

@@ -43,9 +43,11 @@ def next_step(
     methods = list(dict.fromkeys(row["method"] for row in rows))
     if any(row["extra"].get("speculative") for row in rows):
         method = options["method"]
-        other = "vanilla_sd" if method != "vanilla_sd" else "pearl"
-        line = _with(argv, method=f"{other},{method}")
-        return None if "," in method else (line, f"compares with {other}, another way to draft")
+        other_method = "vanilla_sd" if method != "vanilla_sd" else "pearl"
+        line = _with(argv, method=f"{other_method},{method}")
+        return (
+            None if "," in method else (line, f"compares with {other_method}, another way to draft")
+        )
     if methods == ["none"]:
         line = _with(argv, method="none,random,divprune", ratio="0.5,0.9")
         return (
@@ -60,7 +62,7 @@ def next_step(
         line = _with(kept, compressor=f"none,{compressor}")
         return line, "compares with the same method with the full cache"
     controls = CACHE_CONTROLS if any(row["extra"].get("cache") for row in rows) else CONTROLS
-    absent = {name: what for name, what in controls.items() if name not in methods}
+    absent = {name: purpose_of for name, purpose_of in controls.items() if name not in methods}
     if not absent:
         purpose = "draws accuracy against tokens kept, from the stored rows"
         return _with(argv, curves="results/curves"), purpose

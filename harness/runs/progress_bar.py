@@ -81,8 +81,12 @@ def clock(seconds: float, minutes: bool = False) -> str:
     total = round(seconds)
     if total < 60 and not minutes:
         return f"{total} s"
-    hours, rest = divmod(total, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    hours, remainder = divmod(total, 3600)
+    return (
+        f"{hours}:{remainder // 60:02}:{remainder % 60:02}"
+        if hours
+        else f"{remainder // 60}:{remainder % 60:02}"
+    )
 
 
 T = TypeVar("T")
@@ -291,7 +295,7 @@ class TimeLeft(ProgressColumn):
         return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
 
 
-class CellProgress:
+class CellLines:
     """The progress lines of one cell.
 
     Args:
@@ -371,7 +375,7 @@ class CellProgress:
 @contextmanager
 def cell_progress(
     title: str, board: Board, key: str = "", stream: TextIO | None = None, quiet: bool = False
-) -> Iterator[CellProgress]:
+) -> Iterator[CellLines]:
     """Show the progress of a cell and its sweep, on a terminal or below a notebook's cell; elsewhere silent.
 
     Args:
@@ -383,7 +387,7 @@ def cell_progress(
     """
     console = Console(file=stream or sys.stderr)
     if quiet or not (console.is_terminal or console.is_jupyter):
-        yield CellProgress(None, title, board, key)
+        yield CellLines(None, title, board, key)
         return
     text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
@@ -393,7 +397,7 @@ def cell_progress(
         TextColumn("{task.fields[rate]}", justify="right"),
         TimeLeft(),
     )
-    lines = CellProgress(Progress(*columns, console=console, expand=True), title, board, key)
+    lines = CellLines(Progress(*columns, console=console, expand=True), title, board, key)
     if console.is_jupyter:
         with notebook_area() as update:
             area = NotebookArea(lines, update)

@@ -250,8 +250,8 @@ class Runner:
             console.print_left("left out", self.refused, self.out)
             console.print_left("failed", failed, self.out)
         if failed and self.sweep:
-            known = (self._lines_by_spec.get(id(spec)) for spec, _ in failed)
-            command = hints.rerun(self.argv, [line for line in known if line is not None])
+            lines = (self._lines_by_spec.get(id(spec)) for spec, _ in failed)
+            command = hints.rerun(self.argv, [line for line in lines if line is not None])
             print_lines(f"run what failed again: {command}", file=self.out)
 
 

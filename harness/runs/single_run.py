@@ -161,9 +161,10 @@ class CellRunner:
         """Answer the samples of all remaining cells that may share a pass with this one, if that is requested."""
         if self.passes.due(job):
             waiting = [
-                other
-                for other in jobs
-                if self.stored(other, Store(other.spec.store).run(other.key)) is None
+                waiting_job
+                for waiting_job in jobs
+                if self.stored(waiting_job, Store(waiting_job.spec.store).run(waiting_job.key))
+                is None
             ]
             self.passes.ahead(job, waiting, self.pool, self.shelf, self.ranks, self.board)
 

@@ -83,8 +83,8 @@ def progress_of(store: Path, sweep: Sweep | None) -> Progress:
     if sweep is None:
         sweep = Sweep("", (), 0.0, tuple(map(_cell, runs)))
     cells = [_cell_progress(cell, by_key.get(cell.key)) for cell in sweep.cells]
-    whole = (progress for progress in cells if progress.cell.samples is None)
-    samples = {cell.cell.benchmark: cell.answers for cell in whole if cell.state == DONE}
+    unlimited = (progress for progress in cells if progress.cell.samples is None)
+    samples = {cell.cell.benchmark: cell.answers for cell in unlimited if cell.state == DONE}
     return Progress(sweep, cells, samples)
 
 

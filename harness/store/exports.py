@@ -25,7 +25,14 @@ from espalier.harness.errors import FOREIGN, UserError, first_words, foreign, te
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import read_bytes, refuse_constant
 from espalier.harness.store.files.folder_checks import check_file, check_folder
-from espalier.harness.store.index import TABLES, Index, add_rows, add_samples, open_index, quoted
+from espalier.harness.store.index import (
+    TABLES,
+    OpenIndex,
+    add_rows,
+    add_samples,
+    open_index,
+    quoted,
+)
 from espalier.harness.store.row_shape import check_shape
 from espalier.harness.store.schema import upgraded
 
@@ -168,7 +175,7 @@ def write_tables(store: Path, folder: Path) -> ExportResult:
 
 
 @contextmanager
-def _reported(store: Path, samples: bool) -> Iterator[Index]:
+def _reported(store: Path, samples: bool) -> Iterator[OpenIndex]:
     """Yield the index of a store, and report the rows that are not in it."""
     with open_index(store, samples=samples) as index:
         for problem in index.problems:

@@ -216,7 +216,7 @@ def _unindexed(path: Path) -> ReadRun:
         return ReadRun(path, committed, problem=access_error(path, error))
 
 
-class Index(NamedTuple):
+class OpenIndex(NamedTuple):
     """A copy of a store's index that is up to date, the number of runs that were read for it, and rows that are not."""
 
     connection: Connection
@@ -227,7 +227,7 @@ class Index(NamedTuple):
 @contextmanager
 def open_index(
     store: Path, only: Collection[str] | None = None, samples: bool = False
-) -> Iterator[Index]:
+) -> Iterator[OpenIndex]:
     """Yield a copy of the index, which may be changed.
 
     Args:
@@ -256,13 +256,13 @@ def open_index(
 
 def _updated(
     connection: Connection, store: Path, copy: Path, only: Collection[str] | None, samples: bool
-) -> Index:
+) -> OpenIndex:
     """Return a copy of the index that is up to date; it replaces the file if much has changed."""
-    known = _copied(store / NAME, copy)
+    copied = _copied(store / NAME, copy)
     connection.execute(f"attach {quoted(copy)} as store (row_group_size {ROW_GROUP}); use store")
     # In one transaction, which writes whole row groups at once.
     connection.execute("begin")
-    if not known:
+    if not copied:
         connection.execute(TABLES)
     problems: list[Unreadable] = []
     read, changed = _update_rows(connection, store / "runs", only, problems)
@@ -279,7 +279,7 @@ def _updated(
     if only is not None:
         query = "delete from rows where run_key not in (select unnest($1))"
         connection.execute(query, [[*only]])
-    return Index(connection, len(read), problems)
+    return OpenIndex(connection, len(read), problems)
 
 
 def quoted(path: Path) -> str:
@@ -326,14 +326,14 @@ def _update_rows(
             state = os.stat(f"{runs}/{key}/row.json")
             stamps[key] = (state.st_mtime, state.st_mtime_ns, state.st_size, state.st_ino)
     former = _stamps(connection, "rows", "committed, mtime_ns, size, inode")
-    gone = [
+    removed_keys = [
         key
         for key in former
         if key not in present or (key in wanted and stamps.get(key) != former[key])
     ]
-    _remove(connection, gone, "rows", "metrics")
+    _remove(connection, removed_keys, "rows", "metrics")
     fresh = sorted(key for key in stamps if stamps[key] != former.get(key))
-    changes = len(gone)
+    changes = len(removed_keys)
     for start in range(0, len(fresh), BATCH):
         lines = []
         for key in fresh[start : start + BATCH]:
@@ -352,9 +352,9 @@ def add_rows(connection: Connection, lines: Sequence[tuple[Any, ...]]) -> int:
     """Store the key, time, stamp and JSON of rows; return their number, without those of text that is no UTF-8."""
     if not lines:
         return 0
-    first, *others = ADD_ROWS
+    first, *further_queries = ADD_ROWS
     connection.execute(first, [list(column) for column in zip(*lines, strict=True)])
-    for query in others:
+    for query in further_queries:
         (count,) = connection.execute(query).fetchone() or (0,)
     return int(count)
 

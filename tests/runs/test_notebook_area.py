@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.progress import Progress
 from rich.text import Text
 
-from espalier.harness.runs.progress_bar import Board, CellProgress, NotebookArea, TimeLeft
+from espalier.harness.runs.progress_bar import Board, CellLines, NotebookArea, TimeLeft
 
 
 def test_lines_are_drawn_as_text() -> None:
@@ -17,7 +17,7 @@ def test_lines_are_drawn_as_text() -> None:
 
 def test_samples_are_counted_at_most_once_in_a_while() -> None:
     texts: list[str] = []
-    lines = CellProgress(None, "title", Board(), "key")
+    lines = CellLines(None, "title", Board(), "key")
     area = NotebookArea(Text("x"), texts.append, between=1e9)
     lines.attach(area.draw, area.count)
     area.count()

@@ -17,7 +17,8 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.ranks import Ranks
-from espalier.harness.runs.admission import PROCESS_CHECKS
+from espalier.harness.runs.admission import admit_here
+from espalier.harness.store.files.digests import Digests
 from espalier.methods.divprune import DivPrune
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
@@ -105,7 +106,7 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
 def refusal(world: int, *overrides: str) -> str:
     spec = commands.spec_of(*RUN, "model.parallel=tensor", *overrides)
     with pytest.raises(UserError) as error:
-        dict(PROCESS_CHECKS)["model.parallel"](spec, Ranks(world=world))
+        admit_here(spec, Ranks(world=world), Digests())
     return str(error.value)
 
 

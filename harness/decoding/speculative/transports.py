@@ -148,9 +148,9 @@ class Lane(Meter):
     @classmethod
     def of(cls, devices: Iterable[torch.device]) -> Lane:
         """Return the lane of a side on these devices, first the device of its inputs."""
-        first, *others = devices
+        first, *further_devices = devices
         stream = torch.cuda.Stream(first) if first.type == "cuda" else None
-        return cls(Meter.of([first, *others]).devices, stream)
+        return cls(Meter.of([first, *further_devices]).devices, stream)
 
     def run(self, work: Callable[[], Result]) -> tuple[Result, Lap]:
         """Do the work and return its result and its times, which end when the stream has finished."""

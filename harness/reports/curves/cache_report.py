@@ -16,7 +16,7 @@ from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import draw_curves
 from espalier.harness.reports.curves.curve_points import FULL, Curve, percent, share
 from espalier.harness.reports.curves.curve_table import Columns, cell_table, gains_over, grid_table
-from espalier.harness.reports.curves.report_page import Page, Report, config_names
+from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     newest_per_cell,
@@ -159,7 +159,7 @@ PRESETS = {
 }
 
 
-def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
+def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPage:
     """Return the page of a store's compressors; Raises as `read_caches`."""
     frame = read_caches(store, model, where)
     names = config_names(set(frame.method), Budget("kept", 0.0))
@@ -193,7 +193,7 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
     }
     figures = {"curves": draw_curves(panels, "visual cache entries", names)} if panels else {}
     parts = dict(zip(PRESETS, (panels, settings, stacks), strict=True))
-    return Page(values, figures, parts, marked=frame.unread.any())
+    return CurvesPage(values, figures, parts, marked=frame.unread.any())
 
 
 REPORT = Report("cache_report", "caches.md", __doc__, read_page, PRESETS)

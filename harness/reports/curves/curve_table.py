@@ -128,8 +128,10 @@ def gains_over(
         title: of the heading; by default the benchmark.
         setting: words on how scores were measured.
     """
-    first, *others = sorted(panel.curves, key=lambda curve: (curve.name != floor, rank(curve)))
-    table = gains(panel, BaselineGroup(first, tuple(others)), names)
+    first, *compared_curves = sorted(
+        panel.curves, key=lambda curve: (curve.name != floor, rank(curve))
+    )
+    table = gains(panel, BaselineGroup(first, tuple(compared_curves)), names)
     line = f"{panel.metric} on {panel.n_samples} samples{setting}{panel.full_text(full)}."
     return f"### {title or panel.benchmark}\n\n{line}\n\n{table}"
 

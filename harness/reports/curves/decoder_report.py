@@ -21,7 +21,7 @@ from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.reports.curves.curve_table import Columns, cell_table
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, marker, percent_spot
 from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS
-from espalier.harness.reports.curves.report_page import Page, Report
+from espalier.harness.reports.curves.report_page import CurvesPage, Report
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     newest_per_cell,
@@ -412,7 +412,7 @@ GUIDANCES: Columns = {
 }
 
 
-def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
+def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPage:
     """Return the page of a store's decoders; Raises as `read_decoders`."""
     frame = read_decoders(store, model, where)
     compared, by_ratio, by_guidance = decoders(frame), ratios(frame), guidances(frame)
@@ -446,7 +446,7 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
         *passed_over(len(set(frame.index) - set(used.index)), NOT_SHOWN),
     ]
     parts = dict(zip(PRESETS, (timed, by_ratio, by_guidance), strict=True))
-    return Page(values, figures, parts, notes)
+    return CurvesPage(values, figures, parts, notes)
 
 
 REPORT = Report("decoder_report", "decoders.md", __doc__, read_page, PRESETS)

@@ -21,7 +21,7 @@ from espalier.harness.reports.curves.curve_points import FLOOR, FULL, CurvePanel
 from espalier.harness.reports.curves.curve_table import gains_over, grid_table
 from espalier.harness.reports.curves.figures import Plot, Series, draw, marker, percent_spot
 from espalier.harness.reports.curves.plot_style import COLOURS, GREYS
-from espalier.harness.reports.curves.report_page import Page, Report, config_names
+from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     read_results,
@@ -109,9 +109,9 @@ def cost_frame(step_panels: Sequence[StepPanel], curve: str) -> pd.DataFrame:
         points = [] if panel.full is None else [(FULL, CurvePoint(0.0, panel.full))]
         points += [
             (curve, point)
-            for shown in panel.curves
-            for point in shown.points
-            if shown.name == curve and point.ratio
+            for shown_curve in panel.curves
+            for point in shown_curve.points
+            if shown_curve.name == curve and point.ratio
         ]
         lines += [
             (panel.metric, panel.n_samples, step_panel.steps, point, *costs[name, point.ratio])
@@ -168,7 +168,7 @@ def draw_steps(frames: Mapping[str, pd.DataFrame], name: str) -> Figure:
     return draw(plots, "Merge tokens, or take fewer steps?", foot, shared=True)
 
 
-def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
+def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPage:
     """Return the page of a store's denoised answers; Raises as `read_step_panels`."""
     by_benchmark = read_step_panels(store, model, where)
     panels = [panel for step_panels in by_benchmark.values() for panel in step_panels]
@@ -193,7 +193,7 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> Page:
         for panel in panels
     ]
     drawn = {name: frame for name, frame in frames.items() if len(frame)}
-    return Page(
+    return CurvesPage(
         {"followed": FOLLOWED, "costs": costs, "gains": gains},
         {"merging": draw_steps(drawn, FOLLOWED)} if drawn else {},
         {},

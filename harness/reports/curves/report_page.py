@@ -32,7 +32,7 @@ from espalier.harness.store.files.folder_checks import check_folder, existing_st
 from espalier.harness.store.row_text import FOOTNOTE
 
 
-class Page(NamedTuple):
+class CurvesPage(NamedTuple):
     """What a report shows.
 
     Attributes:
@@ -65,7 +65,7 @@ class Report:
     module: str
     template: str
     about: str | None
-    read: Callable[[Path, str | None, Sequence[str]], Page]
+    read: Callable[[Path, str | None, Sequence[str]], CurvesPage]
     presets: Mapping[str, str]
 
     def write(

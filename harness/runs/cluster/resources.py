@@ -211,8 +211,8 @@ def cluster_of(cells: Sequence[Cell]) -> ClusterSpec:
     Raises:
         UserError: a value is wrong, or cells differ in it.
     """
-    first, *others = (cell.get("cluster") for cell in cells)
-    if any(section != first for section in others):
+    first, *further_sections = (cell.get("cluster") for cell in cells)
+    if any(section != first for section in further_sections):
         raise UserError(
             "cluster: cells of one sweep differ in where they run; valid: one value of each cluster.* key"
         )
@@ -266,12 +266,12 @@ def resources_of(config: Cell, spec: RunSpec, cluster: ClusterSpec) -> Resources
     # At least what the model takes, and its draft, which has a GPU of its own.
     models = models_of(spec)
     gpus = sum(gpus_for(model, cluster.gpu_memory) for model in models)
-    least = {
+    minimum = {
         "gpus": gpus,
         "cpus": CPUS_PER_GPU * gpus or CPUS,
         "memory": BASE_MEMORY + 2 * sum(map(weight_bytes, models)),
     }
-    return Resources(**{**least, **request.requested, **cluster.requested})
+    return Resources(**{**minimum, **request.requested, **cluster.requested})
 
 
 def on_its_machine(config: Cell, spec: RunSpec, gpus: int) -> RunSpec:

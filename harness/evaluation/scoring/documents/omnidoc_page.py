@@ -197,8 +197,8 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
     page_lines = [element for element in page_lines if element.text]
     compared = [
         (block, letters(block.content) if block.kind == "text" else plain_formula(block.content))
-        for whole in mixed
-        for block in _split(whole)
+        for mixed_block in mixed
+        for block in _split(mixed_block)
     ]
     answer_lines = [(block, text) for block, text in compared if text]
     page_lines, answer_lines = _without_beside(page_lines, answer_lines)
