@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.meter import Metered
@@ -398,21 +398,6 @@ METERS: Mapping[str, Metered] = {
 }
 
 
-class AnswerRequest(Protocol):
-    """The part of a run that answering needs; RunSpec and AnswerSpec both provide it."""
-
-    @property
-    def model(self) -> ModelSpec: ...  # noqa: D102
-    @property
-    def method(self) -> MethodSpec: ...  # noqa: D102
-    @property
-    def budget(self) -> Budget: ...  # noqa: D102
-    @property
-    def engine(self) -> EngineSpec: ...  # noqa: D102
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-
-
 @dataclass(frozen=True)
 class AnswerSpec:
     """Answers of one model under one method, without a benchmark to score them or a store to keep them."""
@@ -481,6 +466,9 @@ class RunSpec(RunOptions):
         """Settings of `generate` that the model and the benchmark give together; a task may add its own."""
         return {**self.model.generation, **self.benchmark.generation}
 
+
+#: The part of a run that answering needs.
+AnswerRequest = AnswerSpec | RunSpec
 
 #: What a kind of method settles comes back as what it was: a run, or answers alone.
 Settled = TypeVar("Settled", AnswerSpec, RunSpec)
