@@ -7,19 +7,15 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from espalier.harness.cost.meter import CostMeter, open_meter
-from espalier.harness.engine.record import SampleRecord
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import Generator
 from espalier.harness.specs.run_spec import METERS, ModelSpec, RunSpec
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.record import GeneratedBatch
-
 
 #: Settings under which a call of the generator does more than answer, and what.
 EXTRA_WORK = {

@@ -13,29 +13,27 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmms_eval.api.instance import Instance
 from lmms_eval.evaluator import simple_evaluate
 
 from espalier.harness.cost.memory import DeviceMemory
+from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.prompt import unreduced_layers
 from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
+from espalier.harness.evaluation.evaluate import Progress
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.samples import AnswerJournal, Key, Sample, finished_samples
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method, TokenReducer
-
-if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts import Prior
-    from espalier.harness.evaluation.evaluate import Progress
-    from espalier.harness.models.adapter import Adapter
 
 log = logging.getLogger(__name__)
 

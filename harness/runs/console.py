@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -264,9 +265,6 @@ def _bytes(value: float | None) -> str:
         value /= 1024
     return f"{value:.4g} GiB"
 
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -11,26 +11,21 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import tell_once
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.reducer import WHOLE
+from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
-from espalier.harness.runs.model_pool import threads
+from espalier.harness.runs.admission import Job
+from espalier.harness.runs.model_pool import Pool, threads
+from espalier.harness.runs.progress_bar import Board
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
-from espalier.harness.store import Store
+from espalier.harness.store import RunDir, Store
+from espalier.harness.store.files.journal import Journal
 from espalier.methods.base import Method
-
-if TYPE_CHECKING:
-    from espalier.harness.evaluation.task_cache import TaskCache
-    from espalier.harness.ranks import Ranks
-    from espalier.harness.runs.admission import Job
-    from espalier.harness.runs.model_pool import Pool
-    from espalier.harness.runs.progress_bar import Board
-    from espalier.harness.store import RunDir
-    from espalier.harness.store.files.journal import Journal
 
 
 @dataclass

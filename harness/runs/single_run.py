@@ -8,15 +8,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from espalier.harness.cost.memory import Peak
 from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import UserError, tell_once
+from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
+from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
 from espalier.harness.runs.progress_bar import Board
@@ -27,11 +30,6 @@ from espalier.harness.specs.comparable import settings_digest
 from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
 from espalier.harness.store.files.digests import digest
-
-if TYPE_CHECKING:
-    from espalier.harness.cost.memory import Peak
-    from espalier.harness.evaluation.evaluate import Evaluation
-    from espalier.harness.runs.admission import Job
 
 
 @dataclass

@@ -10,17 +10,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import Distribution, EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from espalier.harness.errors import FOREIGN, first_words
 from espalier.harness.specs.plugins.code_reference import CodeReference
-
-if TYPE_CHECKING:
-    from importlib.metadata import Distribution, EntryPoint
 
 #: The group of entry points.
 GROUP = "espalier.plugins"
