@@ -92,8 +92,7 @@ class TokenValues:
         # Imported here: matplotlib takes a third of a second.
         from espalier.harness.api.overlay import captioned, draw_values
 
-        title = captioned(self.title, self._caption)
-        return draw_values(self._visible, self.values, title, path)
+        return draw_values(self._visible, self.values, captioned(self.title, self._caption), path)
 
 
 @dataclass(frozen=True, eq=False)

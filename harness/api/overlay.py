@@ -113,8 +113,7 @@ def draw_values(
         return np.where(coloured[..., None], mixed, _faded(pixels, coloured, outside))
 
     figure, axes = _figure(visible, paint, lambda tokens: "", title)
-    bar = figure.colorbar(colours, ax=axes, shrink=0.8, pad=0.02)
-    bar.ax.tick_params(labelsize=7)
+    figure.colorbar(colours, ax=axes, shrink=0.8, pad=0.02).ax.tick_params(labelsize=7)
     return _saved(figure, path)
 
 

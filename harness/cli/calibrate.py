@@ -169,8 +169,7 @@ def run(request: CalibrationRequest) -> list[str]:
     images = request.images()  # an unusable folder is refused before the model is loaded
     if request.spec.offline:
         go_offline()
-    adapter = load_adapter(request.spec.model)
-    return (_measure if request.layers else _fit)(request, adapter, images)
+    return (_measure if request.layers else _fit)(request, load_adapter(request.spec.model), images)
 
 
 def _measure(request: CalibrationRequest, adapter: Adapter, images: Iterator[Image]) -> list[str]:

@@ -167,8 +167,7 @@ class Composer:
         if group == checkpoint_names.GROUP:
             name = checkpoint_names.model_choice(name, key or group)
         self.catalogue.check(key or group, group, name)
-        overrides = parse(values, self.catalogue)
-        pieces = self._merged({Choice(group, group): name}, (), overrides)
+        pieces = self._merged({Choice(group, group): name}, (), parse(values, self.catalogue))
         section = copy.deepcopy(resolved(pieces, [group])[group])
         assert isinstance(section, dict)
         return section
@@ -199,8 +198,7 @@ class Composer:
         for override in values:
             key = override.key_or_group.partition(".")[0]
             if key not in by_key and not (override.is_add() or override.is_force_add()):
-                valid = by_key.keys() - {"hydra"}
-                raise unknown_key(override.key_or_group, valid)
+                raise unknown_key(override.key_or_group, by_key.keys() - {"hydra"})
             changes.setdefault(key, []).append(override)
         pieces = {}
         for key in dict.fromkeys((*by_key, *changes)):

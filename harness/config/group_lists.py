@@ -197,8 +197,7 @@ class ConfFolders:
         if owners[0] != self.folders[0]:
             for key in (*PATHS.get(group, ()), *CLASSES.get(group, ())):
                 if content.get(key) is not None:
-                    is_path = key in PATHS.get(group, ())
-                    content[key] = _anchored(content[key], owners[0], is_path)
+                    content[key] = _anchored(content[key], owners[0], key in PATHS.get(group, ()))
         return ConfFile(content, tuple(defaults), is_global)
 
 

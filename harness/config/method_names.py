@@ -72,8 +72,7 @@ def setting_names() -> list[str]:
     """Return a name for each setting that has one: each variant of a method, and the former names."""
     names = set(former_names())
     for method in choices(GROUP):
-        readings = variants(method)
-        names.update([f"{method}_{reading}" for reading in readings] or [method])
+        names.update([f"{method}_{reading}" for reading in variants(method)] or [method])
     return sorted(names)
 
 
@@ -91,8 +90,7 @@ def method_section(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def former_names() -> Mapping[str, MethodName]:
     """Return the former names that conf/method_names.yaml lists."""
-    names = read_yaml(FORMER_NAMES)
-    return {name: MethodName(**entry) for name, entry in names.items()}
+    return {name: MethodName(**entry) for name, entry in read_yaml(FORMER_NAMES).items()}
 
 
 def _word(value: Any) -> str:

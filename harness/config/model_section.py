@@ -182,8 +182,7 @@ def with_question(benchmark: BenchmarkSpec, prompt: PromptSpec) -> BenchmarkSpec
     """
     texts = [benchmark.texts[word] for word in prompt.words if word in benchmark.texts]
     text = benchmark.text or next(iter(texts), prompt.text)
-    generation = {**prompt.generation, **benchmark.generation}
-    return replace(benchmark, text=text, generation=generation)
+    return replace(benchmark, text=text, generation={**prompt.generation, **benchmark.generation})
 
 
 def model_spec(part: Mapping[str, Any], tasks: Iterable[str] = ()) -> ModelSpec:

@@ -358,8 +358,7 @@ class Artifact:
             raise self.broken("has no readable .json file beside it", method) from error
         if key != _key(described):
             raise self.broken("has an edited .json file beside it", method)
-        wanted = self._identity(digests)
-        if any(described.get(name) != value for name, value in wanted.items()):
+        if any(described.get(name) != value for name, value in self._identity(digests).items()):
             raise self.broken("was made with other weights", method)
         return {**described, "key": key}
 

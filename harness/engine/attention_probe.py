@@ -129,8 +129,7 @@ def last_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tenso
 
     Batches are left-padded, so the last slot is real.
     """
-    visible = valid[:, None, None, :]
-    return attention_rows(query[:, :, -1:], key, scaling, visible)[:, 0]
+    return attention_rows(query[:, :, -1:], key, scaling, valid[:, None, None, :])[:, 0]
 
 
 def received_mean(

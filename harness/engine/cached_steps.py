@@ -285,8 +285,7 @@ class LayerChanges:
         self.of_layer = []
 
         def record(layer: nn.Module, args: tuple[Tensor, ...], states: Tensor) -> None:
-            entering = args[0][:, -count:].to(states.device)
-            self.of_layer.append(states[:, -count:] - entering)
+            self.of_layer.append(states[:, -count:] - args[0][:, -count:].to(states.device))
 
         with hooked([layer.register_forward_hook(record) for layer in layers]):
             yield

@@ -338,8 +338,7 @@ class Pass:
             return {**kwargs, **types.arguments(stage, layer, hidden), "position_ids": None}
         if setup.emulate:
             if stage.mask is None:
-                config = setup.adapter.decoder.config
-                stage.mask = reference_mask(config, hidden, stage.valid, 0)
+                stage.mask = reference_mask(setup.adapter.decoder.config, hidden, stage.valid, 0)
             kwargs = {**kwargs, "attention_mask": stage.mask}
         elif stage.first > 0:
             mask = stage.mask

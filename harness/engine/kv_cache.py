@@ -190,8 +190,7 @@ class IndexedCache(Cache):
 
     def gather(self, source_cache: IndexedCache, slots: Tensor) -> None:
         """Start with the tokens `slots` (layers, M) of each layer of `other`; costs one copy of these."""
-        pairs = zip(self.indexed, source_cache.indexed, slots, strict=True)
-        for layer, source, chosen in pairs:
+        for layer, source, chosen in zip(self.indexed, source_cache.indexed, slots, strict=True):
             keys, values = source.entries
             index = chosen.to(keys.device)
             layer.update(keys.index_select(2, index), values.index_select(2, index))

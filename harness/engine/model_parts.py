@@ -344,8 +344,7 @@ def _cells(luma: Tensor, count: int, side: int) -> Tensor:
     height, width = (count * side - size for size in luma.shape[1:])
     # Patches that do not fill the image leave out pixels at the right and at the bottom (negative padding).
     framed = pad(luma, (1, 1 + width, 1, 1 + height))
-    cut = framed.unfold(1, side + 2, side).unfold(2, side + 2, side)
-    return cut.flatten(0, 2)
+    return framed.unfold(1, side + 2, side).unfold(2, side + 2, side).flatten(0, 2)
 
 
 #: Both ways, with a low-pass filter in reducing: what image processors do.

@@ -186,8 +186,7 @@ class Prefill:
                 if plan.merge is not None:
                     # Gathered again: a method that writes into its view changes nothing.
                     onto = merge_onto if merge_onto is not None and not of_features else tokens_of
-                    tokens = onto(rows, n_tokens)
-                    values = merged_values(plan, plan.merge, tokens, rows, halves)
+                    values = merged_values(plan, plan.merge, onto(rows, n_tokens), rows, halves)
                     merged.append(MergedTokens(rows, plan.kept, values, plan.merge, of_features))
             return combine(plans, stage, tuple(merged))
 
@@ -248,8 +247,7 @@ class Prefill:
         if self.setup.emulate:
             following = hide(stage, decision, first)
         else:
-            text = self.layout.repeat(self.beams).text
-            following, index = shrink(stage, decision, text, first)
+            following, index = shrink(stage, decision, self.layout.repeat(self.beams).text, first)
         if self.setup.renumber and following.blocks is not None:
             closed = closed_positions(following.valid)
             following.blocks = replace(following.blocks, positions=closed, span=closed.shape[1])
@@ -402,8 +400,7 @@ def shrink(
     new_words = take(new_slot, stage.words.clamp(min=0), -1)
     words = torch.where(stage.words < 0, stage.words, new_words)
     blocks = None if stage.blocks is None else stage.blocks.gathered(index)
-    following = Stage(first, valid, padded, slots, decision.counts, origin, words, blocks=blocks)
-    return following, index
+    return Stage(first, valid, padded, slots, decision.counts, origin, words, blocks=blocks), index
 
 
 def hide(stage: Stage, decision: Decision, first: int) -> Stage:

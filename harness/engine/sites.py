@@ -172,8 +172,7 @@ class VisionSites(Sites):
             share = None if layout.share is None else layout.share[rows][:, :n]
             return mix(units, layout.source[rows][:, :n], share)
 
-        projected = prefill.tokens(kwargs["inputs_embeds"])
-        decision = prefill.decide(number, blended, projected)
+        decision = prefill.decide(number, blended, prefill.tokens(kwargs["inputs_embeds"]))
         if decision.merged:
             # Merged features are projected to the decoder's width.
             merged = tuple(
@@ -227,8 +226,7 @@ def _capture(
     """Capture signals from the states (B, M, D) that enter the layer of a site."""
     before = prefill.stage.move(hidden.device)
     with prefill.clock.phase("select"):
-        tables = prefill.rotary(layer, hidden, rotary)
-        prefill.setup.signals.reach(site, before, hidden, tables)
+        prefill.setup.signals.reach(site, before, hidden, prefill.rotary(layer, hidden, rotary))
 
 
 def shorten_states(
@@ -290,8 +288,7 @@ class BlockSites(Sites):
     def reach(self, layer: int, hidden: Tensor, rotary: tuple[Tensor, ...]) -> Tensor:
         """Capture signals from the states that enter the layer."""
         if layer in self._modules:
-            site = dict(self.sites)[self._numbers[layer]]
-            _capture(self.prefill, site, layer, hidden, rotary)
+            _capture(self.prefill, dict(self.sites)[self._numbers[layer]], layer, hidden, rotary)
         return hidden
 
     def _forward(self, layer: int, hidden: Tensor, **kwargs: Any) -> Tensor:

@@ -63,8 +63,7 @@ def row_units(layout: Layout, row: int) -> Tensor:
     source = layout.source[row, : layout.counts[row]]
     if layout.share is None:
         return source[:, 0]
-    share = layout.share[row, : layout.counts[row]]
-    return source.gather(1, share.argmax(1, keepdim=True))[:, 0]
+    return source.gather(1, layout.share[row, : layout.counts[row]].argmax(1, keepdim=True))[:, 0]
 
 
 def picture_counts(
@@ -153,8 +152,7 @@ class TowerImages:
         """Return (P, n) positions of the alive slots after the class token."""
         if emulate:
             return self.origin
-        indices = torch.arange(self.origin.shape[1], device=self.origin.device)
-        return indices.expand_as(self.origin)
+        return torch.arange(self.origin.shape[1], device=self.origin.device).expand_as(self.origin)
 
     def bias(self, policy: SlotPolicy) -> Tensor | None:
         """Return the bias added to the logits: log-sizes if keys are weighted, -inf where emulation hides."""

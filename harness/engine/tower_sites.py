@@ -166,8 +166,7 @@ class TowerSites(Sites):
             pictures.heads.append(self._block_heads)
             if self._planner.reads_flow:
                 with self.prefill.clock.phase("select"):
-                    values = block.values(entering)
-                    pictures.flow = flow_after(pictures, values, self._policy)
+                    pictures.flow = flow_after(pictures, block.values(entering), self._policy)
         groups = self._reduce(number, pictures) if number in self._site_at else [pictures]
         for group in groups:
             self._count(group, attended=False)
@@ -455,5 +454,4 @@ class TowerPlanner:
             start[:, :, 0] = 1
         else:
             start[:, 0] = alive / alive.sum(1, keepdim=True)
-        rows = rollout(pictures.heads, start, lambda *_: alive[:, None, None])
-        return rows[:, 0, extra:]
+        return rollout(pictures.heads, start, lambda *_: alive[:, None, None])[:, 0, extra:]

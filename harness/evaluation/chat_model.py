@@ -255,8 +255,7 @@ class ChatModel(lmms):
         first_refusal = next(filter(None, refusals), None)
         if not self.samples and first_refusal is not None:
             raise first_refusal
-        too_many = len(self.failures) > self._spec.engine.max_errors
-        if any(gave_up) or not self.samples or too_many:
+        if any(gave_up) or not self.samples or len(self.failures) > self._spec.engine.max_errors:
             raise SampleErrors(self.failures, total)
 
     def _result(self, key: Key) -> GenerationResult:

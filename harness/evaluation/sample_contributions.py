@@ -83,8 +83,7 @@ def set_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
         if columns is not None:
             _check_column(task.config.task, columns, cluster)
         if limit is not None:
-            chosen = _first_clusters(task, limit, cluster)
-            task.build_all_requests = partial(_ask, task, chosen)
+            task.build_all_requests = partial(_ask, task, _first_clusters(task, limit, cluster))
 
 
 def _first_clusters(task: Task, limit: int, cluster: Cluster) -> frozenset[int]:
@@ -189,8 +188,7 @@ def assign_blocks(
     count = blocks or (len(units) if len(units) <= ALONE else max(BLOCKS, VISITS // samples))
     if count >= len(units):
         return list(range(len(units)))
-    places = np.random.default_rng(seed).permutation(len(units)) % count
-    return [int(place) for place in places]
+    return [int(place) for place in np.random.default_rng(seed).permutation(len(units)) % count]
 
 
 def unit_aggregates(

@@ -265,7 +265,6 @@ def _by_pdfium(path: Path, page: int, longest: int) -> Image.Image:
     try:
         with pdfium.PdfDocument(path) as document:
             sheet = document[page - 1]
-            scale = longest / max(sheet.get_size())
-            return open_image(sheet.render(scale=scale).to_pil())
+            return open_image(sheet.render(scale=longest / max(sheet.get_size())).to_pil())
     except (pdfium.PdfiumError, IndexError) as error:
         raise UserError(f"{str(path)!r}: page {page} cannot be rendered: {error}") from error

@@ -260,8 +260,7 @@ def unpacked(folder: str, video: str) -> str:
         UserError: the path is a folder of frames, of unknown order and rate.
         FileNotFoundError: the video is missing.
     """
-    home = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser()
-    path = home / folder / video
+    path = Path(os.getenv("HF_HOME", "~/.cache/huggingface")).expanduser() / folder / video
     # A name may contain dots, so suffixes are added, not replaced.
     candidates = (path, *(path.with_name(path.name + end) for end in ENDINGS))
     file = next((candidate for candidate in candidates if candidate.is_file()), None)

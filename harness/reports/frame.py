@@ -346,8 +346,7 @@ def _cell(row: pd.Series, intervals: bool) -> str:
 
 def _average(points: pd.DataFrame, benchmarks: int) -> pd.DataFrame:
     """Return the mean score and retention of each (curve, ratio) that every benchmark has with an unpruned score."""
-    scored = points[points.retention.notna()]
-    grouped = scored.groupby(["curve", "ratio"], sort=False)
+    grouped = points[points.retention.notna()].groupby(["curve", "ratio"], sort=False)
     means = grouped.agg(
         score=("score", "mean"),
         kept=("retention", "mean"),

@@ -113,8 +113,7 @@ def admit(
     if places:
         check_places(job.spec, job.key)
     # A sweep over a setting of the engine can include methods that do not use it.
-    used = kind_of(job.method, job.spec).identity(job.spec, job.method).engine
-    for name, value in used.items():
+    for name, value in kind_of(job.method, job.spec).identity(job.spec, job.method).engine.items():
         typed = getattr(spec.engine, name)
         if value is None and typed != getattr(USUAL, name):
             tell_once(f"engine.{name}={typed}: method={job.spec.method.title} does not use it")

@@ -302,8 +302,7 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
     names: dict[str, list[str]] = {}
     for spec, reason in cells:
         name = f"{spec.method.title} {label_of(spec)}".strip()
-        cell = f"{name} {spec.budget.amount} {spec.benchmark.name}"
-        names.setdefault(reason, []).append(cell)
+        names.setdefault(reason, []).append(f"{name} {spec.budget.amount} {spec.benchmark.name}")
     for reason, cells_of_reason in names.items():
         print(plain(f"{word}: {', '.join(cells_of_reason)}: {reason}"), file=out, flush=True)
 

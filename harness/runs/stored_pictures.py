@@ -98,8 +98,7 @@ def write_pictures(
     pictures: dict[Key, SamplePicture] = {}
     with redirect_stdout(sys.stderr):
         job = job_of_row(run.row, store, overrides)
-        adapter = Pool().adapter(job.spec.model)
-        for picture in draw_samples(job.spec, job.method, adapter, words):
+        for picture in draw_samples(job.spec, job.method, Pool().adapter(job.spec.model), words):
             if picture.drawing is not None:
                 picture.drawing.savefig(folder / picture.file, bbox_inches="tight")
             pictures[picture.key] = picture
@@ -175,8 +174,7 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
                 values |= {f"{key}.name": names[key], f"{key}.code": code, f"{key}.params": {}}
                 names[key] = "none"
         choices = [f"{GROUPS[key]}={_choice(key, name, typed)}" for key, name in names.items()]
-    command = read_command([*choices, *overrides])
-    (cell,) = command.cells
+    (cell,) = read_command([*choices, *overrides]).cells
     values["store"] = str(store)
     job = _job(cell, values)
     settable = {

@@ -62,8 +62,7 @@ def own_method(name: str, reference: CodeReference, taken: Iterable[str]) -> typ
 
 def defaults_of(method: type[Method]) -> dict[str, object]:
     """Return the default of each hyper-parameter that a config can hold, as plain data."""
-    values = defaults(method)
-    return {name: _plain(value) for name, value in values.items() if _is_plain(value)}
+    return {name: _plain(value) for name, value in defaults(method).items() if _is_plain(value)}
 
 
 def _plain(value: object) -> object:

@@ -137,8 +137,7 @@ def speak_plainly() -> None:
             setattr(sys, name, wrapper)
         stream = getattr(sys, name)
         # In the C locale Python's stdout passes undecodable bytes and fails on everything else.
-        wrapped = isinstance(stream, io.TextIOWrapper)
-        if wrapped and stream.errors in ("strict", "surrogateescape"):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -202,8 +202,7 @@ COMPUTED: Mapping[str, Callable[[Case], object]] = {
 
 def _not_recorded(applies: Callable[[Case], Any], why: str) -> Conflict:
     """Return the conflict of `engine.graphs=true` with a model or a method."""
-    line = f"records steps on one GPU, and {why}"
-    return Conflict("engine.graphs", applies, line, "false, auto")
+    return Conflict("engine.graphs", applies, f"records steps on one GPU, and {why}", "false, auto")
 
 
 def _unlogged(key: str) -> Conflict:

@@ -425,8 +425,7 @@ def unescaped(table: Mapping[str, Any]) -> dict[str, Any]:
 def settings_of(spec: RunSpec, task: Mapping[str, Any]) -> Settings:
     """Return the settings of a run's requests to a task; see `settings`."""
     facts, model, benchmark = spec.model.facts, spec.model.generation, spec.benchmark.generation
-    draws = facts.canvas is not None
-    return settings(task, model, benchmark, denoises=facts.denoises, draws=draws)
+    return settings(task, model, benchmark, denoises=facts.denoises, draws=facts.canvas is not None)
 
 
 def _refuse_idle(

@@ -144,8 +144,7 @@ def retention_interval(ours: ArrayLike, full: ArrayLike, level: float = 0.95) ->
     Raises:
         ValueError: as `difference_interval`, or the unpruned mean is not above zero.
     """
-    parts = of_retention(ours, full)
-    return _interval(_share(ours, full), parts, level)
+    return _interval(_share(ours, full), of_retention(ours, full), level)
 
 
 def average_retention(

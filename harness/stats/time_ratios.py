@@ -36,8 +36,7 @@ def rate_ratio_interval(
         )
     if not (np.isfinite(table) & (table > 0)).all():
         raise ValueError("samples must be finite and above 0")
-    data = tuple(table.T)
-    return _bootstrap(data, _rates, level, seed, resamples)
+    return _bootstrap(tuple(table.T), _rates, level, seed, resamples)
 
 
 def share_interval(

@@ -44,8 +44,7 @@ class EnergyMeter(CostMeter):
             ) from error
         try:
             pynvml.nvmlInit()
-            cards = map(torch.cuda.get_device_properties, names)
-            uuids = [f"GPU-{card.uuid}" for card in cards]
+            uuids = [f"GPU-{card.uuid}" for card in map(torch.cuda.get_device_properties, names)]
             meter = cls(pynvml, dict(zip(uuids, names, strict=True)))
             meter.read()
         except pynvml.NVMLError as error:

@@ -241,8 +241,7 @@ def open_provider(
         ) as threads:
             yield LocalDraft(extra, threads, drafter=model)
     else:
-        transport = SequentialTransport(meter, Meter.of(model.devices))
-        yield LocalDraft(extra, transport, drafter=model)
+        yield LocalDraft(extra, SequentialTransport(meter, Meter.of(model.devices)), drafter=model)
 
 
 @contextmanager

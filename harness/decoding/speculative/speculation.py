@@ -151,14 +151,12 @@ class Speculation:
         """Open the target's sessions and start the draft."""
         spec, method, adapter = self._spec, self._method, self._adapter
         self._graphs = graphs_for(adapter, spec.engine.graphs)
-        separators = spec.engine.separators
-        open_session = partial(Session, adapter, seed=spec.seed, separators=separators)
+        open_session = partial(Session, adapter, seed=spec.seed, separators=spec.engine.separators)
         plain = open_session(NoReduction(), Budget("kept", 0.0))
         self._plain_session = self._stack.enter_context(plain)
         self._guided_session = self._plain_session
         if method.guided:
-            reader = GuidanceReader(method, self._take_guidance)
-            guided_session = open_session(reader, spec.budget)
+            guided_session = open_session(GuidanceReader(method, self._take_guidance), spec.budget)
             self._guided_session = self._stack.enter_context(guided_session)
         engine, draft = spec.engine, draft_of(spec, method)
         self.transport = "sequential"

@@ -231,8 +231,7 @@ def _bound(block: Mapping[str, Any], records: Sequence[DecodingRecord]) -> float
         return None
     tokens = sum(step.accepted + step.target_added for _, step in rounds)
     sides = [(gamma * draft, target) for gamma, _ in rounds]
-    shortest = sum(max(pair) if block["overlap"] else sum(pair) for pair in sides)
-    return target * tokens / shortest
+    return target * tokens / sum(max(pair) if block["overlap"] else sum(pair) for pair in sides)
 
 
 def _mismatches(records: Sequence[DecodingRecord]) -> dict[str, Any] | None:

@@ -133,8 +133,7 @@ class ThreadTransport(SequentialTransport):
                 return future.result(timeout=patience)
             except Late as error:
                 self._lost = True
-                reason = f"the drafter did not answer within {patience:g} s"
-                raise DrafterLost(reason) from error
+                raise DrafterLost(f"the drafter did not answer within {patience:g} s") from error
 
         return wait
 

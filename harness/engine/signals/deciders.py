@@ -93,8 +93,7 @@ class MaskedAttention(AnswerSignal):
         elif self._rows is not None and self._captured is None:
             masked = ~inputs[DECIDERS].to(self._rows.device).unsqueeze(1)
             shares = masked / masked.sum(2, keepdim=True).clamp(min=1)
-            layers = len(self.context.parts.decoder.layers)
-            self._captured = (self._rows * shares).sum(2) / layers
+            self._captured = (self._rows * shares).sum(2) / len(self.context.parts.decoder.layers)
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Begin the sum, 0 for every token."""

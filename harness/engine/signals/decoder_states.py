@@ -113,8 +113,7 @@ class AllProjected(Projected):
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M, D)."""
-        real = request.real.to(self.states.device)
-        return self.states[request.rows] * real.unsqueeze(-1)
+        return self.states[request.rows] * request.real.to(self.states.device).unsqueeze(-1)
 
 
 @signal(

@@ -61,8 +61,7 @@ class TowerAttention(UnitSignal):
 
     @property
     def _pooled(self) -> bool:
-        by_probe = self.context.parts.facts.class_attention == "probe"
-        return by_probe and "cls" in self.need.signal
+        return self.context.parts.facts.class_attention == "probe" and "cls" in self.need.signal
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the last pass's images."""
@@ -72,8 +71,7 @@ class TowerAttention(UnitSignal):
         if self.need.signal.startswith("wide"):
             query, key = _merge_heads(query), _merge_heads(key)
             scaling = query.shape[-1] ** -0.5
-        values = self.read(query, key, scaling)
-        self._parts = [*self._parts, self.context.parts.to_units(values)]
+        self._parts = [*self._parts, self.context.parts.to_units(self.read(query, key, scaling))]
 
     def units(self) -> Tensor:
         """Return the values of all calls of the tower."""

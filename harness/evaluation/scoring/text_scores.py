@@ -166,8 +166,7 @@ def words(answer: str, reference: str) -> tuple[list[str], list[str]]:
 
     jieba returns blanks and punctuation as words. Cost: O(n), but O(n^2) in a run of characters outside its dictionary.
     """
-    is_chinese = CHINESE.search(answer) or CHINESE.search(reference)
-    cut = _jieba().lcut if is_chinese else str.split
+    cut = _jieba().lcut if CHINESE.search(answer) or CHINESE.search(reference) else str.split
     return cut(answer), cut(reference)
 
 

@@ -147,8 +147,7 @@ def panel_of(
             _point(group, ratio, scores[name][ratio], scores.get(floor or "", {}).get(ratio), full)
             for ratio, group in seeds[name].items()
         )
-        layer = first_runs[name].layer
-        curves.append(Curve(name, methods[name] in CONTROLS, floor, points, layer))
+        curves.append(Curve(name, methods[name] in CONTROLS, floor, points, first_runs[name].layer))
     unread = {run.name for run in runs if is_marked(run.row)}
     return CurvePanel(
         benchmark=benchmark,
@@ -203,8 +202,7 @@ class ComparedRuns:
         for run in self.runs:
             # At ratio 0 nothing is removed.
             if run.row["method"] != FULL and run.row["ratio"] > 0:
-                point = run.name, run.row["ratio"], run.row.get("keep")
-                points.setdefault(point, []).append(run)
+                points.setdefault((run.name, run.row["ratio"], run.row.get("keep")), []).append(run)
         return points
 
     def scores(self, runs: Sequence[RunScores]) -> Scores:
@@ -277,8 +275,7 @@ def points_of(panels: Sequence[CurvePanel]) -> PointFrame:
             for curve in curves
             for point in curve.points
         ]
-    columns = {name: [line.get(name) for line in lines] for name in POINTS}
-    return PointFrame(typed(columns, POINTS))
+    return PointFrame(typed({name: [line.get(name) for line in lines] for name in POINTS}, POINTS))
 
 
 def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float | str], Interval]:

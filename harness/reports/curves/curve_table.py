@@ -171,8 +171,7 @@ def _texts(
     panel: CurvePanel, curve: Curve, text: Callable[[CurvePoint], str], gap: str = ""
 ) -> list[str]:
     """Return the text of a curve's point at each ratio of a panel, `gap` where it has none."""
-    points = map(curve.at, panel.ratios)
-    return [gap if point is None else text(point) for point in points]
+    return [gap if point is None else text(point) for point in map(curve.at, panel.ratios)]
 
 
 def _gained(point: CurvePoint) -> str:

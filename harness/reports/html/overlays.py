@@ -60,8 +60,7 @@ def overlays(results: PageResults, code_of: CodeOf) -> dict[str, Any]:
             continue
         for ratio in sorted(ratios)[:RATIOS]:
             try:
-                masks = _masks(model, row, code, ratio, scenes)
-                curves.setdefault(curve, {})[f"{ratio:g}"] = masks
+                curves.setdefault(curve, {})[f"{ratio:g}"] = _masks(model, row, code, ratio, scenes)
             except UserError as error:
                 results.drop("no picture of kept tokens", f"{curve} at {ratio:g}: {error}")
     pictures = [

@@ -209,8 +209,7 @@ class JobState:
 
     def __str__(self) -> str:
         """Return the state, with the reason if there is one."""
-        no_reason = self.reason in ("", "None")
-        return self.name if no_reason else f"{self.name} ({self.reason})"
+        return self.name if self.reason in ("", "None") else f"{self.name} ({self.reason})"
 
 
 class Launcher(Protocol):

@@ -226,8 +226,7 @@ class EvaluatedRun:
             for key, scoring in read_scorings(self._entries).items()
             if metric in scoring.scores
         }
-        clocked = "latency" in self.row["extra"]
-        if value is None or clocked or len(scorings) < 2:
+        if value is None or "latency" in self.row["extra"] or len(scorings) < 2:
             return dict.fromkeys(("low", "high"))
         scores = np.array([scoring.scores[metric] for scoring in scorings.values()], dtype=float)
         units = [(key[0], scoring.units.get(metric, key[1])) for key, scoring in scorings.items()]

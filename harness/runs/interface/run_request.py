@@ -170,8 +170,7 @@ def _benchmark_overrides(
         return [f"benchmark={spelled(benchmark)}"]
     if isinstance(benchmark, bytes | Mapping) or not isinstance(benchmark, Iterable):
         raise _wrong_type("benchmark", benchmark, BENCHMARKS)
-    defaults = asdict(RecordSettings())
-    values = {key: settings.get(key, default) for key, default in defaults.items()}
+    values = {key: settings.get(key, default) for key, default in asdict(RecordSettings()).items()}
     records = read_section(RecordSettings, "benchmark", values)
     folder = save_records(benchmark, Path.cwd(), cache_folder() / "espalier" / "own", records)
     return ["benchmark=data", f"benchmark.path={spelled(folder)}"]

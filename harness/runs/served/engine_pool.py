@@ -55,8 +55,7 @@ class ServedModel:
         from espalier.harness.runs.served.served_session import ServedCodec, ServedGenerator
 
         assert isinstance(method, TokenReducer)  # admission has checked it
-        built_in = spec.backend.built_in
-        generator = ServedGenerator(spec, self.adapter, method, self.engine, built_in)
+        generator = ServedGenerator(spec, self.adapter, method, self.engine, spec.backend.built_in)
         return nullcontext(OpenMethod(generator, ServedCodec(self.adapter)))
 
     @property

@@ -96,8 +96,7 @@ def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:
         raise UserError(f"a chat holds a video; model={adapter.spec.name!r} takes images only")
     media = adapter.load_media(chat, 0, adapter.spec.media == "required")
     text = adapter.prompt_text(chat, media)
-    batch = adapter.process_batch([text], [media])
-    layout = adapter.layout(batch)
+    layout = adapter.layout(adapter.process_batch([text], [media]))
     items = np.bincount(layout.picture[0, : layout.counts[0]]).tolist() if layout.counts[0] else []
     number = len(media.pictures) + len(media.clips)
     if number == 1 and items:

@@ -110,8 +110,7 @@ def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) 
         sum(trace.entering[layer] - trace.entering[layer + 1] for trace in traces) // len(traces)
         for layer in range(end)
     ]
-    removed = (*going, *[0] * (depth - end))
-    return Fit(alpha, stop is not None, removed, spent[end] / full)
+    return Fit(alpha, stop is not None, (*going, *[0] * (depth - end)), spent[end] / full)
 
 
 def forecast(trace: Trace, layer: int, stack: StackFacts) -> int:
@@ -185,8 +184,7 @@ def expendable(attention: Tensor, mass: Tensor, alpha: float) -> Tensor:
         alpha: from 0 (nothing may be lost) to 1 (everything).
     """
     order = ranking(attention).flip(1)
-    ascending = attention.double().gather(1, order)
-    from_here = ascending.flip(1).cumsum(dim=1).flip(1)
+    from_here = attention.double().gather(1, order).flip(1).cumsum(dim=1).flip(1)
     remaining = torch.cat([from_here[:, 1:], torch.zeros_like(from_here[:, :1])], dim=1)
     fine = remaining >= (1 - alpha) * mass.double().unsqueeze(1)
     return torch.zeros_like(fine).scatter(1, order, fine)
