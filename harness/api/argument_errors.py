@@ -104,9 +104,8 @@ def unknown_argument(
     """Return the error for an argument that is neither one of the function's nor a hyper-parameter of the method."""
     params, arguments = sorted(params), sorted(set(arguments))
     by_case = {valid.lower(): valid for valid in (*arguments, *params)}
-    near = by_case.get(name.lower()) or near_key(name, by_case.values())
-    if any(word in name for word in ("keep", "kept", "retain")):
-        near = KEEP
+    is_keep = any(word in name for word in ("keep", "kept", "retain"))
+    near = KEEP if is_keep else by_case.get(name.lower()) or near_key(name, by_case.values())
     hint = f"{KEEP}={_as_keep(value)}" if near == KEEP else near and f"{near}={value!r}"
     line = f"{name}={value!r} is no argument and no hyper-parameter of method {method!r}"
     meant = f" (did you mean {hint}?)" if hint else ""

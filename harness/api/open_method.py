@@ -66,9 +66,11 @@ class CheckedMethod:
             BudgetMismatch: the kept tokens do not match the budget.
         """
         account = kind_of(self.method, self.spec).account(self.spec, self.method, (record,))
-        kept = float(account.extra["achieved"][self.spec.budget.rule])
-        if record.decoding is not None:
-            kept = float(record.decoding["draft_visual"])
+        kept = float(
+            account.extra["achieved"][self.spec.budget.rule]
+            if record.decoding is None
+            else record.decoding["draft_visual"]
+        )
         return 1 - kept / record.visual if record.visual else 0.0
 
 

@@ -133,9 +133,11 @@ def _figure(
     """
     panels = _panels(visible)
     if not panels:
-        reason = "this answer belongs to a question without pictures"
-        if len(visible.tokens):
-            reason = "the visual tokens of this model have no place in the picture"
+        reason = (
+            "the visual tokens of this model have no place in the picture"
+            if len(visible.tokens)
+            else "this answer belongs to a question without pictures"
+        )
         raise UserError(f"show(): {reason}")
     rows = ceil(len(panels) / ACROSS)
     columns = ceil(len(panels) / rows)

@@ -90,9 +90,8 @@ class Catalogue(ConfFolders):
         # Only the line of a wrong name needs it.
         from espalier.harness.specs.records.data_file import is_data
 
-        options = self.get_group_options(group)
-        if key == "compressor":
-            options = ["none", *methods_of("compressor")]
+        is_compressor = key == "compressor"
+        options = ["none", *methods_of(key)] if is_compressor else self.get_group_options(group)
         if group == "experiment":
             options += table_titles()
         error = unknown_name(key, name, options)

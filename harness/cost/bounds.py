@@ -111,8 +111,8 @@ def step_bytes(adapter: TextModel) -> int:
     """
     table = {id(weight) for weight in adapter.model.get_input_embeddings().parameters()}
     head = stored_tensors(adapter.model.get_output_embeddings())
-    weights = {id(weight): weight for weight in stored_tensors(adapter.decoder)}
-    weights = {key: weight for key, weight in weights.items() if key not in table}
+    decoder = stored_tensors(adapter.decoder)
+    weights = {id(weight): weight for weight in decoder if id(weight) not in table}
     weights |= {id(weight): weight for weight in head}
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 

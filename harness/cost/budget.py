@@ -142,9 +142,7 @@ class Budget:
 
         At least one if ratio < 1 and there are any; ratio 1 leaves none.
         """
-        if self.ratio == 1 or n_visual == 0:
-            return 0
-        return max(1, _half_up(self.target(n_visual)))
+        return 0 if self.ratio == 1 or n_visual == 0 else max(1, _half_up(self.target(n_visual)))
 
     def check(self, reducer: TokenReducer, facts: ModelFacts) -> None:
         """Raise BudgetError when the method cannot reach the ratio on a sample of nominal size.

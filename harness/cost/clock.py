@@ -30,9 +30,7 @@ class Clock:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return the context manager that times one stretch of phase `name`, failed or not."""
-        if not self.enabled:
-            return _NOTHING
-        return self._named(name)
+        return self._named(name) if self.enabled else _NOTHING
 
     def start(self, name: str) -> None:
         """Open phase `name` for a stretch that begins and ends in different hooks."""

@@ -133,9 +133,7 @@ def linear_layer_flops(stack: StackFacts, tokens: int) -> int:
 
 def linear_cost(stack: StackFacts) -> float:
     """Return the FLOPs that a layer of linear attention spends on each token of whole chunks; 0 if there is none."""
-    if stack.linear is None:
-        return 0.0
-    return float(_linear_maps(stack) + _delta_rule(stack))
+    return 0.0 if stack.linear is None else float(_linear_maps(stack) + _delta_rule(stack))
 
 
 def quadratic(stack: StackFacts, first: bool = False) -> tuple[float, float]:

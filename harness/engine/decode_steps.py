@@ -172,9 +172,8 @@ class DecodeSteps:
         stage = self.stage(layer).move(hidden.device)
         key = (id(stage), self._types.name(layer), hidden.device)
         if key not in self._typed:
-            positions = self._positions
-            if self._embedding is not None:
-                positions = self._closed_positions(stage)
+            closed = self._embedding is not None
+            positions = self._closed_positions(stage) if closed else self._positions
             step = NewTokens(hidden, positions.to(hidden.device))
             self._typed[key] = self._types.step_arguments(stage, layer, step, cache)
         return self._typed[key]

@@ -347,9 +347,11 @@ def folded_attention(
             module, query, key, value, None, dropout=dropout, scaling=scaling, **kwargs
         )
     groups = heads // key_heads
-    mask = None
-    if attention_mask is not None:
-        mask = _fold(attention_mask[..., -key.shape[2] :], groups, length)
+    mask = (
+        None
+        if attention_mask is None
+        else _fold(attention_mask[..., -key.shape[2] :], groups, length)
+    )
     if groups > 1:
         query = query.reshape(batch, key_heads, groups * length, width)
     output = scaled_dot_product_attention(

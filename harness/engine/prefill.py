@@ -176,10 +176,11 @@ class Prefill:
                 if setup.method.curved:
                     n_keep = self._measured_keep(number, members[0], view)
                 with judged_by(fits_in_free_memory):
-                    if setup.by_item:
-                        plan = self._plan_by_item(number, members[0], view, layout, origin)
-                    else:
-                        plan = setup.method.answer(view, n_keep)
+                    plan = (
+                        self._plan_by_item(number, members[0], view, layout, origin)
+                        if setup.by_item
+                        else setup.method.answer(view, n_keep)
+                    )
                 plans.append((rows, plan))
                 if setup.collector is not None and plan.scores is not None:
                     setup.collector.add(site.shortens or 0, members, origin, plan.scores)

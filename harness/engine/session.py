@@ -232,9 +232,11 @@ class Session:
         try:
             return self._generate(start, names, generation)
         except NonFiniteLogits as error:
-            first_token = {**generation, "max_new_tokens": 1, "min_new_tokens": None}
-            if self.adapter.canvas is not None:
-                first_token = {**generation, "max_denoising_steps": 1}
+            first_token = (
+                {**generation, "max_new_tokens": 1, "min_new_tokens": None}
+                if self.adapter.canvas is None
+                else {**generation, "max_denoising_steps": 1}
+            )
             error.origin = non_finite_origin(
                 self.adapter, lambda: self._generate(start, names, first_token)
             )

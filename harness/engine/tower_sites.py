@@ -185,10 +185,11 @@ class TowerSites(Sites):
         kept = self._kept()
         for number in range(len(self.sites) - 1):
             prefill.kept.append(tuple(counts[number] for counts in prefill.requested))
-        index = pad_sequence(kept, batch_first=True)
-        index = index.repeat_interleave(prefill.beams, 0).to(prefill.stage.valid.device)
+        index = pad_sequence(kept, batch_first=True).repeat_interleave(prefill.beams, 0)
         counts = tuple(len(row_kept) for row_kept in kept for _ in range(prefill.beams))
-        return gather_arguments(prefill, Decision(index, counts, ()), kwargs)
+        return gather_arguments(
+            prefill, Decision(index.to(prefill.stage.valid.device), counts, ()), kwargs
+        )
 
     def _kept(self) -> list[Tensor]:
         """Return for each row the indices of the visual tokens that are alive, ascending."""
@@ -442,8 +443,8 @@ class TowerPlanner:
     def _rollout(self, pictures: TowerImages) -> Tensor:
         n_slots, extra = pictures.hidden.shape[1], self._policy.extra
         query = pictures.heads[0][0]
-        start = torch.zeros(len(query), 1, n_slots, device=query.device)
-        start = start.to(torch.promote_types(query.dtype, torch.float32))
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        start = torch.zeros(len(query), 1, n_slots, dtype=dtype, device=query.device)
         alive = torch.ones(len(query), n_slots, dtype=torch.bool, device=query.device)
         if self._policy.emulate:
             alive[:, extra:] = False

@@ -48,11 +48,11 @@ def print_rows(rows: Sequence[Mapping[str, Any]], stream: TextIO, full: bool) ->
     for row in rows:
         by_key.setdefault(row["run_key"], row)
     unique = list(by_key.values())
-    parts: list[RenderableType]
-    if full:
-        parts = [_sheet(row) for row in rows]
-    else:
-        parts = [*_tables(unique, console.width), *tables_of(unique, _method, console.width)]
+    parts: list[RenderableType] = (
+        [_sheet(row) for row in rows]
+        if full
+        else [*_tables(unique, console.width), *tables_of(unique, _method, console.width)]
+    )
     affected = [row for row in unique if row["extra"].get("discriminates") is False]
     if affected and not full:
         names = dict.fromkeys(f"{_method(row)} on {row['benchmark']}" for row in affected)

@@ -102,9 +102,7 @@ def command(argv: Sequence[str]) -> str:
 def interpreter() -> str:
     """Return the command of this Python in this shell: `python` if that is it, else a path."""
     executable = Path(sys.executable)
-    if shutil.which("python") == str(executable):
-        return "python"
-    return short_path(executable)
+    return "python" if shutil.which("python") == str(executable) else short_path(executable)
 
 
 def _with(argv: Sequence[str], **changes: str) -> str:

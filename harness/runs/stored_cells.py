@@ -128,8 +128,10 @@ def _is_plain(cell: Cell) -> bool:
     """Return whether the row of a cell depends on no other files than those of the package and the checkpoint."""
     values = [cell[group].get(key) for group, keys in PATHS.items() for key in keys]
     paths = [path for value in values for path in (value if isinstance(value, list) else [value])]
-    codes = [cell[group].get(key) for group, keys in CLASSES.items() for key in keys]
-    codes.append(cell["compressor"].get("code"))
+    codes = [
+        *(cell[group].get(key) for group, keys in CLASSES.items() for key in keys),
+        cell["compressor"].get("code"),
+    ]
     kinds = {method_kind(cell[group]["name"]) for group in ("method", "compressor")}
     return (
         all(reduce(getitem, keys, cell) in valid for keys, valid in PLAIN.items())

@@ -69,13 +69,15 @@ def crowd_objects(split: str, seed: int, index: int) -> tuple[SceneObject, ...]:
     stream = crowd_stream("objects", split, seed, index)
     rows = shuffled([(row, half) for row in range(_CELLS) for half in range(2)], stream)
     colours = shuffled(COLOUR_NAMES, stream)
-    objects: list[SceneObject] = []
-    for (row, half), colour in zip(rows[:NUMBERS], colours, strict=False):
-        objects += _number(row, half, colour, stream)
-    cells = [
-        (row, half * _THIRD + column) for row, half in rows[NUMBERS:] for column in range(_THIRD)
+    objects = [
+        item
+        for (row, half), colour in zip(rows[:NUMBERS], colours, strict=False)
+        for item in _number(row, half, colour, stream)
     ]
-    cells = shuffled(cells, stream)
+    cells = shuffled(
+        [(row, half * _THIRD + column) for row, half in rows[NUMBERS:] for column in range(_THIRD)],
+        stream,
+    )
     names = shuffled(SHAPES, stream)
     counts = (1 + stream.below(MOST_ALIKE), 2 + stream.below(3), 1, stream.below(3))
     for kind, (name, count) in enumerate(zip(names, counts, strict=False)):

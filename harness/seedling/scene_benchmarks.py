@@ -207,10 +207,8 @@ def vqa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Return the metrics of a short answer, also by family and template."""
     right = exact_match(answer, sample["answer"])
     family, template = sample["family"], sample["template"]
-    if family == "exist":
-        parsed = is_one_of(answer, ("yes", "no"))
-    else:
-        parsed = is_one_of(answer, _ONE_WORD.get(template, _DIGITS))
+    valid = ("yes", "no") if family == "exist" else _ONE_WORD.get(template, _DIGITS)
+    parsed = is_one_of(answer, valid)
     return {
         "accuracy": right,
         f"accuracy_{family}": right,

@@ -90,8 +90,8 @@ def noise_bank() -> np.ndarray:
     """Return eight uint8 noise fields ``(8, 128, 128, 3)`` centred on 30: blocks plus white noise; shared."""
     bits = draws(7, "train", np.arange(8), 128 * 128).reshape(8, 128, 128)
     white = uniform(bits, 25).astype(np.int32) - 12
-    blocks = uniform(mix64(bits[:, ::16, ::16]), 37).astype(np.int32) - 18
-    blocks = blocks.repeat(16, axis=1).repeat(16, axis=2)
+    values = uniform(mix64(bits[:, ::16, ::16]), 37).astype(np.int32) - 18
+    blocks = values.repeat(16, axis=1).repeat(16, axis=2)
     return np.repeat((white + blocks + 30).astype(np.uint8)[..., None], 3, axis=-1)
 
 
@@ -231,9 +231,11 @@ class SceneLayout:
         items = []
         for slot in range(int(self.count[row])):
             x, y, size = (int(a[row, slot]) for a in (self.left, self.top, self.size))
-            kind, name = "shape", SHAPES[self.shape[row, slot]]
-            if self.is_digit[row, slot]:
-                kind, name = "digit", str(self.digit[row, slot])
+            kind, name = (
+                ("digit", str(self.digit[row, slot]))
+                if self.is_digit[row, slot]
+                else ("shape", SHAPES[self.shape[row, slot]])
+            )
             box = (x, y, x + size, y + size)
             items.append(SceneObject(kind, name, COLOUR_NAMES[self.colour[row, slot]], box))
         return tuple(items)

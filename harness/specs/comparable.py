@@ -173,8 +173,9 @@ def _check(rows: Sequence[Row], counts: Callable[[str], bool]) -> None:
         if id(second["settings"]) in compared or first["settings"] == second["settings"]:
             continue
         compared.add(id(second["settings"]))
-        differing = differences([first, second])
-        differing = {key: values for key, values in differing.items() if counts(key)}
+        differing = {
+            key: values for key, values in differences([first, second]).items() if counts(key)
+        }
         if differing:
             raise UserError(_line(first, second, differing))
 

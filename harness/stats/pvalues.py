@@ -37,9 +37,7 @@ def mcnemar_pvalue(broke: int, mended: int) -> float:
     """
     if min(broke, mended) < 0:
         raise ValueError(f"counts must be at least 0, got {broke} and {mended}")
-    if broke + mended == 0:
-        return 1.0
-    return float(stats.binomtest(broke, broke + mended, 0.5).pvalue)
+    return 1.0 if broke + mended == 0 else float(stats.binomtest(broke, broke + mended, 0.5).pvalue)
 
 
 def mcnemar_midp(broke: int, mended: int) -> float:

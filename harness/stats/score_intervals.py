@@ -78,9 +78,7 @@ def tail_root(a: Array, counts: Array) -> float:
         s = step
     w = math.copysign(math.sqrt(max(2 * float((counts * np.log1p(s * a)).sum()), 0.0)), s)
     v = s * math.sqrt(float((counts * (a / (1 + s * a)) ** 2).sum()))
-    if abs(w) < 1e-4:
-        return w
-    return min(max(w + math.log(v / w) / w, -FAR), FAR)
+    return w if abs(w) < 1e-4 else min(max(w + math.log(v / w) / w, -FAR), FAR)
 
 
 def _end(root: Callable[[float], float], middle: float, step: float, target: float) -> float:
@@ -144,7 +142,8 @@ def retention_interval(ours: ArrayLike, full: ArrayLike, level: float = 0.95) ->
     Raises:
         ValueError: as `difference_interval`, or the unpruned mean is not above zero.
     """
-    return _interval(_share(ours, full), of_retention(ours, full), level)
+    parts = of_retention(ours, full)
+    return _interval(_share(ours, full), parts, level)
 
 
 def average_retention(

@@ -19,9 +19,7 @@ def check(acceptance: float, gamma: int) -> None:
 
 def geometric(acceptance: float, terms: int) -> float:
     """Return 1 + a + ... + a^(terms - 1)."""
-    if acceptance == 1:
-        return float(terms)
-    return (1 - acceptance**terms) / (1 - acceptance)
+    return float(terms) if acceptance == 1 else (1 - acceptance**terms) / (1 - acceptance)
 
 
 def parallel_tokens(acceptance: float, gamma: int) -> float:

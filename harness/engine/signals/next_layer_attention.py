@@ -78,11 +78,6 @@ def mean_row(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tenso
     return last_row(mean, key, scaling, valid)
 
 
-def keys_taken(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
-    """Return (B, M, H_kv, Dh): the keys."""
-    return key.transpose(1, 2)
-
-
 class _RowCaptured(Exception):
     """Carries the row, its argument, out of the layer."""
 
@@ -153,7 +148,10 @@ class NextMeanAttention(NextLastAttention):
 class NextVisualKeys(NextLastAttention):
     """`visual_keys` of the layer after the site."""
 
-    taken = staticmethod(keys_taken)
+    @staticmethod
+    def taken(query: Tensor, key: Tensor, scaling: float, valid: Tensor) -> Tensor:
+        """Return (B, M, H_kv, Dh): the keys."""
+        return key.transpose(1, 2)
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, H_kv, n, Dh)."""

@@ -39,9 +39,8 @@ class UnitSignal(Producer):
         units = self.units() if self.kept_units is None else self.kept_units
         units, layout = units.to(request.origin.device), request.layout
         source = take(layout.source[request.rows], request.origin, -2)
-        share = None
-        if layout.share is not None:
-            share = take(layout.share[request.rows], request.origin, -2)
+        shares = layout.share
+        share = None if shares is None else take(shares[request.rows], request.origin, -2)
         if units.dim() == 1:
             return mix(units.unsqueeze(-1), source, share).squeeze(-1)
         return mix(units, source, share)
@@ -55,13 +54,9 @@ class TowerAttention(UnitSignal):
     def watchers(self) -> Sequence[tuple[nn.Module, Watcher]]:
         """Return the layer's attention, or that of the pooling head."""
         parts = self.context.parts
-        if self._pooled:
+        if parts.facts.class_attention == "probe" and "cls" in self.need.signal:
             return [(parts.pooling_attention(), self._watch)]
         return [(parts.tower_attention(tower_layer(parts, self.need)), self._watch)]
-
-    @property
-    def _pooled(self) -> bool:
-        return self.context.parts.facts.class_attention == "probe" and "cls" in self.need.signal
 
     def begin(self, inputs: Mapping[str, Any]) -> None:
         """Drop the last pass's images."""

@@ -98,8 +98,9 @@ def stacked(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     by_benchmark = {}
     for place in sorted(set(frame.place[frame.second != ""])):
         members = frame[frame.place == place]
-        stacks = members[members.second != ""]
-        stacks = stacks.sort_values("first", key=lambda first: first != FULL, kind="stable")
+        stacks = members[members.second != ""].sort_values(
+            "first", key=lambda first: first != FULL, kind="stable"
+        )
         compressors = set(zip(stacks.second, stacks.evicted, strict=True))
         reducers = set(zip(stacks["first"], stacks.ratio, strict=True))
         is_shown = (members.second == "") & (members.method != FULL)

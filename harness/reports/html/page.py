@@ -87,8 +87,10 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
     Cost: about 30 us for each result of a store with an index; scores of samples are read later.
     """
     results = PageResults()
-    dated = [pair for store in stores for pair in _read(store, results, read)]
-    dated.sort(key=lambda pair: (pair[0], pair[1].row["run_key"]))
+    dated = sorted(
+        (pair for store in stores for pair in _read(store, results, read)),
+        key=lambda pair: (pair[0], pair[1].row["run_key"]),
+    )
     results.rows = [result for _, result in dated]
     results.newest(lambda row: row["run_key"], "the run is in several stores")
     older = "the row is of an older version without settings"

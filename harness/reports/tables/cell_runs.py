@@ -119,9 +119,8 @@ def _parts(part: str | Mapping[str, Any], cell: PrintedCell) -> Iterator[str | M
         return
     yield {key: value for key, value in part.items() if key != AT}
     for column, names in part.get(AT, {}).items():
-        name = getattr(cell, column)
-        if column == "benchmark" and place(cell) in names:
-            name = place(cell)
+        is_place = column == "benchmark" and place(cell) in names
+        name = place(cell) if is_place else getattr(cell, column)
         if name in names:
             yield names[name]
 

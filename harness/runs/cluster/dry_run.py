@@ -390,9 +390,11 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
     jobs = jobs_of(planned, cluster)
     if jobs:
         limit = _count(cluster.cells_per_job, "cell")
-        grouping = f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
-        if cluster.name == "local":
-            grouping = "cluster=local: in this process, one model after the other"
+        grouping = (
+            "cluster=local: in this process, one model after the other"
+            if cluster.name == "local"
+            else f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
+        )
         yield f"jobs: {len(jobs)} ({grouping})"
     for number, job in enumerate(jobs):
         yield job_line(number, job, cluster)

@@ -115,9 +115,11 @@ def read_request(
     ]
     if unlimited:
         argv.append("limit=null")
-    for name, value in values.items():
-        if name != "compressor" or isinstance(value, str):
-            argv.append(f"{_key(name, value, method)}={spelled(value, name)}")
+    argv += [
+        f"{_key(name, value, method)}={spelled(value, name)}"
+        for name, value in values.items()
+        if name != "compressor" or isinstance(value, str)
+    ]
     command = read_command(argv)
     cell = dict(command.cells[0])
     if isinstance(model, Model) and model.name is not None:

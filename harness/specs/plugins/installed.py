@@ -60,10 +60,14 @@ def installed() -> tuple[Plugin, ...]:
 def plugin_at(root: Path) -> Plugin:
     """Return the installed plug-in that a file or folder is in; of other code one with the path as its title."""
     root = root.resolve()
-    for plugin in installed():
-        if plugin.root is not None and root.is_relative_to(plugin.root.resolve()):
-            return plugin
-    return Plugin(str(root), root)
+    return next(
+        (
+            plugin
+            for plugin in installed()
+            if plugin.root is not None and root.is_relative_to(plugin.root.resolve())
+        ),
+        Plugin(str(root), root),
+    )
 
 
 def plugins_of(places: Iterable[str | None], tasks: Path | None = None) -> list[Plugin]:

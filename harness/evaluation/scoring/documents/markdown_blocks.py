@@ -265,8 +265,7 @@ def _html_tables(page: str) -> Iterator[tuple[int, int]]:
             opened.append(tag.start())
         elif opened:
             start = opened.pop()
-            inner = [span for span in inner if span[0] < start]
-            inner.append((start, tag.end()))
+            inner = [*(span for span in inner if span[0] < start), (start, tag.end())]
             if not opened:
                 yield from inner
                 inner = []

@@ -187,14 +187,15 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
     answer_blocks = blocks(answer)
     tables_right = [element for element in elements if element.category == "table"]
     teds, spare = _tables(tables_right, answer_blocks)
-    mixed = [block for block in answer_blocks if not block.kind.endswith("table")] + spare
     # Inline formulas come last: a text matches blocks at its own position better.
-    mixed.sort(key=lambda block: (block.kind == "inline", block.position))
-    page_lines = [
+    mixed = sorted(
+        [block for block in answer_blocks if not block.kind.endswith("table")] + spare,
+        key=lambda block: (block.kind == "inline", block.position),
+    )
+    lines = (
         line for element in elements if element.category != "table" for line in _lines(element)
-    ]
-    page_lines.sort(key=lambda element: element.order)
-    page_lines = [element for element in page_lines if element.text]
+    )
+    page_lines = sorted((line for line in lines if line.text), key=lambda line: line.order)
     compared = [
         (block, letters(block.content) if block.kind == "text" else plain_formula(block.content))
         for mixed_block in mixed
