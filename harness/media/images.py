@@ -14,7 +14,7 @@ from io import BytesIO
 from os import PathLike, fspath
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
@@ -168,7 +168,7 @@ def _stored_source(source: Mapping[str, Any]) -> bytes | str:
     """Return the bytes in a dict, or else the path."""
     for key in ("bytes", "path"):
         if source.get(key) is not None:
-            return source[key]
+            return cast("bytes | str", source[key])
     raise UserError(
         f"image with keys {sorted(source)} has neither bytes nor a path; valid: {VALID}"
     )

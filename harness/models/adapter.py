@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -494,7 +494,7 @@ class Adapter(ModelParts):
         batch = self.process_batch(texts, chat_media)
         limit = getattr(self.decoder.config, "max_position_embeddings", None)
         check_context(batch["attention_mask"], limit, self.spec.name)
-        return batch
+        return cast("Mapping[str, Any]", batch)
 
     def process_batch(self, texts: list[str], media: Sequence[Media]) -> Any:
         """Run the family's processor on prompts; an error names the picture or video that it refuses, and its size."""

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image, ImageOps
@@ -401,7 +401,7 @@ class DeepseekOcrAdapter(Adapter):
 
     def stem_layers(self) -> Sequence[Any]:
         """Return SAM's layers."""
-        return self.model.model.vision_tower.sam_encoder.layers
+        return cast("Sequence[Any]", self.model.model.vision_tower.sam_encoder.layers)
 
     @classmethod
     def check_settings(cls, spec: ModelSpec) -> None:

@@ -6,7 +6,7 @@ The visual tokens of a picture see one another. Pictures are scaled to a square;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -108,4 +108,4 @@ class Gemma3Adapter(Adapter):
 
     def _side(self) -> int:
         """Return the number of units along the edge of a picture."""
-        return round(self.model.config.mm_tokens_per_image**0.5)
+        return cast("int", round(self.model.config.mm_tokens_per_image**0.5))

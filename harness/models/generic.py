@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from PIL import Image
@@ -151,7 +151,7 @@ class GenericAdapter(Adapter):
     @property
     def tower(self) -> nn.Module:
         """The encoder of pictures, which starts and stops the clock of the vision phase."""
-        return self.model.get_encoder(modality="image")
+        return cast("nn.Module", self.model.get_encoder(modality="image"))
 
     @property
     def projector(self) -> nn.Module:
@@ -167,7 +167,7 @@ class GenericAdapter(Adapter):
         """Return the attention of an encoder layer; None: of the one that the class reads."""
         layer = len(self.tower_blocks()) - 1 if index is None else index
         block: Any = self.tower_layers()[layer]
-        return block.self_attn
+        return cast("nn.Module", block.self_attn)
 
     def unread_blocks(self) -> Sequence[nn.Module]:
         """Return the encoder's layers after that of `config.vision_feature_layer`, if the class has it."""

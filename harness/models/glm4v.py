@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import (
@@ -129,7 +129,7 @@ class Glm4vAdapter(Qwen2VLAdapter):
 
     def project(self, features: Tensor) -> Tensor:
         """Project (units, D) features."""
-        return self.projector(features)
+        return cast("Tensor", self.projector(features))
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on pictures or clips.

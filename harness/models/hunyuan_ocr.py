@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
     @property
     def vision_end(self) -> nn.Module:
         """The tower: it calls the projector for each picture."""
-        return self.tower
+        return cast("nn.Module", self.tower)
 
     def picture_item(self, rows: int, columns: int, first: int) -> VisualItem:
         """Return the item of a picture; begin, newlines and end have no patches."""

@@ -64,7 +64,7 @@ class LavidaProcessor(LladaVProcessor):
     def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
         """Return the placeholders of one video: those of its frames, then one for the newline."""
         frames = len(video_inputs["pixel_values_videos"][video_idx])
-        return self.video_token * (frames * self.num_image_tokens + 1)
+        return str(self.video_token * (frames * self.num_image_tokens + 1))
 
 
 class LavidaAdapter(LladaVAdapter):

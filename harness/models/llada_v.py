@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -117,7 +117,9 @@ class LladaVModel(LlavaOnevisionModel):
 
     def packed(self, views: Tensor, size: Any, newline: Tensor, ratio: str | None) -> Tensor:
         """Return the tokens of one image from its views (V, patches, D)."""
-        return super().pack_image_features([views], size[None], newline, ratio)[0][0]
+        return cast(
+            "Tensor", super().pack_image_features([views], size[None], newline, ratio)[0][0]
+        )
 
 
 class LladaVForConditionalGeneration(OnevisionVariant):
@@ -135,7 +137,7 @@ class LladaVProcessor(LlavaOnevisionProcessor):
         """Return the placeholders of one image."""
         numbers = [int(n) for n in image_inputs["batch_num_images"] for _ in range(int(n))]
         if self.bare_tokens is not None and numbers[image_idx] != 1:
-            return self.image_token * self.bare_tokens
+            return str(self.image_token * self.bare_tokens)
         return super().replace_image_token(image_inputs, image_idx, **kwargs)
 
 

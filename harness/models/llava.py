@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -312,4 +312,4 @@ class LlavaNextAdapter(LlavaAdapter):
             vision_feature_select_strategy="default",
             image_newline=torch.full(features.shape[-1:], torch.nan),
         )
-        return packed[0]
+        return cast("Tensor", packed[0])

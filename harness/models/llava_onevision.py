@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -185,7 +185,7 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         head = getattr(self.tower, "head", None)
         if head is None:
             return super().pooling_attention()
-        return head.attention
+        return cast("nn.MultiheadAttention", head.attention)
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on all frames of the clips.
@@ -252,8 +252,8 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
             image_newline=torch.full(features.shape[-1:], torch.nan),
             vision_aspect_ratio=self.model.config.vision_aspect_ratio,
         )
-        return packed[0]
+        return cast("Tensor", packed[0])
 
     def _pool(self, features: Tensor) -> Tensor:
         """Return the model's pooling of frames (F, units, C)."""
-        return self.model.model.apply_pooling(features)
+        return cast("Tensor", self.model.model.apply_pooling(features))

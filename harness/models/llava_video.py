@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class LlavaVideoModel(LlavaOnevisionModel):
     def pool(self, features: Tensor) -> Tensor:
         """Pool frames (F, units, C) to (F, tokens, C)."""
         if self.config.video_pooling == "bilinear":
-            return super().apply_pooling(features)
+            return cast("Tensor", super().apply_pooling(features))
         vision: Any = self.config.vision_config
         side = vision.image_size // vision.patch_size
         plane = features.transpose(1, 2).unflatten(2, (side, side))
@@ -191,7 +191,7 @@ class LlavaVideoAdapter(ReleasedAdapter):
         return clip.resized(size["width"], size["height"])
 
     def _pool(self, features: Tensor) -> Tensor:
-        return self.model.model.pool(features)
+        return cast("Tensor", self.model.model.pool(features))
 
 
 def time_instruction(clip: Clip) -> str:

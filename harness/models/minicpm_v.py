@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -143,7 +143,7 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
 
     def tower_layers(self) -> nn.ModuleList:
         """Return the layers after the step that joins tokens."""
-        return self._layers[self._first :]
+        return cast("nn.ModuleList", self._layers[self._first :])
 
     def stem_layers(self) -> Sequence[Any]:
         """Return the layers before that step."""
@@ -166,7 +166,7 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
     def tower_attention(self, index: int | None) -> nn.Module:
         """Return the attention of a layer after the stem; by default, of the last."""
         layer: Any = self.tower_layers()[-1 if index is None else index]
-        return layer.self_attn
+        return cast("nn.Module", layer.self_attn)
 
     def grids(self, inputs: Mapping[str, Any]) -> list[tuple[int, int]]:
         """Return rows and columns of patches of each view of a batch."""

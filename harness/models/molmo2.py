@@ -8,7 +8,7 @@ All visual tokens and marks of a prompt see one another, also across pictures.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -244,7 +244,7 @@ class Molmo2Adapter(Adapter):
         vision = self.model.config.vision_config
         edge, side = vision.patch_size, vision.image_size[0] // vision.patch_size
         grids = patches.unflatten(2, (edge, edge, 3)).unflatten(1, (side, side))
-        return grids.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+        return cast("Tensor", grids.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3))
 
 
 def _grids(inputs: Mapping[str, Any], name: str) -> list[list[int]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -329,7 +329,7 @@ class Qwen2VLAdapter(Adapter):
                 f"tower layer {number} of model={self.spec.name!r} does not attend over all patches of an image; "
                 f"valid: {', '.join(map(str, valid))}"
             )
-        return blocks[number].attn
+        return cast("nn.Module", blocks[number].attn)
 
     def global_blocks(self) -> Sequence[int]:
         """Return the numbers of the blocks with attention over a whole image or frame; default: all."""
@@ -345,7 +345,9 @@ class Qwen2VLAdapter(Adapter):
 
     def project(self, features: Tensor) -> Tensor:
         """Project (units, square * D) features; the norm is applied per patch."""
-        return self.projector(features.reshape(features.shape[0] * self._square, -1))
+        return cast(
+            "Tensor", self.projector(features.reshape(features.shape[0] * self._square, -1))
+        )
 
     @property
     def _square(self) -> int:
@@ -441,7 +443,7 @@ class Qwen25VLAdapter(Qwen2VLAdapter):
 
     def global_blocks(self) -> Sequence[int]:
         """Return the numbers of the blocks with full attention."""
-        return self.model.config.vision_config.fullatt_block_indexes
+        return cast("Sequence[int]", self.model.config.vision_config.fullatt_block_indexes)
 
     def tower_windows(self) -> int:
         """Return the number of blocks with window attention."""

@@ -43,7 +43,7 @@ def edge(tiles: int) -> Value:
 def tile_tokens(spec: ModelSpec, _: Any) -> int:
     """Return the visual tokens of a tile."""
     vision, fold = spec.architecture["vision"], spec.architecture["model"]["scale_factor"]
-    return (vision["image_size"] // vision["patch_size"] // fold) ** 2
+    return int((vision["image_size"] // vision["patch_size"] // fold) ** 2)
 
 
 class SmolVLMAdapter(Adapter):
@@ -143,4 +143,4 @@ class SmolVLMAdapter(Adapter):
 
     def _side(self) -> int:
         """Return the length of a view's edge in units."""
-        return self.patches() // self.model.config.scale_factor
+        return int(self.patches() // self.model.config.scale_factor)

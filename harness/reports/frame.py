@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pandas as pd
 
@@ -280,7 +280,10 @@ class PointFrame(pd.DataFrame):
             **options: of `pandas.DataFrame.to_latex`, for frames that lack columns of `POINTS`.
         """
         if not set(POINTS) <= set(self.columns):
-            return super().to_latex(buf, caption=caption or None, label=label or None, **options)
+            return cast(
+                "str | None",
+                super().to_latex(buf, caption=caption or None, label=label or None, **options),
+            )
         text = _latex(self, intervals, counts, caption=caption, label=label)
         if buf is None:
             return text

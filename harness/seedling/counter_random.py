@@ -7,7 +7,7 @@ arithmetic, which gives the same numbers on every platform and NumPy version.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def draws(seed: int, split: str, index: np.ndarray | Sequence[int], count: int) 
         base = mix64(np.uint64(seed) * _GOLDEN + np.uint64(SPLITS[split]))
         keys = mix64(base + np.asarray(index, np.uint64) * _INDEX_STRIDE)
         counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        return mix64(keys[:, None] + counters[None])
+        return cast("np.ndarray", mix64(keys[:, None] + counters[None]))
 
 
 def uniform(values: np.ndarray, bound: np.ndarray | int) -> np.ndarray:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -333,7 +334,7 @@ class Scenes:
         padded = np.zeros((10, sizes.max()), np.int64)
         for value, pool in enumerate(pools):
             padded[value, : len(pool)] = pool
-        return padded[layout.digit, picks]
+        return cast("np.ndarray", padded[layout.digit, picks])
 
     def render(self, layout: SceneLayout, distort: bool = False) -> np.ndarray:
         """Return the pixels ``(B, 96, 96, 3)`` uint8 of a layout."""

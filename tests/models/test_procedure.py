@@ -117,7 +117,7 @@ def test_a_blank_that_only_pieces_have_is_told(pieces: str, differs: bool) -> No
         data=SimpleNamespace(pieces=pieces, placeholders=("<image>",)),
         load_media=lambda chat: [],
         prompt_text=lambda chat, media: "USER: <image>\nQ?",
-        encode=lambda chats: batch,
+        prepare=lambda chats: batch,
         items=lambda inputs: {seen: []},
     )
     tokens = compare_tokens(adapter, [])
