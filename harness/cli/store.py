@@ -115,6 +115,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _sql(options: argparse.Namespace) -> int:
+    # DuckDB takes time to import, and few commands need this.
     from espalier.harness.store.exports import answer, write_answer
 
     store = existing_store(options.store)

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "harness" / "reports" / "templates"
 PAGES = sorted(
-    [
+    page
+    for page in [
         *ROOT.glob("*.md"),
         *(page for top in ("docs", "harness", "lab") for page in (ROOT / top).rglob("*.md")),
     ]
+    if page.parent != TEMPLATES
 )
 
 

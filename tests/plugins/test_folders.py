@@ -179,7 +179,10 @@ def test_a_job_finds_a_draft_of_the_folder(
         def start(self, packs: Sequence[JobGroup[Any]], files: Sequence[JobFile]) -> None:
             self.names.append("job-0")
             monkeypatch.chdir("/")
-            specs.extend(build_spec(one.config, folders=one.folders) for one in files[0].entries())
+            specs.extend(
+                build_spec(entry.config, folders=tuple(map(Path, entry.conf)))
+                for entry in files[0].entries()
+            )
             files[0].end(0)
 
     monkeypatch.setattr(cluster_sweep, "LocalWorkers", Elsewhere)
@@ -194,7 +197,7 @@ def test_a_job_finds_a_draft_of_the_folder(
 def test_job_files_of_before_are_read(tmp_path: Path) -> None:
     entry = {"key": "k", "row": "r", "before": None, "config": {}}
     (tmp_path / "job.json").write_text(json.dumps([entry]))
-    assert JobFile(tmp_path / "job.json").entries()[0].folders == ()
+    assert JobFile(tmp_path / "job.json").entries()[0].conf == ()
 
 
 def test_a_file_that_two_folders_have_is_of_neither(own: Path) -> None:
