@@ -21,7 +21,7 @@ from espalier.harness.api.loaded_models import Model, named_spec
 from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import read_budget, variant_of
 from espalier.harness.config.composer import compose_section
-from espalier.harness.config.model_section import build_draft
+from espalier.harness.config.draft_section import build_draft
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import stacked
 from espalier.harness.paths import DEFAULT_STORE

@@ -16,13 +16,8 @@ from espalier.harness.config.cell_settings import (
 )
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell, Composer
-from espalier.harness.config.model_section import (
-    build_draft,
-    check_texts,
-    model_spec,
-    reserve_draft_card,
-    with_question,
-)
+from espalier.harness.config.draft_section import build_draft, reserve_draft_card
+from espalier.harness.config.model_section import check_texts, model_spec, with_question
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import UserError, tell_once

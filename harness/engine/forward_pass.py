@@ -26,7 +26,8 @@ from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt, VisionSide
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.sites import Arguments, Sites, make_sites, reads_features
+from espalier.harness.engine.site_table import make_sites, reads_features
+from espalier.harness.engine.sites import Arguments, Sites
 
 PHASES = ("vision", "select", "prefill", "decode")
 

@@ -30,7 +30,7 @@ from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import hooked, remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.sites import reads_features, tower_sites
+from espalier.harness.engine.site_table import reads_features, tower_sites
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Site, TokenReducer
 

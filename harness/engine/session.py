@@ -34,7 +34,7 @@ from espalier.harness.engine.prompt import (
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
-from espalier.harness.engine.sites import check_site_kinds, tower_sites
+from espalier.harness.engine.site_table import check_site_kinds, tower_sites
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import check_generation

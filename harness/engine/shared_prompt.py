@@ -13,7 +13,7 @@ from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.prompt import Prompt, recorded_trunk, refuse_tower_sites
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.table import DECLARED
-from espalier.harness.engine.sites import reads_features
+from espalier.harness.engine.site_table import reads_features
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
 

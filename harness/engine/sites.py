@@ -23,11 +23,10 @@ and all later layers only the remaining ones. Layers need a norm before each hal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from espalier.harness.engine.layer_inputs import closed_positions, prefill_mask,
 from espalier.harness.engine.layout import mix, take
 from espalier.harness.engine.model_parts import ModelParts, replaced_forwards
 from espalier.harness.engine.prefill import Decision, LayerHalves, Prefill, Rows, write_merged
-from espalier.methods.base import MethodError, TokenReducer
+from espalier.methods.base import MethodError
 from espalier.methods.views import Site
 
 Arguments = dict[str, Any]
@@ -309,53 +308,3 @@ class BlockSites(Sites):
         else:
             output = attended + module.mlp(module.post_attention_layernorm(attended))
         return output
-
-
-def _tower() -> type[Sites]:
-    # Only runs that act in the tower import what runs its blocks.
-    from espalier.harness.engine.tower_sites import TowerSites
-
-    return TowerSites
-
-
-#: The kinds that shorten a prompt. Decode sites are not among them (`decode.py`).
-KINDS: Mapping[str, Callable[[], type[Sites]]] = {
-    "tower": _tower,
-    "vision": lambda: VisionSites,
-    "prefix": lambda: PrefixSites,
-    "layer": lambda: LayerSites,
-    "block": lambda: BlockSites,
-}
-
-
-def check_site_kinds(method: TokenReducer, sites: Sequence[Site]) -> None:
-    """Refuse sites without an implementation.
-
-    Raises:
-        MethodError: names the first one.
-    """
-    for site in sites:
-        if site.where not in KINDS:
-            raise MethodError(
-                f"{type(method).__name__} acts at a {site.where!r} site, which is not implemented; "
-                f"valid: {', '.join(KINDS)}"
-            )
-
-
-def make_sites(prefill: Prefill) -> list[Sites]:
-    """Return the sites of a pass in their order, consecutive ones of one kind together."""
-    numbered = enumerate(prefill.setup.sites)
-    return [
-        KINDS[where]()(prefill, list(sites))
-        for where, sites in groupby(numbered, key=lambda pair: pair[1].where)
-    ]
-
-
-def reads_features(sites: Sequence[Site]) -> bool:
-    """Return whether any site reads the projector's input."""
-    return any(KINDS[site.where]().reads_features for site in sites)
-
-
-def tower_sites(sites: Sequence[Site]) -> list[Site]:
-    """Return the sites inside the vision tower."""
-    return [site for site in sites if KINDS[site.where]().in_tower]

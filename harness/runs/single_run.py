@@ -204,7 +204,7 @@ class CellRunner:
             watch = None
             if mirror is not None:
                 # wandb takes a second to import and need not be installed.
-                from espalier.harness.runs.wandb_content import Watch
+                from espalier.harness.runs.wandb_watch import Watch
 
                 watch = Watch(mirror, loaded.tasks, spec.benchmark)
             prior = prior_for(spec.model, job.method, spec.store)

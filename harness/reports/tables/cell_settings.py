@@ -11,8 +11,9 @@ from typing import Any
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.catalogue import Catalogue
 from espalier.harness.config.composer import Composer, Piece, resolved
+from espalier.harness.config.draft_section import build_draft
 from espalier.harness.config.method_names import method_kind
-from espalier.harness.config.model_section import build_draft, model_spec, with_question
+from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.config.overrides import in_full, in_open_table
 from espalier.harness.reports.tables.cell_runs import CellRun, method_of
 from espalier.harness.reports.tables.published_tables import FIRST

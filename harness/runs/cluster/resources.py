@@ -13,8 +13,8 @@ from functools import cache
 from typing import Annotated, Any, NamedTuple
 
 from espalier.harness.config.composer import Cell
+from espalier.harness.config.draft_section import reserve_draft_card
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.config.model_section import reserve_draft_card
 from espalier.harness.cost.facts import ModelFacts, StackFacts
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
