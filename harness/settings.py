@@ -44,7 +44,7 @@ OPEN: Mapping[str, Any] = {"open": True}
 STATED: Mapping[str, Any] = {"stated": True}
 
 #: `field(metadata=BY_METHOD)`: as `STATED`, and null where the setting does not change the numbers of the row's method
-#: (harness/kinds/identity.py).
+#: (`Identity` in harness/kinds/kind.py).
 BY_METHOD: Mapping[str, Any] = {**STATED, "by_method": True}
 
 #: `field(metadata=ANY_ENGINE)`: other engines have the setting too, or it does not concern them; they refuse values off

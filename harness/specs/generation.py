@@ -41,7 +41,7 @@ SAMPLING: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}
 #: How answers come about: one token after another, or denoised from masks or from canvases of random words.
 TOKENS, MASKS, CANVASES = "tokens", "masks", "canvases"
 
-#: How the places of a block are distributed over its steps (harness/decoding/diffusion/schedules.py).
+#: How the places of a block are distributed over its steps (harness/decoding/diffusion/denoising_settings.py).
 LINEAR, TIMESTEPS, ORIGIN = "linear", "timesteps", "origin"
 SCHEDULES = (LINEAR, "shift", "cosine", "logit_normal", "maskgit", TIMESTEPS, ORIGIN)
 
