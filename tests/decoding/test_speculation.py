@@ -322,7 +322,7 @@ def test_a_guided_draft_has_its_tokens_where_the_policy_says(
     draft = DraftModel(drafts, target())  # any weights will do
     draft.guide(guidance)
     inputs = target().encode([chat_of((3,))])
-    tokens, _ = draft._prefill(inputs, DynamicCache(config=target().decoder.config), "0")
+    tokens, _ = draft._prefill(inputs, "0", DynamicCache(config=target().decoder.config))
     logits = {}
     for way in ("original", "renumbered"):
         with Session(
