@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier.harness.cost.bounds import stored_tensors
 from espalier.harness.errors import FOREIGN
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec
@@ -46,6 +45,9 @@ def placement(model: nn.Module) -> dict[str, Any]:
 
     Quantised weights count as packed, with their scales.
     """
+    # It brings scipy, half a second that the run key of a finished run need not wait for.
+    from espalier.harness.cost.bounds import stored_tensors
+
     sizes: dict[str, int] = {}
     for tensor in stored_tensors(model):
         place = "offloaded" if tensor.is_meta else str(tensor.device)

@@ -25,11 +25,11 @@ from espalier.harness.store.files.dataset_copies import Copies
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
 
-#: Files of a benchmark's folder that shape its samples or its scores.
+#: Ends of the names of files in a benchmark's folder that shape its samples or its scores.
 TASK_FILES = (
-    *("*.py", "*.yaml", "*_yaml", "*.json", "*.jsonl", "*.csv", "*.parquet"),
-    *("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp", "*.gif", "*.tif", "*.tiff", "*.pdf"),
-    *("*.mp4", "*.mkv", "*.webm", "*.avi", "*.mov"),
+    *(".py", ".yaml", "_yaml", ".json", ".jsonl", ".csv", ".parquet"),
+    *(".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pdf"),
+    *(".mp4", ".mkv", ".webm", ".avi", ".mov"),
 )
 
 
@@ -105,7 +105,7 @@ def files_inside(source: Path) -> list[Path]:
     """Return a file, or the files of a folder that shape samples, scores or answers."""
     if source.is_file():
         return [source]
-    return [path for pattern in TASK_FILES for path in source.rglob(pattern)]
+    return [path for path in source.rglob("*") if path.name.endswith(TASK_FILES)]
 
 
 def plugin_digest(plugin: Plugin, digests: Digests) -> str:
