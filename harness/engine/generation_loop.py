@@ -99,6 +99,11 @@ class AnswerLoop:
         return answer.output()
 
 
+def interval(device: torch.device) -> int:
+    """Return the number of tokens between two checks whether all rows have ended."""
+    return 1 if device.type == "cpu" else END_CHECK_INTERVAL
+
+
 def draw_ids(probabilities: Tensor) -> Tensor:
     """Draw one id (B,) a row from probabilities (B, V), without waiting for the device.
 
@@ -125,7 +130,7 @@ class _GeneratedAnswer:
         self.has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._logits: list[Tensor] | None = [] if config.output_logits else None
-        self._interval = 1 if prompt.device.type == "cpu" else END_CHECK_INTERVAL
+        self._interval = interval(prompt.device)
 
     @property
     def count(self) -> int:
