@@ -67,7 +67,8 @@ class Catalogue(ConfFolders):
 
         A name of conf/ that only installed plug-ins have as well is that of conf/, which a line reports.
         """
-        if not isinstance(name, str) or not self._has(group, name):
+        # Reading a task of lmms-eval shows whether it exists.
+        if not isinstance(name, str) or not (self.owners(group, name) or _maker(group, name)):
             raise self._unknown(key, group, str(name))
         reference = CodeReference.parse(name) if group == "method" else None
         if reference is not None:
@@ -80,10 +81,6 @@ class Catalogue(ConfFolders):
             tell_once(
                 f"{key}={name} is that of conf; {titles} has the name, too, and is passed over"
             )
-
-    def _has(self, group: str, name: str) -> bool:
-        """Return whether a name has a config; for a task of lmms-eval, reading it shows whether."""
-        return bool(self.owners(group, name)) or _maker(group, name) is not None
 
     def _unknown(self, key: str, group: str, name: str) -> UserError:
         """Return the error for a name that has no config; it names the plug-ins that are passed over."""

@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from espalier.harness.cost.memory import Peak
-from espalier.harness.engine.record import SampleRecord
-from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.metered import answered_together
-from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.signal_check import signals_of
-from espalier.harness.runs.admission import Job
 from espalier.harness.specs.plugins.installed import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.row_text import too_many
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.record import SampleRecord
+    from espalier.harness.evaluation.evaluate import Evaluation
+    from espalier.harness.evaluation.samples import Sample
+    from espalier.harness.runs.admission import Job
+
 
 #: Why a row with layers in the host's memory has no times.
 OFFLOADED = "model.offload=true: layers are copied from the host for each token"
