@@ -23,8 +23,8 @@ USUAL = ("llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl", "ge
 #: Of its other families a test has one in so many in the everyday run, drawn by its name.
 FAMILY_SHARE = 4
 
-#: Of the instances of variants, families and sampled tests that are not everyday's, CI takes one in so many.
-CI_SHARE = 10
+#: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many; of families all.
+CI_SHARE = 5
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rare = set(getattr(sys.modules.get("tests.families"), "FAMILIES", ())) - set(USUAL)
     for item in items:
         values = set(map(str, getattr(getattr(item, "callspec", None), "params", {}).values()))
-        sampled = item.get_closest_marker("sampled")
+        sampled, ci_share = item.get_closest_marker("sampled"), CI_SHARE
         if not values.isdisjoint(VARIANTS):
             is_everyday = False
         elif sampled is not None:
@@ -42,9 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[test] += 1
         elif not values.isdisjoint(rare):
             is_everyday = crc32(f"family {item.nodeid}".encode()) % FAMILY_SHARE == 0
+            ci_share = 1
         else:
             continue
         if not is_everyday:
             # A stride would take the same family of each product again and again.
-            of_ci = crc32(item.nodeid.encode()) % CI_SHARE == 0
+            of_ci = crc32(item.nodeid.encode()) % ci_share == 0
             item.add_marker(pytest.mark.slow if of_ci else pytest.mark.exhaustive)

@@ -68,5 +68,6 @@ def test_each_test_has_the_usual_families_and_some_of_the_others() -> None:
     rare = set(FAMILIES) - set(USUAL) - set(VARIANTS)
     assert {name: everyday[name] for name in USUAL} == dict.fromkeys(USUAL, len(tests))
     assert not everyday.keys() & set(VARIANTS)
+    assert all(i.callspec.params["name"] in VARIANTS for i in items if "exhaustive" in i.marks)
     for name in rare:
         assert everyday[name] == pytest.approx(len(tests) / FAMILY_SHARE, abs=12)
