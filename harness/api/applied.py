@@ -217,7 +217,11 @@ class Applied:
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
         inputs = self._opened.codec.encode(chats)
-        questions, names = list(map(_words, chats)), sample_ids(chats)
+        questions = [
+            " ".join(part["text"] for part in chat[-1]["content"] if part["type"] == "text")
+            for chat in chats
+        ]
+        names = sample_ids(chats)
         tell_unknown(adapter.processor.tokenizer, questions, adapter.spec.name)
         grids = grid_rows(adapter.layout(without_chats(inputs)))
         seed, samples = self._checked.spec.seed, bool(generate["do_sample"])
@@ -280,11 +284,6 @@ def _cached(record: SampleRecord) -> float:
     if not record.visual or record.denoising is not None:
         return 1.0
     return record.kv_entries / max(sum(record.entering), 1)
-
-
-def _words(chat: Chat) -> str:
-    """Return the texts of a chat's last turn."""
-    return " ".join(part["text"] for part in chat[-1]["content"] if part["type"] == "text")
 
 
 def tell_unknown(tokenizer: Any, questions: Iterable[str], model: str) -> None:

@@ -14,7 +14,7 @@ from espalier.harness.paths import ROOT, short_path
 from espalier.harness.specs.commands import RUN
 from espalier.harness.store.sweep_files import SweepCell
 
-#: Baselines of methods that remove tokens, and of methods that evict cache entries, each with what it is.
+#: Baselines of methods that remove tokens, and of methods that evict cache entries, each with a description.
 CONTROLS = {"none": "the unpruned model", "random": "random dropping of tokens"}
 CACHE_CONTROLS = {"none": "the unpruned model", "random_kv": "random eviction of entries"}
 

@@ -47,7 +47,7 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-#: Content of the two files, of runs whose journals could be read.
+#: Content of the two files: runs with a journal that could be read.
 QUERIES = {
     SAMPLES: """
         select samples.* from samples join rows using (run_key)

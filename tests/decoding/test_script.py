@@ -117,6 +117,8 @@ def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
         (f"{GUARD}    check_script()", True),
         (f"def main():\n    check_script()\n{GUARD}    main()", True),
         (f"def main():\n    check_script()\n{GUARD}    pass\nmain()", False),
+        ("def f(c):\n    if c.__name__ == 'a':\n        raise ValueError\ncheck_script()", False),
+        ("def f():\n    if __name__ == 'a':\n        raise ValueError\ncheck_script()", False),
         ('if __name__ != "__main__":\n    raise SystemExit\ncheck_script()', True),
         ('import sys\nif __name__ != "__main__":\n    sys.exit()\ncheck_script()', True),
         ('if "__main__" == __name__ and True:\n    try:\n        check_script()\n    finally:\n        pass', True),

@@ -216,11 +216,24 @@ def _is_guarded(file: Path, line: int) -> bool:
         tree = ast.parse(file.read_bytes())
     except FOREIGN:
         return True
-    return any(
-        "__name__" in ast.unparse(node.test)
+    around = [
+        node
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and node.lineno <= line
-        if line <= (node.end_lineno or node.lineno) or _ends_script(node.body[-1])
+        if isinstance(node, ast.stmt | ast.excepthandler)
+        if node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    # A condition inside another function, which the line does not pass, guards nothing.
+    conditions = [
+        child.test
+        for parent in (tree, *around)
+        for child in ast.iter_child_nodes(parent)
+        if isinstance(child, ast.If) and child.lineno <= line
+        if child in around or _ends_script(child.body[-1])
+    ]
+    return any(
+        isinstance(node, ast.Name) and node.id == "__name__"
+        for condition in conditions
+        for node in ast.walk(condition)
     )
 
 
@@ -433,11 +446,11 @@ class ProcessTransport(SequentialTransport):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the process: by closing the pipe, then by force."""
+        """End the process."""
         self.close()
 
     def close(self) -> None:
-        """End the process in whatever state it is."""
+        """End the process: by closing the pipe, then by force."""
         if self._former_cores is not None:
             os.sched_setaffinity(0, self._former_cores)
             self._former_cores = None

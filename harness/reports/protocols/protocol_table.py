@@ -74,7 +74,7 @@ def plots_by_method(
 
     Args:
         lines: of a table.
-        by: the columns that group them, whose values are the title; the model is apart from two others.
+        by: the columns that group them; their values are the title; the model is apart from two others.
         looks: of the marks by column; methods with the largest means of the first one come first.
         values: label of the axis.
     """

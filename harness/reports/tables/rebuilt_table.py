@@ -232,7 +232,7 @@ class RebuiltTable:
 
     @property
     def title(self) -> str:
-        """The paper, the table's number, and what it is about."""
+        """The paper, the table's number, and its subject."""
         return f"{self.paper.paper}, {display_name(self.number)}: {self.entry.title}"
 
     @property

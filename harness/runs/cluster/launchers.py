@@ -273,7 +273,7 @@ class LocalWorkers:
 
     Args:
         cluster: the user's settings.
-        gpus: for the jobs; empty: jobs run on the CPU, whatever they request.
+        gpus: for the jobs; empty: all jobs run on the CPU, also those that request GPUs.
     """
 
     cluster: ClusterSpec
