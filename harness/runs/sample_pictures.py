@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
 from espalier.harness.engine.artifacts import prior_for
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.evaluate import open_benchmark
+from espalier.harness.evaluation.evaluate import Evaluation, open_benchmark
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.stored_answers import best_score
 from espalier.methods.base import Method
 
 if TYPE_CHECKING:
@@ -89,3 +91,16 @@ def draw_samples(
             title = captioned(title, f"{question} → {sample.answer}")
             drawing = draw(visible, origin.tolist(), title) if len(grid) else None
             yield SamplePicture(sample.key, sample.answer, drawing)
+
+
+def worst_samples(evaluation: Evaluation, benchmark: BenchmarkSpec) -> list[Key]:
+    """Return the samples without full marks in the headline, the worst first, and in the order of the benchmark."""
+    sign = 1 if benchmark.higher_is_better else -1
+    name = benchmark.headline
+    scores = {
+        sample.key: evaluation.scores.get(sample.key, {}).get(name, 0.0)
+        for sample in evaluation.samples
+    }
+    best = best_score([*scores.values()], benchmark.higher_is_better) if scores else None
+    wrong_keys = (key for key, score in scores.items() if score != best)
+    return sorted(wrong_keys, key=lambda key: (sign * scores[key], key))

@@ -12,10 +12,12 @@ from typing import Any
 
 from espalier.harness.cost.memory import Peak
 from espalier.harness.engine.artifacts import prior_for
-from espalier.harness.errors import UserError, tell_once
+from espalier.harness.errors import UserError, plain, tell_once
 from espalier.harness.evaluation.evaluate import Evaluation
+from espalier.harness.evaluation.samples import SampleErrors
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
+from espalier.harness.models.adapter import Adapter
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
@@ -189,6 +191,7 @@ class CellRunner:
         # Imported at each run, since tests of runs replace them in their modules.
         from espalier.harness.cost.memory import peak_memory
         from espalier.harness.evaluation.evaluate import evaluate, open_benchmark
+        from espalier.harness.evaluation.stated_answers import RunningScore
 
         spec, ranks = job.spec, self.ranks
         status = ranks.first(lambda: self._begin(job, directory))
@@ -201,12 +204,10 @@ class CellRunner:
         ):
             bar.phase(f"opening {spec.benchmark.name}")
             loaded = open_benchmark(spec, ranks, self.shelf)
-            watch = None
+            running = None
             if mirror is not None:
-                # wandb takes a second to import and need not be installed.
-                from espalier.harness.runs.wandb_watch import Watch
-
-                watch = Watch(mirror, loaded.tasks, spec.benchmark)
+                running = RunningScore(loaded.tasks, spec.benchmark)
+                mirror.begin(running)
             prior = prior_for(spec.model, job.method, spec.store)
             bar.phase(f"loading {spec.model.name}")
             served = None
@@ -218,18 +219,24 @@ class CellRunner:
                 served = self.engines.model(spec)
             adapter = self.pool.adapter(spec.model) if served is None else served.adapter
             bar.phase(title)
+
+            def report(finished: int, total: int) -> None:
+                bar.samples(finished, total)
+                if mirror is not None:
+                    mirror.progress(finished, total)
+
             with peak_memory(*adapter.devices) as memory:
                 evaluation = evaluate(
                     spec,
                     adapter,
                     job.method,
                     journal,
-                    bar.samples if watch is None else watch.progress(bar.samples),
+                    report,
                     prior=prior,
                     ranks=ranks,
                     answered=memory.stop,
                     loaded=loaded,
-                    running=None if watch is None else watch.running,
+                    running=running,
                     served=None if served is None else served.open(spec, job.method),
                 )
             peak = max(ranks.gather(memory), key=lambda peak: peak.bytes)
@@ -243,9 +250,21 @@ class CellRunner:
                     environment.placement(adapter.model) if served is None else served.placement,
                 )
             )
-            if watch is not None:
-                watch.draw(job, adapter, evaluation, self.shelf)
+            if mirror is not None and spec.log_pictures and spec.benchmark.prompt_tokens is None:
+                self._draw(job, adapter, evaluation, mirror)
             return row
+
+    def _draw(self, job: Job, adapter: Adapter, evaluation: Evaluation, mirror: Mirror) -> None:
+        """Draw the samples without full marks for W&B, `log.pictures` of them, the worst first."""
+        # It loads matplotlib.
+        from espalier.harness.runs.sample_pictures import draw_samples, worst_samples
+
+        try:
+            worst = worst_samples(evaluation, job.spec.benchmark)[: job.spec.log_pictures]
+            pictures = draw_samples(job.spec, job.method, adapter, worst, self.shelf)
+            mirror.pictures = sorted(pictures, key=lambda picture: worst.index(picture.key))
+        except (UserError, SampleErrors) as error:
+            print(f"log=wandb: no pictures of run {job.key}: {plain(str(error))}", file=sys.stderr)
 
     def _begin(self, job: Job, directory: RunDir) -> str:
         """Prepare the directory of a run and return the status of its row; a shared pass is not a resume."""

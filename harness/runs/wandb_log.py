@@ -37,6 +37,7 @@ from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.files.folder_checks import below
 
 if TYPE_CHECKING:
+    from espalier.harness.evaluation.stated_answers import RunningScore
     from espalier.harness.runs.sample_pictures import SamplePicture
 
 
@@ -220,6 +221,7 @@ class Mirror:
         spec: of the run.
         group: of its sweep.
         pictures: pictures of samples to log with the row.
+        running: the headline metric of the answers so far.
     """
 
     directory: RunDir
@@ -228,6 +230,7 @@ class Mirror:
     spec: RunSpec
     group: str | None
     pictures: Sequence[SamplePicture] = ()
+    running: RunningScore | None = None
     _run: Any = None
     _options: Mapping[str, Any] = field(default_factory=dict)
     _error: Exception | None = None
@@ -237,12 +240,13 @@ class Mirror:
     def _mark(self) -> MirrorMark:
         return MirrorMark.of(self.spec.store, self.directory.path.name)
 
-    def begin(self) -> None:
-        """Open the run before its samples are answered."""
+    def begin(self, running: RunningScore) -> None:
+        """Open the run before its samples are answered, and remember the score that follows their answers."""
+        self.running = running
         with self._trouble():
             self._open()
 
-    def progress(self, done: int, total: int, score: float | None) -> None:
+    def progress(self, done: int, total: int) -> None:
         """Log the number of answered samples and the headline metric so far, `STEPS` times at most."""
         step = done * STEPS // max(total, 1)
         if self._run is None or self._error is not None or step == self._steps:
@@ -250,6 +254,7 @@ class Mirror:
         self._steps = step
         values = {"progress/samples": done, "progress/share": done / max(total, 1)}
         headline = f"progress/{self.spec.benchmark.headline}"
+        score = None if self.running is None else self.running.value
         with self._trouble():
             self._run.log(values if score is None else {**values, headline: score})
 
