@@ -21,7 +21,7 @@ from lab.house import names, run_path
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Generated pages of docs/, and the log.
-GENERATED = ("methods.md", "benchmarks.md", "placement.md")
+GENERATED = ("methods.md", "benchmarks.md", "placement.md", "conflicts.md")
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
