@@ -41,11 +41,6 @@ class Middle(TokenReducer):
 
 
 @pytest.fixture(scope="module")
-def model():
-    return espalier.load("seedling", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def questions():
     return [
         (sample_scene(item).to_pil(), item["question"])

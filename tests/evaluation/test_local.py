@@ -77,11 +77,6 @@ configs:
 """
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def write_copy(folder: Path, question: str = "what", hint: str = "?") -> Path:
     """Write a repository of two data sets, a note and an archive."""
     for name in ("words", "images", "media"):

@@ -18,7 +18,6 @@ from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.rescore import Rescored, acceptance, judge
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from run import main
@@ -186,19 +185,13 @@ make_spec = partial(
 )
 
 
-@pytest.fixture(scope="module")
-def adapter() -> Adapter:
-    return load_adapter(make_spec("method=none", "ratio=0").model)
-
-
 def run(adapter: Adapter, journal: Journal, *overrides: str) -> Any:
     spec = make_spec(*overrides)
     return evaluate(spec, adapter, build_method(spec.method.name, spec.method.params), journal)
 
 
 @pytest.mark.slow
-def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path):
     asked = ("method=none", "ratio=0", "engine.rescore=true")
     result = run(adapter, Journal(tmp_path / "none.jsonl"), *asked)
     records = [sample.record for sample in result.samples]
@@ -213,8 +206,7 @@ def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path, m
 
 
 @pytest.mark.slow
-def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path):
     rows = []
     for ratio in (0.5, 0.9):
         journal = Journal(tmp_path / f"{ratio}.jsonl")
@@ -225,8 +217,7 @@ def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path, monk
     assert rows[1]["widest_gap"] > 0.1
 
 
-def test_nothing_is_judged_unless_asked(adapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def test_nothing_is_judged_unless_asked(adapter, tmp_path):
     result = run(adapter, Journal(tmp_path / "plain.jsonl"), "method=random", "ratio=0.5")
     records = [sample.record for sample in result.samples]
     assert {record.accepted for record in records} == {None}
@@ -298,8 +289,7 @@ def test_a_token_that_the_settings_rule_out_has_no_gap():
 
 
 @pytest.mark.slow
-def test_the_row_of_a_run_says_what_was_accepted(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def test_the_row_of_a_run_says_what_was_accepted(tmp_path, capsys):
     asked = ["method=divprune", "ratio=0.9", "benchmark=seedling_caption", "limit=4"]
     shared = [*asked, "model.device=cpu", "engine.warmup=0", f"store={tmp_path / 'store'}"]
     rows = []

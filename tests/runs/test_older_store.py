@@ -22,7 +22,7 @@ from espalier.harness.reports import results
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.files.lease import file_time
-from tests.runs.helpers import Bench, make_bench
+from tests.runs.helpers import Bench
 from tests.runs.test_onepass import rows_of, sweep, without_times
 
 #: One cell that was done, one that was killed in its middle, one that had only begun, one whose owner died elsewhere.
@@ -233,21 +233,12 @@ def test_what_its_writers_left_may_go(older: Path, capsys: pytest.CaptureFixture
 # ---------------------------------------------------------------- newer than this version
 
 
-@pytest.fixture
-def bench(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Bench:
-    return make_bench(tmp_path / "store", capsys, monkeypatch)
-
-
 def test_a_newer_row_is_refused_in_one_line_and_stays(bench: Bench) -> None:
     done = bench("method=fastv").last
     path = bench.store / "runs" / done["run_key"] / "row.json"
     newer = json.dumps(done | {"schema": SCHEMA + 1, "metrics": "told otherwise"})
     path.write_text(newer)
-    refused = bench("method=fastv")
-    assert (refused.code, refused.out) == (2, "")
-    (line,) = refused.err.splitlines()
+    line = bench.refusal("method=fastv")
     assert f"{path} is of schema {SCHEMA + 1}; this version reads 1 to {SCHEMA}; valid: " in line
     assert "the version that wrote it" in line
     assert "damaged" not in line

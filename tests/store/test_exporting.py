@@ -227,7 +227,7 @@ def test_a_damaged_index_is_made_anew(store: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "tables", store / NAME
     write_tables(store, folder)
     full, index = content(folder), path.read_bytes()
-    places = range(0, len(index), len(index) // 30)
+    places = range(0, len(index), len(index) // 10)
     flipped = [index[:at] + bytes([index[at] ^ 0x55]) + index[at + 1 :] for at in places]
     for damaged in (b"", b"{}", index[: len(index) // 2], index[1:], *flipped):
         path.write_bytes(damaged)
