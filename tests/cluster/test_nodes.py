@@ -30,7 +30,7 @@ def test_lines_of_sinfo_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("request", "words"),
     [
         (
             {"partition": "gpus"},
@@ -46,9 +46,9 @@ def test_lines_of_sinfo_are_read() -> None:
         ({"partition": "debug", "minutes": 31}, "cluster.minutes=31"),
     ],
 )
-def test_what_no_node_gives_is_one_line(asked: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
-        check_request(replace(FITS, **asked), "m", nodes_of(SINFO))  # type: ignore[arg-type]
+def test_what_no_node_gives_is_one_line(request: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        check_request(replace(FITS, **request), "m", nodes_of(SINFO))  # type: ignore[arg-type]
 
 
 def test_what_some_node_gives_passes() -> None:
