@@ -25,7 +25,7 @@ from tests.families.onevision import video, watch
 from tests.family_runs import saved
 from tests.tiny import chat, model_of, picture, random_model
 
-STACK = [one.name for one in fields(StackFacts)]
+STACK = [field.name for field in fields(StackFacts)]
 #: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
 #: linear layers; tokens joined inside the tower.
 NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5", "qwen3_5_moe", "minicpm_v")
@@ -73,7 +73,7 @@ def refusal(spec: ModelSpec) -> str:
     return line
 
 
-def said(value: Any) -> str:
+def written(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, LinearFacts):
@@ -103,7 +103,7 @@ def test_a_wrong_fact_is_refused_by_name_before_weights_are_read(
     facts, wrong, right = changed(spec.facts, key)
     monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
     line = refusal(replace(spec, facts=facts))
-    assert f"model.facts.{key}={said(wrong)}, the loaded model has {said(right)}" in line
+    assert f"model.facts.{key}={written(wrong)}, the loaded model has {written(right)}" in line
 
 
 def test_a_stem_that_is_not_there_is_refused_and_one_that_is_missing_too() -> None:
@@ -125,7 +125,7 @@ def test_every_fact_is_confirmed_or_stands_on_the_list_with_its_reason() -> None
     assert all(len(reason) > 20 for reason in UNCONFIRMED.values())
 
 
-def test_what_was_loaded_is_looked_at_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_loaded_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the library makes of a checkpoint, it is not the sketch that is judged alone."""
     spec = FAMILIES["llava"].spec
     wider = replace(spec, facts=replace(spec.facts, text=replace(spec.facts.text, intermediate=80)))

@@ -65,13 +65,24 @@ def test_offload_is_advised_where_nothing_else_holds_the_weights_and_named_slow(
     assert "100.0 GiB of cpu)" in line
 
 
-def test_the_map_is_not_advised_where_it_would_not_help() -> None:
-    line = refusal(replace(LARGE, dtype="float32"), 999 * GIB, TWO_CARDS)
+@pytest.mark.parametrize(
+    ("changes", "needed", "room", "words"),
+    [
+        ({"dtype": "float32"}, 999, TWO_CARDS, "model.dtype=bfloat16"),
+        (
+            {"device": "cpu"},
+            101,
+            {"cpu": 100 * GIB},
+            "model.device='cpu', where 100.0 GiB are free",
+        ),
+    ],
+)
+def test_the_map_is_not_advised_where_it_would_not_help(
+    changes: dict[str, str], needed: int, room: dict, words: str
+) -> None:
+    line = refusal(replace(LARGE, **changes), needed * GIB, room)
+    assert words in line
     assert "device_map" not in line
-    assert "model.dtype=bfloat16" in line
-    on_cpu = refusal(replace(LARGE, device="cpu"), 101 * GIB, {"cpu": 100 * GIB})
-    assert "model.device='cpu', where 100.0 GiB are free" in on_cpu
-    assert "device_map" not in on_cpu
 
 
 def test_a_map_takes_what_it_may_and_no_more() -> None:
@@ -207,7 +218,7 @@ def test_the_drafts_card_is_left_free_where_there_is_another() -> None:
     assert weight_limits(replace(beside, spared_card=0), single)[0] > 78 * GIB
 
 
-def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
+def test_layers_on_the_host_are_refused_without_offload() -> None:
     spec = replace(LARGE, device_map="auto")
     check_placed(spec, {"layers.0": 0, "layers.1": 1})
     check_placed(spec, {"": "cpu"})  # a machine without a card
@@ -217,30 +228,30 @@ def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
         check_placed(replace(spec, offload=True), {"layers.0": 0, "layers.1": place})
 
 
-def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
-    """Return the target of a run on a machine with two reported GPUs."""
+@pytest.mark.slow
+def test_the_spared_card_is_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with two reported GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    return commands.spec_of("method=vanilla_sd", *argv).model
-
-
-@pytest.mark.slow
-def test_the_spared_card_is_the_drafts_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = ("model=llava_ov_72b", "method.draft=llava_ov_7b")
-    assert target_of(monkeypatch, *large).device_map == "auto"
-    assert target_of(monkeypatch, *large).spared_card == 0
-    second = target_of(monkeypatch, *large, "+method.draft_options.device=cuda:1")
-    assert second.spared_card == 1
-    on_cpu = target_of(monkeypatch, *large, "+method.draft_options.device=cpu")
-    assert on_cpu.spared_card is None
-    spread_too = target_of(monkeypatch, *large, "+method.draft_options.device_map=auto")
-    assert spread_too.spared_card is None
-    itself = target_of(monkeypatch, "model=llava_ov_72b", "method.draft=llava_ov_72b")
-    assert itself.spared_card is None
+    for draft, option, card in (
+        ("llava_ov_7b", None, 0),
+        ("llava_ov_7b", "device=cuda:1", 1),
+        ("llava_ov_7b", "device=cpu", None),
+        ("llava_ov_7b", "device_map=auto", None),
+        ("llava_ov_72b", None, None),
+    ):
+        options = [] if option is None else [f"+method.draft_options.{option}"]
+        command = ["method=vanilla_sd", "model=llava_ov_72b", f"method.draft={draft}", *options]
+        model = commands.spec_of(*command).model
+        assert (model.device_map, model.spared_card) == ("auto", card)
 
 
 def test_random_weights_are_built_on_one_device() -> None:
     assert commands.spec_of("model=llava_ov_72b", "model.weights=random").model.device_map is None
+
+
+def test_this_machine_has_room() -> None:
+    assert free_bytes()["cpu"] > 2**20
 
 
 def test_a_model_is_refused_before_its_weights_are_read(
@@ -280,10 +291,6 @@ def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
     tied = replace(ONEVISION, architecture={**ONEVISION.architecture, **text})
     head = ONEVISION.facts.vocabulary * ONEVISION.facts.text.hidden * 4
     assert weight_bytes(random_model(ONEVISION)) - weight_bytes(random_model(tied)) == head
-
-
-def test_this_machine_has_room() -> None:
-    assert free_bytes()["cpu"] > 2**20
 
 
 # ---------------------------------------------------------------- attention
