@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import espalier
+from tests.refused import refused
 
 HOW = {"max_new_tokens": 4, "steps": 2}
 
@@ -125,13 +126,8 @@ def test_methods_that_cannot_denoise(denoising, line):
     ],
 )
 def test_settings_that_cannot_be_followed(denoising, scene, settings, line):
-    with (
-        espalier.apply(denoising, "d3tom", ratio=0.5) as pruned,
-        pytest.raises(espalier.UserError) as refused,
-    ):
-        pruned.ask(*scene, **{**HOW, "steps": None, **settings})
-    assert line in str(refused.value)
-    assert "\n" not in str(refused.value)
+    with espalier.apply(denoising, "d3tom", ratio=0.5) as pruned:
+        assert line in refused(pruned.ask, *scene, **{**HOW, "steps": None, **settings})
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"do_sample": True}])

@@ -23,6 +23,7 @@ from espalier.harness.paths import ROOT
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.store.files.digests import Digests
 from tests import commands
+from tests.refused import refused
 
 SEEDLING = ROOT / "harness" / "seedling" / "weights" / "seedling"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -95,10 +96,9 @@ def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> Non
         "method.draft": lambda: spec_of("method=pearl", f"method.draft={name}"),
         "name": lambda: espalier.load(name),
     }.items():
-        with pytest.raises(UserError) as refusal:
-            use()
-        assert f"{key}={name!r}" in str(refusal.value)
-        assert words in str(refusal.value)
+        line = refused(use)
+        assert f"{key}={name!r}" in line
+        assert words in line
 
 
 @pytest.mark.parametrize(

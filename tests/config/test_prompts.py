@@ -41,7 +41,9 @@ def model_of(
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_set_of_every_model_can_be_had(name: str) -> None:
-    sets = {key for key, table in compose_section("model", name)["prompts"].items() if table is not None}
+    sets = {
+        key for key, table in compose_section("model", name)["prompts"].items() if table is not None
+    }
     assert "original" in sets
     assert sets <= {*NAMES, *BLOCKS, "d3tom"}
     assert all(model_of(name, key).prompt.name == key for key in sets)

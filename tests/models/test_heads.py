@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load, save_file
 
 import espalier
-from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.build_adapter import load_adapter, weight_bytes
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
+from tests.refused import refused
 from tests.tiny import save_tiny
 
 KEY = "tie_word_embeddings"
@@ -112,9 +112,7 @@ def has_head(spec: ModelSpec) -> bool:
 def refusal(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the line of a refusal, which comes before any weight is read."""
     monkeypatch.setattr(base, "load_checkpoint", None)
-    with pytest.raises(UserError) as caught:
-        load_adapter(spec)
-    return str(caught.value)
+    return refused(load_adapter, spec)
 
 
 @pytest.mark.parametrize("stated", [None, True, False])

@@ -18,6 +18,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import ModelSpec
+from tests.refused import refused
 from tests.tiny import CHATS, LLAVA, Scatter, chat, load_llava, save_llava
 
 
@@ -36,12 +37,6 @@ def spec_of(folder: Path | None, **changes) -> ModelSpec:
     return replace(LLAVA, path=folder, weights="trained", **changes)
 
 
-def refusal(spec: ModelSpec) -> str:
-    with pytest.raises(UserError) as caught:
-        load_adapter(spec)
-    return str(caught.value)
-
-
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     return load((folder / "model.safetensors").read_bytes())
 
@@ -53,14 +48,14 @@ def rewrite(folder: Path, change) -> None:
 
 
 def test_a_missing_directory_names_the_key(tmp_path: Path) -> None:
-    line = refusal(spec_of(tmp_path / "nowhere"))
+    line = refused(load_adapter, spec_of(tmp_path / "nowhere"))
     assert line.startswith("model.path=")
     assert "holds no model: it does not exist" in line
 
 
 def test_a_hub_id_without_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    line = refusal(spec_of(None, hub="nobody/nothing", revision="main"))
+    line = refused(load_adapter, spec_of(None, hub="nobody/nothing", revision="main"))
     assert "nobody/nothing" in line
     assert "model.path=<dir>" in line
 
@@ -82,7 +77,7 @@ def test_tensors_must_be_those_of_the_architecture(folder: Path, change, kind: s
     shapes = {(name, tensor.shape) for name, tensor in tensors_of(folder).items()}
     rewrite(folder, change)
     changed = shapes ^ {(name, tensor.shape) for name, tensor in tensors_of(folder).items()}
-    line = refusal(spec_of(folder))
+    line = refused(load_adapter, spec_of(folder))
     assert f"1 {kind}" in line
     assert changed.pop()[0].rpartition("model.")[2] in line.rpartition("first is ")[2]
 
@@ -90,23 +85,23 @@ def test_tensors_must_be_those_of_the_architecture(folder: Path, change, kind: s
 def test_a_torn_weight_file_is_refused(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert "weight file 'model.safetensors' is damaged" in refusal(spec_of(folder))
+    assert "weight file 'model.safetensors' is damaged" in refused(load_adapter, spec_of(folder))
 
 
 def test_another_model_is_refused_and_the_conversion_named(folder: Path) -> None:
     command = "python -m some.conversion <in> <out>"
     facts = replace(LLAVA.facts, text=replace(LLAVA.facts.text, layers=4))
-    line = refusal(spec_of(folder, facts=facts, conversion=command))
+    line = refused(load_adapter, spec_of(folder, facts=facts, conversion=command))
     assert "model.facts.text.layers=4, the loaded model has 5" in line
     assert command in line
     (folder / "config.json").write_text(json.dumps({"model_type": "internvl_chat"}))
-    assert command in refusal(spec_of(folder, conversion=command))
+    assert command in refused(load_adapter, spec_of(folder, conversion=command))
 
 
 def test_a_checkpoint_without_processor_is_refused(folder: Path) -> None:
     for file in (*folder.glob("*process*"), *folder.glob("token*")):
         file.unlink()
-    assert "has no tokenizer_config.json" in refusal(spec_of(folder))
+    assert "has no tokenizer_config.json" in refused(load_adapter, spec_of(folder))
 
 
 # ---------------------------------------------------------------- where the model is
