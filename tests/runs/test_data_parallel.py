@@ -348,7 +348,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
 def test_a_launch_that_makes_no_sense_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    launched(monkeypatch, **{name: value})
+    launched(monkeypatch, **{"RANK": "0", "LOCAL_RANK": "0", name: value})
     assert main(["method=none"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{name}={value}" in line

@@ -204,7 +204,8 @@ def test_curves_of_all_rows_are_drawn_before_the_last_line(
     monkeypatch.setattr("espalier.harness.reports.curves.curve_files.write_curves", write)
     done = bench("-m", "method=none,fastv", "ratio=0.5", f"curves={target}")
     assert done.code == 0, done.err
-    write.assert_called_once_with(bench.store, target, {row["run_key"] for row in done.rows})
+    keys = {row["run_key"] for row in done.rows}
+    write.assert_called_once_with(bench.store, target, run_keys=keys)
     assert done.out.splitlines()[-2] == f"wrote {target}.png"
     assert done.last == done.rows[-1]
 
