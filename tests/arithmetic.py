@@ -55,7 +55,7 @@ def f1(pairs):
 
 def write_task(folder: Path, questions: Sequence[tuple[str, str]], generation: str = "") -> Path:
     """Write the benchmark `sums` with (question, target) pairs and return its folder."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "sums.yaml").write_text(YAML + generation)
     (folder / "utils.py").write_text(UTILS)
     lines = [json.dumps({"question": q, "target": a}) for q, a in questions]

@@ -19,7 +19,8 @@ from espalier.harness.reports.curves.decoder_report import main as main_of_decod
 from espalier.harness.runs.run_key import run_key
 from espalier.harness.specs.comparable import COSTS, check_comparable, name, policy
 from espalier.harness.specs.run_spec import EngineSpec
-from espalier.harness.store import Store
+from espalier.harness.store import RunDir, Store
+from tests.refused import refused
 from tests.report.stored_rows import settings
 from tests.report.test_curves import add_run
 from tests.report.test_decoders import add, guided
@@ -45,7 +46,7 @@ def row(method: str = "divprune", label: str = "", **changes: Any) -> dict[str, 
         for key, value in changes.items()
         if key.partition("_")[0] in BLOCKS and key not in ("model", "benchmark")
     }
-    own = {key: value for key, value in changes.items() if key not in under}
+    others = {key: value for key, value in changes.items() if key not in under}
     return {
         "run_key": "k",
         "model": "tiny",
@@ -58,16 +59,16 @@ def row(method: str = "divprune", label: str = "", **changes: Any) -> dict[str, 
         "n_samples": 8,
         "extra": {"label": label},
         "settings": settings(**under),
-        **own,
+        **others,
     }
 
 
-ONE = row()
+USUAL = row()
 
 
 def test_what_a_model_can_give_keeps_no_rows_apart() -> None:
     """Rows of earlier versions list the signals of the model; those of now do not."""
-    check_comparable([ONE, row(model_facts={"signals": ["tile"]})])
+    check_comparable([USUAL, row(model_facts={"signals": ["tile"]})])
 
 
 @pytest.mark.parametrize(
@@ -90,10 +91,8 @@ def test_what_a_model_can_give_keeps_no_rows_apart() -> None:
 def test_one_cell_under_two_settings_is_an_error_that_names_them(
     other: dict[str, Any], difference: str
 ) -> None:
-    with pytest.raises(UserError, match="cannot be mixed") as raised:
-        check_comparable([ONE, other])
-    line = str(raised.value)
-    assert "\n" not in line
+    line = refused(check_comparable, [USUAL, other])
+    assert "cannot be mixed" in line
     assert difference in line
     key = difference.partition(" ")[0]
     assert f"--where '{key}=" in line
@@ -115,7 +114,7 @@ def test_one_cell_under_two_settings_is_an_error_that_names_them(
 )
 def test_a_curve_has_one_policy_and_a_panel_one_model(other: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="cannot be mixed"):
-        check_comparable([ONE, other])
+        check_comparable([USUAL, other])
 
 
 @pytest.mark.parametrize(
@@ -131,27 +130,26 @@ def test_a_curve_has_one_policy_and_a_panel_one_model(other: dict[str, Any]) -> 
     ],
 )
 def test_what_comes_with_method_ratio_or_benchmark_may_differ(other: dict[str, Any]) -> None:
-    check_comparable([ONE, other])
+    check_comparable([USUAL, other])
 
 
 def test_a_long_value_is_cut_and_both_ends_of_a_difference_stay_apart() -> None:
     files = ["a" * 64, "b" * 64]
-    with pytest.raises(UserError) as raised:
-        check_comparable([row(artifacts=files), row(artifacts=files[::-1])])
-    shown = str(raised.value).partition("artifacts (")[2].partition(")")[0].split(", ")
+    line = refused(check_comparable, [row(artifacts=files), row(artifacts=files[::-1])])
+    shown = line.partition("artifacts (")[2].partition(")")[0].split(", ")
     assert len(set(shown)) == 2
     assert max(map(len, shown)) < 20
 
 
-def test_names_of_curves_say_what_is_off_its_default() -> None:
-    assert name(ONE) == "divprune"
+def test_names_of_curves_have_what_is_off_its_default() -> None:
+    assert name(USUAL) == "divprune"
     assert (
         name(row(label="K=3", engine_positions="renumbered")) == "divprune K=3 positions=renumbered"
     )
     assert policy(row(engine_backend="emulate", engine_positions=None)) == "backend=emulate"
     # What costs time and changes no answer is no name.
     assert policy(row(engine_batch_size=1, engine_rescore=True)) == ""
-    assert {f"engine.{one.name}" for one in fields(EngineSpec)} > COSTS
+    assert {f"engine.{field.name}" for field in fields(EngineSpec)} > COSTS
 
 
 # ---------------------------------------------------------------- curves
@@ -226,9 +224,9 @@ def test_a_condition_that_nothing_meets_is_refused(
     out = str(store.parent / "figure")
     argv = ["--store", str(store), "--out", out, "--benchmarks", "boxes", "--where", condition]
     assert main(argv) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert complaint in told
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert complaint in line
 
 
 def test_rows_of_older_code_give_way_and_are_counted(
@@ -239,13 +237,12 @@ def test_rows_of_older_code_give_way_and_are_counted(
         age(tmp_path, f"code{place}", place)
     add_run(tmp_path, "clever", 0.75, 0.5, n=8)
     old = Store(tmp_path).run("boxes-clever--0.75-8")
-    without = dict(old.row() or {}, n_samples=200, run_key="silent")
-    del without["settings"]
-    Store(tmp_path).run("silent").commit(without)
+    silent = Store(tmp_path).run("silent")
+    silent.commit({**(old.row() or {}), "n_samples": 200, "run_key": "silent"})
+    silence(silent)
     argv = ["--store", str(tmp_path), "--out", str(tmp_path / "figure"), "--benchmarks", "boxes"]
     assert main(argv) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
+    assert capsys.readouterr().err.splitlines() == [
         "boxes: 1 row passed over: without settings, from an older version",
         "boxes: 1 row passed over: with fewer than 200 samples",
         "boxes: 1 row passed over: of other code, a newer one has their place",
@@ -260,13 +257,16 @@ def age(root: Path, key: str, order: int) -> None:
     os.utime(path, (order, order))
 
 
+def silence(directory: RunDir) -> None:
+    """Take the settings off a row, as rows of older versions have none."""
+    row = directory.row()
+    assert row is not None
+    directory.commit({name: value for name, value in row.items() if name != "settings"})
+
+
 def test_a_store_of_silent_rows_is_refused(store: Path) -> None:
-    for run in store.glob("runs/*"):
-        directory = Store(store).run(run.name)
-        found = directory.row()
-        assert found is not None
-        del found["settings"]
-        directory.commit(found)
+    for directory in Store(store).folders():
+        silence(directory)
     with pytest.raises(UserError, match=r"4 rows .* have no settings"):
         read_panels(store, ["boxes"])
 
@@ -295,8 +295,7 @@ def test_acceptance_is_read_from_either_transport(tmp_path: Path) -> None:
     guided(tmp_path, 0.5)
     guided(tmp_path, 0.5, transport="sequential")
     guided(tmp_path, 0.5, transport="sequential", params={"guidance": "random"})
-    found = guidances(read_decoders(tmp_path))
-    assert [*found.curve] == [
+    assert [*guidances(read_decoders(tmp_path)).curve] == [
         "parallelvlm guidance=random transport=sequential",
         "parallelvlm transport=sequential",
     ]
@@ -308,15 +307,11 @@ def test_rows_that_no_piece_shows_are_counted(
     for _ in range(2):
         add(tmp_path / "store", "vanilla_sd", 0)
     silent = add(tmp_path / "store", "vanilla_sd", 0)
-    directory = Store(tmp_path / "store").run(silent.name)
-    found = directory.row()
-    assert found is not None
-    del found["settings"]
-    directory.commit(found)
+    silence(RunDir(silent))
     assert main_of_decoders(["--store", str(tmp_path / "store"), "--write", str(tmp_path)]) == 0
-    told = capsys.readouterr().err
-    assert "1 row passed over: without settings" in told
-    assert "1 row passed over: no piece shows them" in told
+    errors = capsys.readouterr().err
+    assert "1 row passed over: without settings" in errors
+    assert "1 row passed over: no piece shows them" in errors
 
 
 # ---------------------------------------------------------------- run.py
@@ -330,33 +325,33 @@ def bench(
 
 
 def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         inner = isinstance(value, dict)
-        found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
-    return found
+        values |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return values
 
 
-def test_a_row_says_all_of_its_key_that_is_not_code(bench: Bench) -> None:
+def test_a_row_states_all_of_its_key_that_is_not_code(bench: Bench) -> None:
     done = bench("method=divprune", "engine.positions=renumbered", "model.template=llava_vid").last
-    parts = Store(bench.store).run(done["run_key"]).path / "spec.json"
-    described = json.loads(parts.read_text())
+    described = json.loads((bench.store / "runs" / done["run_key"] / "spec.json").read_text())
     code = {"key_version", "method_class", "code", "packages"}
     assert set(described) == {"cell", "settings"} | code
-    # The key can be computed anew from what the row says and the code.
-    said = {key: done[key] for key in described["cell"]}
-    told = {key: described[key] for key in code}
-    assert run_key({"cell": said, "settings": done["settings"], **told}) == done["run_key"]
+    # The key can be computed anew from the row and the code.
+    cell = {key: done[key] for key in described["cell"]}
+    parts_of_code = {key: described[key] for key in code}
+    parts_of_row = {"cell": cell, "settings": done["settings"]}
+    assert run_key(parts_of_row | parts_of_code) == done["run_key"]
     assert done["settings"]["engine"]["positions"] == "renumbered"
     assert done["settings"]["model"]["template"] == "llava_vid"
     assert "positions" in Store(bench.store).rows()[0]["settings"]["engine"]
 
 
-def test_two_policies_are_two_rows_that_say_so(bench: Bench) -> None:
+def test_two_policies_are_two_rows_with_their_names(bench: Bench) -> None:
     done = bench("-m", "method=divprune", "engine.positions=original,renumbered", "ratio=0.5")
     assert done.code == 0, done.err
-    one, other = (leaves(row["settings"]) for row in done.rows)
-    assert {key for key in one if one[key] != other[key]} == {"engine.positions"}
+    first, second = (leaves(row["settings"]) for row in done.rows)
+    assert {key for key in first if first[key] != second[key]} == {"engine.positions"}
     assert "divprune positions=renumbered" in done.out
 
 

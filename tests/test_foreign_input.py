@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -58,15 +57,18 @@ def _tries(tree: ast.AST) -> Iterator[tuple[ast.Try, set[str]]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Try):
             body = ast.Module(node.body, [])
-            calls = {ast.unparse(one.func) for one in ast.walk(body) if isinstance(one, ast.Call)}
+            calls = {
+                ast.unparse(call.func) for call in ast.walk(body) if isinstance(call, ast.Call)
+            }
             reads = {call.rpartition(".")[2] for call in calls if call not in DESCRIPTORS}
             if reads & READING:
-                types = (one for handler in node.handlers if handler.type for one in [handler.type])
-                parts = (ast.walk(kind) for kind in types)
-                yield (
-                    node,
-                    {part.id for walk in parts for part in walk if isinstance(part, ast.Name)},
+                parts = (
+                    part
+                    for handler in node.handlers
+                    if handler.type
+                    for part in ast.walk(handler.type)
                 )
+                yield node, {part.id for part in parts if isinstance(part, ast.Name)}
 
 
 @pytest.mark.parametrize("folder", ["harness", "tasks"])
@@ -83,25 +85,14 @@ def test_what_reads_catches_every_error_of_reading(folder: str) -> None:
     assert lists == []
 
 
-def as_folder(path: Path) -> None:
-    path.mkdir()
+def holds(content: bytes) -> Callable[[Path], Any]:
+    return lambda path: path.write_bytes(content)
 
 
-def as_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def holds(content: bytes) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        path.write_bytes(content)
-
-    return write
-
-
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], Any]] = {
     "absent": lambda path: None,
-    "folder": as_folder,
-    "loop": as_loop,
+    "folder": Path.mkdir,
+    "loop": lambda path: path.symlink_to(path.name),
     "empty": holds(b""),
     "NUL": holds(bytes(64)),
     "no UTF-8": holds(b"\xff\xfe\x80 a: \xe9"),
@@ -220,14 +211,11 @@ def test_metadata_that_is_no_text_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "own_pack", {"conf/method/good.yaml": config("good", None)})
-    for name, content in (("stranger", b"[a]\nx = \xff\xe9\n"), ("folder", None)):
+    for name, damage in (("stranger", holds(b"[a]\nx = \xff\xe9\n")), ("folder", Path.mkdir)):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        if content is None:
-            (info / "entry_points.txt").mkdir()
-        else:
-            (info / "entry_points.txt").write_bytes(content)
+        damage(info / "entry_points.txt")
     with imported_from(tmp_path, monkeypatch):
         assert "own_pack 1.0" in [plugin.title for plugin in installed.installed()]
         assert any("metadata cannot be read" in line for line in installed.problems())
@@ -311,28 +299,6 @@ def test_a_table_of_options_is_typed_as_pages_print_it(
 ) -> None:
     command = read_command([override], typed=True)
     assert command.cells[0][place[0]][place[1]].items() >= table.items()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (
-            ["backend=vllm", "backend.options=[1]"],
-            r"backend\.options=\[1\] must be a table",
-        ),
-        (
-            ["cluster.option={a: 1}"],
-            r"cluster\.option is not a config key \(did you mean options\?\)",
-        ),
-        (["modle.x={a: 1}"], r"modle is not a config key"),
-        (["model.facts={depht: 1}"], r"model\.facts\.depht is not a config key"),
-    ],
-)
-def test_a_wrong_table_of_options_is_a_line(
-    overrides: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run.main([*overrides, "--dry"]) == 2
-    assert re.search(line, capsys.readouterr().err.splitlines()[-1])
 
 
 @pytest.mark.parametrize("key", ["backend.url", "judge.base_url", "model.path"])

@@ -37,6 +37,7 @@ from espalier.harness.settings import (
     table,
 )
 from espalier.harness.specs.generation import GENERATION, check_settings
+from tests.refused import refused
 
 NAN, INF = float("nan"), float("inf")
 KEY = "engine.key"
@@ -94,9 +95,7 @@ def test_borders(hint: Any, good: Sequence[Any], bad: Sequence[Any]) -> None:
     ],
 )
 def test_a_line_has_the_words_of_the_annotation(hint: Any, words: str) -> None:
-    with pytest.raises(UserError) as error:
-        read_value(KEY, "x", hint)
-    assert str(error.value) == f"{KEY}='x' {words}"
+    assert refused(read_value, KEY, "x", hint) == f"{KEY}='x' {words}"
 
 
 def test_an_integer_beyond_its_range_is_told_the_end_it_missed() -> None:
@@ -153,9 +152,7 @@ def test_a_section_becomes_its_dataclass() -> None:
 
 def test_every_mistake_of_a_section_is_in_one_line() -> None:
     part = {"sede": 1, "inner": {"size": 0, "names": "a", "facts": 1}, "options": {}, "facts": 1}
-    with pytest.raises(UserError) as error:
-        read_section(Outer, "outer", part)
-    assert str(error.value).split("; ") == [
+    assert refused(read_section, Outer, "outer", part).split("; ") == [
         "outer.sede is not a config key (did you mean seed?)",
         "outer.facts is not a config key",
         "valid: outer.inner, outer.options, outer.seed",

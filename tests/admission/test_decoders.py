@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -24,10 +25,10 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method, names_of
-from espalier.harness.specs.run_spec import MODEL_KEYS, RunSpec, in_words_of_the_draft
+from espalier.harness.specs.run_spec import MODEL_KEYS, ModelSpec, in_words_of_the_draft
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
-from tests import commands
+from tests.commands import cells_of, spec_of
 
 DRAFT = ROOT / "harness/seedling/weights/seedling_draft"
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -35,16 +36,15 @@ DECODERS = names_of(Decoder)
 WITH_DRAFT = [name for name in DECODERS if build_method(name, {}).source == "model"]  # type: ignore[attr-defined]
 
 
-def specs_of(*argv: str) -> list[RunSpec]:
-    return [build_spec(cell) for cell in commands.cells_of(*argv)]
-
-
-def spec_of(*argv: str) -> RunSpec:
-    return specs_of(*argv)[0]
-
-
 def job_of(store: Path, *argv: str) -> Job:
     return admit(spec_of(f"store={store}", *argv), Digests())
+
+
+def draft_of(*argv: str) -> ModelSpec:
+    """Return the draft of a run that has one."""
+    draft = spec_of(*argv).method.draft
+    assert draft is not None
+    return draft
 
 
 # ------------------------------------------------------------------ which draft
@@ -55,72 +55,59 @@ def test_some_decoders_have_a_draft_model_and_some_have_not() -> None:
     assert {"autoregressive", "std"} <= set(DECODERS) - set(WITH_DRAFT)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [*DECODERS, "fastv"])
 def test_the_draft_is_the_first_that_the_model_names(name: str) -> None:
     draft = spec_of(f"method={name}").method.draft
-    assert (None if draft is None else draft.name) == (
-        "seedling_draft" if name in WITH_DRAFT else None
-    )
-
-
-def test_a_reducer_has_no_draft() -> None:
-    assert spec_of("method=fastv").method.draft is None
-
-
-def test_another_draft_and_the_model_itself() -> None:
-    assert spec_of("method=pearl", "method.draft=seedling_full").method.draft is not None
-    spec = spec_of("method=pearl", "method.draft=seedling")
-    assert spec.method.draft == spec.model
+    assert (draft and draft.name) == ("seedling_draft" if name in WITH_DRAFT else None)
 
 
 def test_options_lie_over_the_drafts_config_alone() -> None:
-    spec = spec_of(
-        "method=pearl",
-        "method.draft_options={dtype: bfloat16, weights: random, scale: {layers: 1}}",
-    )
-    draft = spec.method.draft
-    assert draft is not None
+    assert draft_of("method=pearl", "method.draft=seedling_full").name == "seedling_full"
+    spec = spec_of("method=pearl", "method.draft=seedling")
+    assert spec.method.draft == spec.model
+    options = "method.draft_options={dtype: bfloat16, weights: random, scale: {layers: 1}}"
+    draft = draft_of("method=pearl", options)
     assert (draft.dtype, draft.weights, draft.facts.text.layers) == ("bfloat16", "random", 1)
     assert draft.facts.tower.layers == 3
-    assert (spec.model.dtype, spec.model.weights) == ("float32", "trained")
+    target = spec_of("method=pearl", options).model
+    assert (target.dtype, target.weights) == ("float32", "trained")
 
 
 def test_the_draft_inherits_what_both_see_and_nothing_else() -> None:
-    spec = spec_of(
-        "model=qwen2_5_vl_32b",
-        "method=pearl",
-        "model.dtype=float32",
-        "model.attention=eager",
-        "model.video.frames=128",
-        "model.processor.max_pixels=401408",
+    line = (
+        *("model=qwen2_5_vl_32b", "method=pearl", "model.dtype=float32", "model.attention=eager"),
+        *("model.video.frames=128", "model.processor.max_pixels=401408"),
     )
-    draft = spec.method.draft
-    assert draft is not None
-    assert draft.name == "qwen2_5_vl_7b"
-    assert (draft.dtype, draft.attention) == ("float32", "sdpa")
-    assert (draft.video, draft.processor) == (spec.model.video, spec.model.processor)
+    draft, model = draft_of(*line), spec_of(*line).model
+    assert (draft.name, draft.dtype, draft.attention) == ("qwen2_5_vl_7b", "float32", "sdpa")
+    assert (draft.video, draft.processor) == (model.video, model.processor)
     assert (draft.video.frames, draft.processor["max_pixels"]) == (128, 401408)
 
 
-def test_the_draft_computes_in_the_targets_type_unless_asked() -> None:
-    wide = ("model=llava_ov_72b", "method=pearl", "model.device_map=auto")
-    for more, dtype in (
+@pytest.mark.parametrize(
+    ("line", "dtype"),
+    [
         ((), "bfloat16"),
         (("model.dtype=float16",), "float16"),
         (("method.draft_options={dtype: float32}",), "float32"),
-    ):
-        draft = spec_of(*wide, *more).method.draft
-        assert draft is not None
-        assert (draft.name, draft.dtype) == ("llava_ov_7b", dtype)
+    ],
+)
+def test_the_draft_computes_in_the_targets_type_unless_set(
+    line: tuple[str, ...], dtype: str
+) -> None:
+    draft = draft_of("model=llava_ov_72b", "method=pearl", "model.device_map=auto", *line)
+    assert (draft.name, draft.dtype) == ("llava_ov_7b", dtype)
 
 
-def test_the_processor_of_another_family_is_not_taken_over() -> None:
-    spec = spec_of("model=llava15_7b", "method=pearl", "method.draft=seedling")
-    assert spec.method.draft is not None
-    assert spec.method.draft.processor == {"do_pad": True}  # one family
-    spec = spec_of("model=qwen2_vl_7b", "method=pearl", "method.draft=seedling")
-    assert spec.method.draft is not None
-    assert spec.method.draft.processor == {}
+@pytest.mark.parametrize(
+    ("model", "processor"), [("llava15_7b", {"do_pad": True}), ("qwen2_vl_7b", {})]
+)
+def test_the_processor_of_another_family_is_not_taken_over(
+    model: str, processor: dict[str, Any]
+) -> None:
+    assert (
+        draft_of(f"model={model}", "method=pearl", "method.draft=seedling").processor == processor
+    )
 
 
 @pytest.mark.sampled(4)
@@ -147,20 +134,18 @@ def test_drafts_of_the_papers_pairs() -> None:
 
 
 def test_composing_a_draft_leaves_hydras_state_alone() -> None:
-    from hydra import compose, initialize_config_dir
-
     assert not GlobalHydra.instance().is_initialized()
-    assert spec_of("method=pearl").method.draft is not None
+    draft_of("method=pearl")
     assert not GlobalHydra.instance().is_initialized()
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
         mine = GlobalHydra.instance().hydra
         config = OmegaConf.to_container(compose("config", overrides=["method=pearl"]), resolve=True)
         assert isinstance(config, dict)
         del config["grids"]
-        inside = build_spec({str(key): value for key, value in config.items()})
+        draft = build_spec({str(key): value for key, value in config.items()}).method.draft
         assert GlobalHydra.instance().hydra is mine
-    assert inside.method.draft is not None
-    assert inside.method.draft.name == "seedling_draft"
+    assert draft is not None
+    assert draft.name == "seedling_draft"
 
 
 def test_error_lines_speak_of_the_draft() -> None:
@@ -191,12 +176,9 @@ def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: st
     assert job.spec.engine.batch_size == 1
     blind, whole = name == "onsd", name in ("autoregressive", "vanilla_sd", "sd_tree", "pearl")
     assert job.spec.budget.ratio == (1 if blind else 0 if whole else 0.9)
-
-
-def test_a_reducer_acts_on_the_model_itself(tmp_path: Path) -> None:
-    job = job_of(tmp_path, "method=fastv", "engine.batch_size=8")
-    assert isinstance(job.method, TokenReducer)
-    assert job.spec.engine.batch_size == 8
+    reducer = job_of(tmp_path, "method=fastv", "engine.batch_size=8")
+    assert isinstance(reducer.method, TokenReducer)
+    assert reducer.spec.engine.batch_size == 8
 
 
 @pytest.mark.parametrize("ratio", ["0.5", "1"])
@@ -204,21 +186,15 @@ def test_a_draft_that_reads_only_has_the_ratio_one(tmp_path: Path, ratio: str) -
     params = ("method.params.text_only=true", "method.params.guidance=none")
     for argv in (("method=onsd",), ("method=parallelvlm", *params)):
         assert job_of(tmp_path, *argv, f"ratio={ratio}").spec.budget.ratio == 1
+    pruning = ("method=parallelvlm", "method.params.guidance=self", "method.params.L=1")
+    assert job_of(tmp_path, *pruning, "ratio=0.9").spec.budget.ratio == 0.9
 
 
-def test_a_draft_that_prunes_itself_is_checked_as_a_model(tmp_path: Path) -> None:
-    argv = ("method=parallelvlm", "method.params.guidance=self", "ratio=0.9")
-    assert job_of(tmp_path, *argv, "method.params.L=1").spec.budget.ratio == 0.9
-
-
-def test_signals_of_a_decoder_are_those_it_reads_in_the_model() -> None:
-    facts = spec_of().model.facts
-    std = build_method("std", {})
-    assert isinstance(std, Decoder)
-    assert signals_of(std, facts) == {"text_attention"}
-    pearl = build_method("pearl", {})
-    assert isinstance(pearl, Decoder)
-    assert signals_of(pearl, facts) == set()
+@pytest.mark.parametrize(("name", "signals"), [("std", {"text_attention"}), ("pearl", set())])
+def test_signals_of_a_decoder_are_those_it_reads_in_the_model(name: str, signals: set[str]) -> None:
+    decoder = build_method(name, {})
+    assert isinstance(decoder, Decoder)
+    assert signals_of(decoder, spec_of().model.facts) == signals
 
 
 def test_the_drafts_weights_are_checked_as_the_models(tmp_path: Path) -> None:
@@ -245,24 +221,26 @@ def changed_tokenizer(folder: Path, change: Any) -> Path:
     return folder
 
 
-def test_a_draft_with_other_ids_is_refused_with_a_token(tmp_path: Path) -> None:
-    def swap(vocabulary: dict[str, int]) -> dict[str, int]:
-        first, second = list(vocabulary)[-2:]
-        return {**vocabulary, first: vocabulary[second], second: vocabulary[first]}
-
-    folder = changed_tokenizer(tmp_path / "draft", swap)
-    with pytest.raises(
-        Refused, match=r"method\.draft=seedling_draft .*tokenizer.*token '.+' is \d+ to"
-    ):
-        job_of(tmp_path / "store", "method=pearl", f"method.draft_options={{path: {folder}}}")
+def swapped(vocabulary: dict[str, int]) -> dict[str, int]:
+    first, second = list(vocabulary)[-2:]
+    return {**vocabulary, first: vocabulary[second], second: vocabulary[first]}
 
 
-def test_a_draft_with_another_word_is_refused_with_it(tmp_path: Path) -> None:
-    def more(vocabulary: dict[str, int]) -> dict[str, int]:
-        return {**vocabulary, "walrus": len(vocabulary) + 50}
-
-    folder = changed_tokenizer(tmp_path / "draft", more)
-    with pytest.raises(Refused, match=r"only seedling_draft knows 'walrus'"):
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (swapped, r"method\.draft=seedling_draft .*tokenizer.*token '.+' is \d+ to"),
+        (
+            lambda words: {**words, "walrus": len(words) + 50},
+            "only seedling_draft knows 'walrus'",
+        ),
+    ],
+)
+def test_a_draft_with_another_vocabulary_is_refused_with_a_token(
+    tmp_path: Path, change: Any, line: str
+) -> None:
+    folder = changed_tokenizer(tmp_path / "draft", change)
+    with pytest.raises(Refused, match=line):
         job_of(tmp_path / "store", "method=pearl", f"method.draft_options={{path: {folder}}}")
 
 
@@ -273,8 +251,8 @@ def test_added_tokens_may_be_one_sided_and_the_embedded_pair_agrees() -> None:
     assert common_size(ours, theirs) == max(ours.values()) + 1
     placeholder = next(iter(added))
     without = {token: number for token, number in theirs.items() if token != placeholder}
-    check_tokenizers(ours, without, ("a", "b"), added)
-    check_tokenizers(without, ours, ("a", "b"), added)
+    for pair in ((ours, without), (without, ours)):
+        check_tokenizers(*pair, ("a", "b"), added)
     with pytest.raises(Refused, match="only a knows"):
         check_tokenizers(ours, without, ("a", "b"))
 
@@ -300,25 +278,36 @@ def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None
     embedded = dict.fromkeys(("seedling_video", "seedling_video_draft"), "seedling_video_brief")
     embedded["seedling_crowd"] = "seedling_crowd"
     made_for_videos = embedded | dict.fromkeys(VIDEO_MODELS, "video_detail_caption")
-    expected = made_for_videos.get(name, "seedling_rec")
-    spec = spec_of(f"model={name}")
-    assert spec.benchmark.name == expected
+    benchmark = spec_of(f"model={name}").benchmark.name
+    assert benchmark == made_for_videos.get(name, "seedling_rec")
 
 
-def test_a_benchmark_that_is_asked_for_goes_before_the_models_own() -> None:
-    asked = ("benchmark=seedling_vqa", "model=llava_ov_7b")
-    assert spec_of(*asked).benchmark.name == "seedling_vqa"
-    assert spec_of(*reversed(asked)).benchmark.name == "seedling_vqa"
-
-
-def test_in_a_sweep_each_model_has_its_own_unless_it_is_given() -> None:
-    cells = specs_of("-m", "model=seedling,llava_ov_7b", "method=none")
-    assert [cell.benchmark.name for cell in cells] == ["seedling_rec", "video_detail_caption"]
-    assert [cell.benchmark.limit for cell in cells] == [500, 50]
-    given = specs_of("-m", "model=llava_ov_7b", "benchmark=seedling_rec,seedling_vqa")
-    assert [cell.benchmark.name for cell in given] == ["seedling_rec", "seedling_vqa"]
-    preset = specs_of("+experiment=quickstart", "model=llava_ov_7b", "method=none", "ratio=0")
-    assert [cell.benchmark.name for cell in preset] == ["seedling_rec", "seedling_caption"]
+@pytest.mark.parametrize(
+    ("line", "benchmarks"),
+    [
+        (
+            "-m model=seedling,llava_ov_7b method=none",
+            {"seedling_rec": 500, "video_detail_caption": 50},
+        ),
+        (
+            "-m model=llava_ov_7b benchmark=seedling_rec,seedling_vqa",
+            ["seedling_rec", "seedling_vqa"],
+        ),
+        (
+            "+experiment=quickstart model=llava_ov_7b method=none ratio=0",
+            ["seedling_rec", "seedling_caption"],
+        ),
+        ("benchmark=seedling_vqa model=llava_ov_7b", ["seedling_vqa"]),
+        ("model=llava_ov_7b benchmark=seedling_vqa", ["seedling_vqa"]),
+    ],
+)
+def test_each_model_of_a_sweep_has_its_own_benchmark_unless_it_is_set(
+    line: str, benchmarks: list[str] | dict[str, int]
+) -> None:
+    specs = [build_spec(cell).benchmark for cell in cells_of(*line.split())]
+    assert [spec.name for spec in specs] == list(benchmarks)
+    if isinstance(benchmarks, dict):
+        assert [spec.limit for spec in specs] == [*benchmarks.values()]
 
 
 def test_the_papers_setting() -> None:

@@ -18,15 +18,12 @@ def check_needs(spec: BenchmarkSpec) -> None:
     conflicts.refuse("tools of a benchmark", SimpleNamespace(benchmark=spec))
 
 
-def test_a_benchmark_without_needs_passes() -> None:
+@pytest.mark.parametrize("path", ["/usr/bin/java", None])
+def test_java_has_to_be_on_the_path(monkeypatch: pytest.MonkeyPatch, path: str | None) -> None:
+    monkeypatch.setattr(conflicts.shutil, "which", {"java": path}.get)
     check_needs(PLAIN)
-
-
-@pytest.mark.parametrize("found", ["/usr/bin/java", None])
-def test_java_has_to_be_on_the_path(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
-    monkeypatch.setattr(conflicts.shutil, "which", {"java": found}.get)
     spec = replace(PLAIN, needs=("java",))
-    if found:
+    if path:
         check_needs(spec)
         return
     with pytest.raises(UserError, match=r"^benchmark='captions': .*Java.*no java on PATH; valid: "):

@@ -9,20 +9,9 @@ import pytest
 from PIL import Image
 
 import espalier
-from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from tests.refused import refused
 
 HOW = {"max_new_tokens": 4, "steps": 2}
-
-
-@pytest.fixture(scope="module")
-def model():
-    return espalier.load("seedling_diffusion", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def questions():
-    sample = samples("seedling_vqa", "test", 0, 0, 1)[0]
-    return sample_scene(sample).to_pil(), sample["question"]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +27,9 @@ def questions():
         ("fastv_first_step", [36, 36]),
     ],
 )
-def test_an_answer_tells_its_steps(model, questions, method, kept):
-    with espalier.apply(model, method, ratio=0.75) as pruned:
-        answer = pruned.ask(*questions, **HOW)
+def test_an_answer_tells_its_steps(denoising, scene, method, kept):
+    with espalier.apply(denoising, method, ratio=0.75) as pruned:
+        answer = pruned.ask(*scene, **HOW)
     assert [len(step) for step in answer.kept_by_step] == kept
     assert answer.kept_indices == answer.kept_by_step[-1]
     assert answer.kept == kept[-1]
@@ -53,18 +42,18 @@ def test_an_answer_tells_its_steps(model, questions, method, kept):
         assert sum(kept) / 288 < answer.flops.share < 1
 
 
-def test_whole_steps_cost_as_much_as_they_are_many(model, questions):
-    with espalier.apply(model, "none") as plain:
+def test_whole_steps_cost_as_much_as_they_are_many(denoising, scene):
+    with espalier.apply(denoising, "none") as plain:
         two, four = (
-            plain.ask(*questions, max_new_tokens=4, steps=steps).flops.exact for steps in (2, 4)
+            plain.ask(*scene, max_new_tokens=4, steps=steps).flops.exact for steps in (2, 4)
         )
     # The head runs for masked places: 4 + 2 of them, or 4 + 3 + 2 + 1.
     assert 1.9 * two < four < 2 * two
 
 
-def test_each_step_has_its_picture(model, questions, tmp_path):
-    with espalier.apply(model, "d3tom", ratio=0.9) as pruned:
-        answer = pruned.ask(*questions, **HOW)
+def test_each_step_has_its_picture(denoising, scene, tmp_path):
+    with espalier.apply(denoising, "d3tom", ratio=0.9) as pruned:
+        answer = pruned.ask(*scene, **HOW)
     pictures = [answer.show(tmp_path / f"{step}.png", step=step) for step in (0, 1)]
     plain, few = (picture.axes[0].images[0].get_array() for picture in pictures)
     side = few.shape[0] // 12
@@ -78,21 +67,23 @@ def test_each_step_has_its_picture(model, questions, tmp_path):
 
 
 @pytest.mark.parametrize("step", [2, -1, True, 0.5])
-def test_a_step_that_there_is_not(model, questions, step):
-    with espalier.apply(model, "none") as plain:
-        answer = plain.ask(*questions, **HOW)
+def test_a_step_that_there_is_not(denoising, scene, step):
+    with espalier.apply(denoising, "none") as plain:
+        answer = plain.ask(*scene, **HOW)
     with pytest.raises(espalier.UserError, match=r"show\(step=.*\): valid: 0 to 1, or None"):
         answer.show(step=step)
 
 
-def test_who_says_one_token_after_another_has_no_steps(questions):
-    with espalier.apply(espalier.load("seedling", device="cpu"), "none") as plain:
-        answer = plain.ask(*questions, max_new_tokens=2)
+def test_who_says_one_token_after_another_has_no_steps(model, scene):
+    with pytest.raises(espalier.UserError, match="drops tokens at denoising steps"):
+        espalier.apply(model, "fastv_denoising")
+    with espalier.apply(model, "none") as plain:
+        answer = plain.ask(*scene, max_new_tokens=2)
         assert answer.kept_by_step == ()
         with pytest.raises(espalier.UserError, match="this answer was not denoised"):
             answer.show(step=0)
         with pytest.raises(espalier.UserError, match="steps=2 is for models that denoise"):
-            plain.ask(*questions, steps=2)
+            plain.ask(*scene, steps=2)
 
 
 REFUSED = {
@@ -114,14 +105,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_methods_that_cannot_denoise(model, line):
+def test_methods_that_cannot_denoise(denoising, line):
     with pytest.raises(espalier.UserError, match=re.escape(line)):
-        REFUSED[line](model)
-
-
-def test_methods_of_denoising_steps_elsewhere(questions):
-    with pytest.raises(espalier.UserError, match="drops tokens at denoising steps"):
-        espalier.apply(espalier.load("seedling", device="cpu"), "fastv_denoising")
+        REFUSED[line](denoising)
 
 
 @pytest.mark.parametrize(
@@ -139,18 +125,13 @@ def test_methods_of_denoising_steps_elsewhere(questions):
         ),
     ],
 )
-def test_settings_that_cannot_be_followed(model, questions, settings, line):
-    with (
-        espalier.apply(model, "d3tom", ratio=0.5) as pruned,
-        pytest.raises(espalier.UserError) as refused,
-    ):
-        pruned.ask(*questions, **{**HOW, "steps": None, **settings})
-    assert line in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_settings_that_cannot_be_followed(denoising, scene, settings, line):
+    with espalier.apply(denoising, "d3tom", ratio=0.5) as pruned:
+        assert line in refused(pruned.ask, *scene, **{**HOW, "steps": None, **settings})
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.7}, {"do_sample": True}])
-def test_drawing_words_leaves_the_same_seed_the_same_answer(model, questions, settings):
-    with espalier.apply(model, "d3tom", ratio=0.5, seed=3) as pruned:
-        answers = [pruned.ask(*questions, **HOW, **settings).text for _ in range(2)]
+def test_drawing_words_leaves_the_same_seed_the_same_answer(denoising, scene, settings):
+    with espalier.apply(denoising, "d3tom", ratio=0.5, seed=3) as pruned:
+        answers = [pruned.ask(*scene, **HOW, **settings).text for _ in range(2)]
     assert answers[0] == answers[1]

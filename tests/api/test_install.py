@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from distutils.core import run_setup
 from pathlib import Path
 from zipfile import ZipFile
@@ -64,17 +65,20 @@ def requirements() -> dict[str, list[str]]:
     return {extra: [Requirement(line).name for line in lines] for extra, lines in lists.items()}
 
 
-def python(code: str, cwd: Path, **variables: str) -> str:
+def run(
+    *command: str | Path, cwd: Path | None = None, env: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with arguments; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, *command],
         cwd=cwd,
-        env={**os.environ, **variables},
+        env=env,
         capture_output=True,
         encoding="utf-8",
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def test_requirements_are_those_of_requirements_txt_by_extra() -> None:
@@ -115,15 +119,7 @@ from espalier.__main__ import main
 for line in (["run", "method=fastv"], ["store", "ls"], ["tables", "d2pruner"], ["doctor"]):
     assert main(line) == 2, line
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run("-c", script, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     counts, line = done.stdout.splitlines()
     assert all(int(count) > 20 for count in counts.split())
     lines = [line, *(line.removeprefix("error: ") for line in done.stderr.splitlines())]
@@ -157,9 +153,7 @@ def copied(place: Path) -> Path:
 
 
 def pip(*arguments: str | Path) -> None:
-    line = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(line, capture_output=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr
+    run("-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -185,28 +179,15 @@ class Installed:
     def __init__(self, site: Path, folder: Path) -> None:
         self.site, self.folder = site, folder
 
-    def run(self, *words: str, code: int = 0) -> str:
-        """Return the standard output of a command line; the console script is found as in a shell."""
-        done = subprocess.run(
-            [sys.executable, self.site / "bin" / words[0], *words[1:]],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            encoding="utf-8",
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done.stdout
+    def run(self, *words: str | Path) -> str:
+        """Return the standard output of Python, which finds the wheel, and few variables of this process."""
+        kept = ("PATH", "HOME", "OMP_NUM_THREADS")
+        variables = {name: os.environ[name] for name in kept if name in os.environ}
+        return run(*words, cwd=self.folder, env={**variables, "PYTHONPATH": str(self.site)}).stdout
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that make Python find the wheel."""
-        kept = {
-            name: os.environ[name]
-            for name in ("PATH", "HOME", "OMP_NUM_THREADS")
-            if name in os.environ
-        }
-        return {**kept, "PYTHONPATH": str(self.site)}
+    def espalier(self, *words: str) -> str:
+        """Return the standard output of the console script."""
+        return self.run(self.site / "bin" / "espalier", *words)
 
 
 @pytest.fixture
@@ -238,12 +219,12 @@ def test_each_printed_pip_install_names_this_distribution() -> None:
 def test_each_printed_pip_install_finds_the_wheel_of_this_checkout(wheel: Path) -> None:
     installs = printed_installs()
     assert {"espalier-vlm", "espalier-vlm[run]", "espalier-vlm[run,slurm]"} <= installs
+    with ZipFile(wheel) as file:
+        (record,) = (name for name in file.namelist() if name.endswith("/METADATA"))
+        extras = re.findall(r"^Provides-Extra: (.*)$", file.read(record).decode(), re.MULTILINE)
     for install in installs:
         wanted = install.replace("{extra}", "run")
         pip("install", wanted, "--dry-run", "--ignore-installed", *OFFLINE, f"-f{wheel.parent}")
-        with ZipFile(wheel) as file:
-            (record,) = (name for name in file.namelist() if name.endswith("/METADATA"))
-            extras = re.findall(r"^Provides-Extra: (.*)$", file.read(record).decode(), re.MULTILINE)
         assert Requirement(wanted).extras <= {*extras}, install
 
 
@@ -268,7 +249,7 @@ def test_a_wheel_holds_one_name_and_every_file_of_the_package(site: Path) -> Non
 @pytest.mark.exhaustive
 def test_a_wheel_of_the_source_archive_has_the_same_files(site: Path, tmp_path: Path) -> None:
     source = copied(tmp_path / "source")
-    python("from setuptools.build_meta import build_sdist; build_sdist('..')", source)
+    run("-c", "from setuptools.build_meta import build_sdist; build_sdist('..')", cwd=source)
     shutil.rmtree(source)
     (archive,) = tmp_path.glob("*.tar.gz")
     pip("wheel", archive, *OFFLINE, "--no-build-isolation", "--wheel-dir", tmp_path)
@@ -282,7 +263,7 @@ def test_a_wheel_of_the_source_archive_has_the_same_files(site: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_commands_run_outside_the_repository(installed: Installed) -> None:
-    out = installed.run("espalier", "run", *RUN)
+    out = installed.espalier("run", *RUN)
     row = json.loads(out.splitlines()[-1])
     assert (row["method"], row["n_samples"]) == ("fastv", 20)
     assert row["extra"]["environment"]["commit"] == f"espalier-{espalier.__version__}"
@@ -293,24 +274,24 @@ def test_commands_run_outside_the_repository(installed: Installed) -> None:
     method = build_method(spec.method.name, spec.method.params)
     assert run_key(key_parts(spec, method, Digests())) == row["run_key"]
 
-    assert row["run_key"][:8] in installed.run("espalier", "store", "ls")
-    table = installed.run("espalier", "tables", "d2pruner", "3", "--model", "seedling")
+    assert row["run_key"][:8] in installed.espalier("store", "ls")
+    table = installed.espalier("tables", "d2pruner", "3", "--model", "seedling")
     assert "espalier run" in table
     assert "run.py" not in table
-    assert "run  " in installed.run("espalier", "--help")
-    installed.run("espalier", "report", "--no-overlays", "--store", "results", "--out", "page.html")
+    assert "run  " in installed.espalier("--help")
+    installed.espalier("report", "--no-overlays", "--store", "results", "--out", "page.html")
     assert (installed.folder / "page.html").is_file()
 
 
 @pytest.mark.exhaustive
 def test_a_wheel_finds_nothing_wrong_with_the_machine(installed: Installed) -> None:
-    assert "0 failed" in installed.run("espalier", "doctor")
+    assert "0 failed" in installed.espalier("doctor")
 
 
 @pytest.mark.exhaustive
 def test_cells_run_as_jobs_from_a_wheel(installed: Installed) -> None:
     line = ("-m", "method=none,fastv", "limit=2", "cluster=joblib", "engine.paired=0")
-    out = installed.run("espalier", "run", *line)
+    out = installed.espalier("run", *line)
     assert [json.loads(text)["n_samples"] for text in out.splitlines() if text[:1] == "{"] == [2, 2]
 
 
@@ -334,8 +315,8 @@ with espalier.apply(espalier.wrap(hf_model, hf_processor), "fastv", ratio=0.75) 
 rows = espalier.results.load(espalier.harness.paths.DEMO)
 print(json.dumps([answer.kept, wrapped.kept, len(rows), espalier.__file__]))
 """
-    done = python(code, installed.folder, **installed.environment)
-    kept, wrapped, n_rows, file = json.loads(done.splitlines()[-1])
+    printed = installed.run("-c", code)
+    kept, wrapped, n_rows, file = json.loads(printed.splitlines()[-1])
     assert (kept, wrapped) == (36, 36)
     assert n_rows > 100
     assert file == str(installed.site / "espalier" / "__init__.py")
@@ -356,7 +337,7 @@ model = espalier.load('seedling', device='cpu')
 print(json.dumps([espalier.__file__, str(espalier.harness.paths.ROOT)]))
 """
     (tmp_path / "elsewhere").mkdir()
-    out = python(code, tmp_path / "elsewhere")
+    out = run("-c", code, cwd=tmp_path / "elsewhere").stdout
     assert json.loads(out.splitlines()[-1]) == [
         str(checkout / "espalier" / "__init__.py"),
         str(checkout),

@@ -12,7 +12,6 @@ from PIL import Image
 
 import espalier
 from espalier.harness.errors import tell_once
-from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import names_of
 from espalier.methods.base import TokenReducer
 from espalier.methods.compressor import CacheCompressor
@@ -24,17 +23,6 @@ REACHED = re.compile(r"reaches (\d+) <= keep <= (\d+) ")
 
 #: Without the one that compares the frames of a video, which tests/methods/test_matrix.py has.
 REDUCERS = [name for name in names_of(TokenReducer) if name not in ("none", "dycoke")]
-
-
-@pytest.fixture(scope="module")
-def model() -> espalier.Model:
-    return espalier.load("seedling", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def scene() -> tuple[Image.Image, str]:
-    (sample,) = samples("seedling_vqa", "test", 0, 0, 1)
-    return sample_scene(sample).to_pil(), sample["question"]
 
 
 def ask(model: espalier.Model, method: str, scene: tuple[Any, str], **how: Any) -> espalier.Answer:
@@ -110,32 +98,30 @@ def test_a_compressor_keeps_the_entries_of_each_layer(
     assert ask(model, name, scene, keep=100_000, variant="paper").record.kv_entries == ALL * 6
 
 
-def test_a_stack_counts_tokens_of_the_reducer(
+def test_a_stack_counts_tokens_of_the_reducer_and_a_draft_sees_the_count(
     model: espalier.Model, scene: tuple[Image.Image, str]
 ) -> None:
     answer = ask(model, "divprune", scene, keep=50, compressor="aircache", cache_ratio=0.5)
     assert (answer.kept, answer.cache) == (50, 0.5)
+    decoding = ask(model, "specvlm_sd", scene, keep=COUNT).decoding
+    assert decoding is not None
+    assert decoding.draft_visual == COUNT
 
 
-def test_a_draft_sees_the_count(model: espalier.Model, scene: tuple[Image.Image, str]) -> None:
-    answer = ask(model, "specvlm_sd", scene, keep=COUNT)
-    assert answer.decoding is not None
-    assert answer.decoding.draft_visual == COUNT
-
-
-def test_a_denoiser_keeps_the_count_after_the_first_step(scene: tuple[Image.Image, str]) -> None:
-    model = espalier.load("seedling_diffusion", device="cpu")
+def test_a_denoiser_keeps_the_count_after_the_first_step(
+    denoising: espalier.Model, scene: tuple[Image.Image, str]
+) -> None:
     for name, expected in (("d3tom", [ALL, COUNT, COUNT]), ("fastv", [COUNT] * 3)):
-        with espalier.apply(model, name, keep=COUNT) as applied:
+        with espalier.apply(denoising, name, keep=COUNT) as applied:
             answer = applied.ask(*scene, max_new_tokens=6, steps=3)
         assert [len(step) for step in answer.kept_by_step] == expected
     for name in ("d3tom_t", "pyramiddrop_denoising"):
         with pytest.raises(
             espalier.UserError, match=r"^keep=20 cannot be followed .* valid: ratio="
         ):
-            espalier.apply(model, name, keep=COUNT)
+            espalier.apply(denoising, name, keep=COUNT)
     with pytest.raises(espalier.UserError, match=r"^keep=20 with budget='average'.* valid: kept"):
-        espalier.apply(model, "d3tom", keep=COUNT, budget="average")
+        espalier.apply(denoising, "d3tom", keep=COUNT, budget="average")
 
 
 @pytest.mark.parametrize(
@@ -156,18 +142,17 @@ def test_a_denoiser_keeps_the_count_after_the_first_step(scene: tuple[Image.Imag
         ({"keep": 3, "budget": "average"}, "reaches 49 <= keep <= 144"),
         ({"tokens": 64}, "tokens=64 is no argument and no hyper-parameter of method 'fastv'"),
         ({"kept": 64}, "(did you mean keep=64?)"),
+        (
+            {"method": "snapkv", "keep": COUNT, "scope": "prompt"},
+            "keep=20 counts visual entries, and method='snapkv' evicts text as well",
+        ),
         ({"keep_ratio": 0.1}, "(did you mean keep='10%'?)"),
         ({"compresor": "h2o", "keep": 9}, "(did you mean compressor='h2o'?)"),
     ],
 )
 def test_a_mistake_is_one_line(model: espalier.Model, how: dict[str, Any], words: str) -> None:
     with pytest.raises(espalier.UserError, match=re.escape(words)):
-        espalier.apply(model, "fastv", **how)
-
-
-def test_entries_of_text_are_not_counted(model: espalier.Model) -> None:
-    with pytest.raises(espalier.UserError, match=r"^keep=20 counts visual entries.*scope=visual"):
-        espalier.apply(model, "snapkv", keep=COUNT, scope="prompt")
+        espalier.apply(model, **{"method": "fastv", **how})
 
 
 @pytest.mark.parametrize("keep", [64, np.int64(64), np.array(64), torch.tensor(64)], ids=type)

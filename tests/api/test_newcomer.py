@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.api.test_install import Installed, python, site, wheel
+from tests.api.test_install import Installed, site, wheel
 
 __all__ = ["site", "wheel"]
 
@@ -36,7 +36,9 @@ def here(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """The installed commands in the user's folder, which holds the runs of a sweep and a picture."""
     installed = Installed(site, tmp_path_factory.mktemp("user"))
     Image.new("RGB", (96, 96), "white").save(installed.folder / "a.png")
-    installed.run("espalier", "run", *SWEEP, "curves=out/curves", "engine.paired=0", "json=false")
+    (installed.folder / "mine.py").write_text(MINE)
+    (installed.folder / "my.csv").write_text("image,question,answer\na.png,is there a star ?,no\n")
+    installed.espalier("run", *SWEEP, "curves=out/curves", "engine.paired=0", "json=false")
     return installed
 
 
@@ -54,40 +56,45 @@ def test_a_sweep_as_latex(here: Installed) -> None:
 
 def test_the_rows_as_csv(here: Installed) -> None:
     code = "import espalier; espalier.results.load().to_csv('rows.csv')"
-    python(code, here.folder, **here.environment)
+    here.run("-c", code)
     assert set(keys(here)) == {"none", "random", "fastv"}
 
 
 def test_the_samples_that_broke(here: Installed) -> None:
     runs = keys(here)
-    line = ("espalier", "store", "show", runs["random"], "--against", runs["none"])
-    assert "broke" in here.run(*line, "--pictures", "broken")
+    line = ("show", runs["random"], "--against", runs["none"], "--pictures", "broken")
+    assert "broke" in here.espalier("store", *line)
     assert (here.folder / "broken" / "index.html").is_file()
 
 
 def test_a_sweep_over_a_parameter(here: Installed) -> None:
     line = ("-m", "method=fastv", "method.params.K=1,2", "keep=14", "limit=2", "engine.paired=0")
-    here.run("espalier", "run", *line, "store=k", "curves=out/k", "json=false")
+    here.espalier("run", *line, "store=k", "curves=out/k", "json=false")
     table = (here.folder / "out" / "k.md").read_text()
     assert "fastv K=1" in table
     assert "fastv K=2" in table
 
 
-def test_a_method_of_ones_own(here: Installed) -> None:
-    (here.folder / "mine.py").write_text(MINE)
-    line = ("method=mine.py:Longest", "ratio=0.9", "limit=2", "json=false")
-    assert "Longest" in here.run("espalier", "run", *line)
-
-
-def test_pictures_and_questions_of_ones_own(here: Installed) -> None:
-    (here.folder / "my.csv").write_text("image,question,answer\na.png,is there a star ?,no\n")
-    line = ("benchmark=data", "benchmark.path=my.csv", "method=fastv", "keep=64", "json=false")
-    assert "data:my" in here.run("espalier", "run", *line)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("method=mine.py:Longest ratio=0.9 limit=2", "Longest"),
+        ("benchmark=data benchmark.path=my.csv method=fastv keep=64", "data:my"),
+        (
+            "benchmark=latency method=fastv ratio=0.9 limit=2 benchmark.prompt_tokens=300 "
+            "benchmark.new_tokens=4",
+            "throughput",
+        ),
+    ],
+    ids=["a method of one's own", "pictures and questions of one's own", "what is saved in time"],
+)
+def test_a_run(here: Installed, line: str, words: str) -> None:
+    assert words in here.espalier("run", *line.split(), "json=false")
 
 
 def test_a_notebook_is_measured(here: Installed) -> None:
     code = "import espalier; print(espalier.evaluate('seedling', 'fastv', 'seedling_vqa', 0.9, limit=8))"
-    assert "cached" in python(code, here.folder, **here.environment)
+    assert "cached" in here.run("-c", code)
 
 
 def test_kept_tokens_and_attention_as_pictures(here: Installed) -> None:
@@ -97,19 +104,13 @@ with espalier.apply(espalier.load("seedling"), "fastv", keep=36) as pruned:
     answer = pruned.ask("a.png", "is there a star ?", record=True)
 answer.show("kept.png"); answer.attention(3).show("attention.png")
 """
-    python(code, here.folder, **here.environment)
+    here.run("-c", code)
     assert (here.folder / "kept.png").is_file()
     assert (here.folder / "attention.png").is_file()
 
 
-def test_what_is_saved_in_time(here: Installed) -> None:
-    line = ("benchmark=latency", "method=fastv", "ratio=0.9", "limit=2", "json=false")
-    lengths = ("benchmark.prompt_tokens=300", "benchmark.new_tokens=4")
-    assert "throughput" in here.run("espalier", "run", *line, *lengths)
-
-
 def test_a_run_is_found_and_removed(here: Installed) -> None:
-    listed = here.run("espalier", "store", "ls", "--store", "k")
+    listed = here.espalier("store", "ls", "--store", "k")
     key = re.findall(r"^[0-9a-f]{16}", listed, flags=re.MULTILINE)[0]
-    here.run("espalier", "store", "rm", key, "--store", "k", "--yes")
-    assert key not in here.run("espalier", "store", "ls", "--store", "k")
+    here.espalier("store", "rm", key, "--store", "k", "--yes")
+    assert key not in here.espalier("store", "ls", "--store", "k")

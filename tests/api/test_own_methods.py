@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from espalier.methods.uniform import Uniform
 
 PICTURE = np.zeros((144, 144, 3), dtype=np.uint8)
 ROOT = Path(__file__).resolve().parents[2]
+LAYER = (Site("layer", 2),)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Mine(TokenReducer):
     """Answers by a function of the view and the budget."""
 
     rule: Callable[..., Any]
-    where: tuple[Site, ...] = (Site("layer", 2),)
+    where: tuple[Site, ...] = LAYER
     read: Any = (Need("last_attention"),)
 
     def sites(self, depth: int) -> Any:
@@ -71,22 +71,21 @@ def raises(view: Any, keep: int) -> Plan:
     raise OwnError("two\nlines")
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return espalier.load("seedling", device="cpu")
+def refusal(
+    model: Any, method: Any, early: bool = False, question: Any = None, **how: Any
+) -> espalier.UserError:
+    """Return the error about a method, which `apply` itself raises if it is `early`, before a question."""
+    if isinstance(method, Decoder):
+        how["transport"] = "sequential"
 
+    def use() -> None:
+        applied = espalier.apply(model, method, ratio=0.9, **how)
+        assert not early
+        with applied as pruned:
+            pruned.ask(PICTURE, "what is it ?", **question or {})
 
-@pytest.fixture(scope="module")
-def denoising() -> Any:
-    return espalier.load("seedling_diffusion", device="cpu")
-
-
-def refusal(model: Any, method: Any) -> espalier.UserError:
-    with (
-        pytest.raises(espalier.UserError) as caught,
-        espalier.apply(model, method, ratio=0.9) as pruned,
-    ):
-        pruned.ask(PICTURE, "what is it ?")
+    with pytest.raises(espalier.UserError) as caught:
+        use()
     assert type(method).__name__ in str(caught.value)
     return caught.value
 
@@ -160,6 +159,23 @@ MISTAKES = {
         ),
         ("Assignment.weight holds NaN or infinity",),
     ),
+    **{
+        f"spare {spare}": (
+            lambda view, keep, spare=spare: Plan(first(view, keep), spare=torch.full((1,), spare)),
+            ("Plan.spare must lie in [0, 14]",),
+        )
+        for spare in (10**6, 15, -1)
+    },
+    "NaN everywhere": (
+        lambda view, keep: Plan(first(view, keep), scores=torch.full((1, 144), torch.nan)),
+        ("Plan.scores holds NaN",),
+    ),
+    "NaN once": (
+        lambda view, keep: Plan(
+            first(view, keep), scores=torch.tensor([[torch.nan, *[-torch.inf] * 143]])
+        ),
+        ("Plan.scores holds NaN",),
+    ),
     "field": (lambda view, keep: setattr(view, "tokens", 0), ("cannot assign to field 'tokens'",)),
     "failure": (fails, ("`plan` failed", f"{__file__}:", "ZeroDivisionError")),
     "own error": (raises, ("OwnError: two lines", f"{__file__}:")),
@@ -198,34 +214,56 @@ def test_what_a_method_raised_stays_the_cause(model: Any) -> None:
     assert isinstance(refusal(model, Mine(raises)).__cause__, OwnError)
 
 
-@pytest.mark.parametrize(
-    ("where", "read", "words"),
-    [
-        (Site("layer", 2), (), ("`sites` returns Site(", "a tuple of espalier.methods.base.Site")),
-        (
-            ("layer", 2),
-            (),
-            ("`sites` returns ('layer', 2)", "a tuple of espalier.methods.base.Site"),
-        ),
-        (None, (), ("`sites` returns None",)),
-        (
-            (Site("layer", 2),),
-            ("last_attention",),
-            ("`needs` returns", "espalier.methods.base.Need"),
-        ),
-        ((Site("layer", 2),), None, ("`needs` returns None", "espalier.methods.base.Need")),
-        ((Site("layer", 2),), (Need("last_atention"),), ("did you mean last_attention",)),
-        ((Site("layer", 99),), (), ("layer=99", "valid for layer: 0 to 5")),
-        ((Site("layr", 2),), (), ("'layr'", "valid for where: tower")),  # type: ignore[arg-type]
-        ((Site("layer", 4), Site("layer", 2)), (), ("layer=4", "valid: first to last")),
-    ],
-)
+@dataclass(frozen=True)
+class Shared(Mine):
+    """Shares of sites by a function."""
+
+    shares: Callable[..., Any] = first
+
+    def fractions(self, share: float, n_sites: int) -> Any:
+        return self.shares(share, n_sites)
+
+
+@dataclass(frozen=True)
+class Closed(Mine):
+    """Asks for an unknown rule of positions."""
+
+    def positions(self, depth: int) -> Any:
+        return "closed"
+
+
+#: Methods that are refused before a question, and words of the line.
+DECLARED = [
+    (
+        Mine(first, Site("layer", 2), ()),
+        ("`sites` returns Site(", "a tuple of espalier.methods.base.Site"),
+    ),
+    (
+        Mine(first, ("layer", 2), ()),  # type: ignore[arg-type]
+        ("`sites` returns ('layer', 2)", "a tuple of espalier.methods.base.Site"),
+    ),
+    (Mine(first, None, ()), ("`sites` returns None",)),  # type: ignore[arg-type]
+    (Mine(first, LAYER, ("last_attention",)), ("`needs` returns", "espalier.methods.base.Need")),
+    (Mine(first, LAYER, None), ("`needs` returns None", "espalier.methods.base.Need")),
+    (Mine(first, LAYER, (Need("last_atention"),)), ("did you mean last_attention",)),
+    (Mine(first, (Site("layer", 99),), ()), ("layer=99", "valid for layer: 0 to 5")),
+    (Mine(first, (Site("layr", 2),), ()), ("'layr'", "valid for where: tower")),  # type: ignore[arg-type]
+    (Mine(first, (Site("layer", 4), Site("layer", 2)), ()), ("layer=4", "valid: first to last")),
+    (Shared(first, shares=lambda share, n_sites: None), ("`fractions` returns None",)),
+    (Shared(first, shares=lambda share, n_sites: (share, share)), ("valid: a tuple of 1 numbers",)),
+    (Shared(first, shares=lambda share, n_sites: (float("nan"),)), ("returns (nan,)",)),
+    (Shared(first, shares=lambda share, n_sites: (share / 0,)), ("`fractions` failed",)),
+    (Closed(first), ("`positions` returns 'closed'; valid: original",)),
+]
+
+
+@pytest.mark.parametrize(("method", "words"), DECLARED)
 def test_what_a_method_declares_is_checked_first(
-    model: Any, where: Any, read: Any, words: tuple[str, ...]
+    model: Any, method: Any, words: tuple[str, ...]
 ) -> None:
-    with pytest.raises(espalier.UserError) as caught:
-        espalier.apply(model, Mine(first, where, read), ratio=0.9)
-    assert [word for word in (*words, "Mine") if word not in str(caught.value)] == []
+    how = {"positions": "method"} if isinstance(method, Closed) else {}
+    line = str(refusal(model, method, early=True, **how))
+    assert [word for word in words if word not in line] == []
 
 
 @pytest.mark.parametrize(
@@ -242,37 +280,6 @@ def test_attention_of_a_layer_that_has_not_run_is_refused(
     line = str(refusal(model, Mine(first, (where,), (Need("last_attention", layer),))))
     assert f"`needs` returns Need(signal='last_attention', layer={layer}, depth=None)" in line
     assert words in line
-
-
-@pytest.mark.parametrize(
-    ("shares", "words"),
-    [
-        (lambda share, n_sites: None, "`fractions` returns None"),
-        (lambda share, n_sites: (share, share), "valid: a tuple of 1 numbers"),
-        (lambda share, n_sites: (float("nan"),), "returns (nan,)"),
-        (lambda share, n_sites: (share / 0,), "`fractions` failed"),
-    ],
-)
-def test_shares_of_sites_are_checked_first(model: Any, shares: Any, words: str) -> None:
-    @dataclass(frozen=True)
-    class Shared(Mine):
-        def fractions(self, share: float, n_sites: int) -> Any:
-            return shares(share, n_sites)
-
-    with pytest.raises(espalier.UserError) as caught:
-        espalier.apply(model, Shared(first), ratio=0.9)
-    assert "method Shared" in str(caught.value)
-    assert words in str(caught.value)
-
-
-def test_an_unknown_rule_of_positions_is_refused_first(model: Any) -> None:
-    @dataclass(frozen=True)
-    class Closed(Mine):
-        def positions(self, depth: int) -> Any:
-            return "closed"
-
-    with pytest.raises(espalier.UserError, match="`positions` returns 'closed'; valid: original"):
-        espalier.apply(model, Closed(first), ratio=0.9, positions="method")
 
 
 def test_a_method_that_writes_into_its_view_changes_nothing(model: Any) -> None:
@@ -331,45 +338,6 @@ def written_keys(view: Any) -> torch.Tensor:
     return by_key(view)
 
 
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda view: None, ("what `score` returns is a NoneType",)),
-        (lambda view: torch.ones(3, len(view.candidates)), ("3 rows", "valid: 1")),
-        (lambda view: torch.ones(1, 5), ("(1, 5)", "(K, 144) of a floating type")),
-        (lambda view: view.nothing, ("`score` failed", "AttributeError")),
-        (lambda view: by_key(view) / 0, ("scores: 144 of 144 values",)),
-        (written_keys, ("`score` writes into view.keys or view.queries", "view.keys.clone()")),
-    ],
-)
-def test_a_compressor_is_checked_alike(model: Any, rule: Any, words: tuple[str, ...]) -> None:
-    line = str(refusal(model, Scores(rule=rule)))
-    assert [word for word in words if word not in line] == []
-
-
-@pytest.mark.parametrize(
-    ("call", "rule", "words"),
-    [
-        ("allocate", lambda scores, total: None, "`allocate` returns is a NoneType"),
-        ("allocate", lambda scores, total: [1] * 6, "`allocate` returns is a list"),
-        ("allocate", lambda scores, total: torch.full((6,), 9), "in sum 54; valid"),
-        ("allocate", lambda scores, total: torch.full((6,), total / 6), "of float32"),
-        ("keep", lambda scores, count: None, "`keep` returns is a NoneType"),
-        ("keep", lambda scores, count: scores.topk(count).indices, "row 0 is unsorted"),
-        ("keep", lambda scores, count: torch.arange(count)[None] + 140, "row 0 holds 144"),
-        ("keep", lambda scores, count: torch.zeros(1, count).long(), "holds 0 more than once"),
-        ("merge", lambda scores, kept: 5, "`merge` returns is a int"),
-        ("merge", lambda scores, kept: scores, "`merge` returns is (1, 144) of float32"),
-        ("merge", lambda scores, kept: scores.long() + 999, "must lie in [-1, 144)"),
-        ("merge", lambda scores, kept: scores / fails, "`merge` failed"),
-    ],
-)
-def test_every_call_of_a_compressor_is_checked(
-    model: Any, call: str, rule: Any, words: str
-) -> None:
-    assert words in str(refusal(model, Scores(rule=by_key, calls=((call, rule),))))
-
-
 @dataclass(frozen=True)
 class Steps(DenoisingReducer):
     """Shares of steps by a function."""
@@ -386,22 +354,6 @@ class Steps(DenoisingReducer):
         return self.rule(ratio, steps)
 
 
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda ratio, steps: 0.5, "`ratios` returns 0.5; valid: a tuple of"),
-        (lambda ratio, steps: (ratio,), "`ratios` returns (0.0,)"),
-        (lambda ratio, steps: (2.0,) * steps, "numbers in [0, 1]"),
-        (lambda ratio, steps: ratio / 0, "`ratios` failed"),
-    ],
-)
-def test_shares_of_denoising_steps_are_checked_first(denoising: Any, rule: Any, words: str) -> None:
-    with pytest.raises(espalier.UserError) as caught:
-        espalier.apply(denoising, Steps(rule), ratio=0.9)
-    assert "method Steps" in str(caught.value)
-    assert words in str(caught.value)
-
-
 @dataclass(frozen=True)
 class Entered(Steps):
     """Merges entries of a cached prompt by functions."""
@@ -416,32 +368,6 @@ class Entered(Steps):
 
     def merged(self, entries: Any) -> Any:
         return self.merge(entries)
-
-
-@pytest.mark.parametrize(
-    ("choose", "merge", "words"),
-    [
-        (lambda attention, keep: None, fails, "`chosen` returns is a NoneType"),
-        (lambda attention, keep: torch.zeros(1, keep).long(), fails, "holds 0 more than once"),
-        (top, lambda entries: 5, "`merged` failed"),
-        (
-            top,
-            lambda entries: (entries.prompt.keys.rows, entries.prompt.values.rows),
-            "keys that `merged` returns is",
-        ),
-    ],
-)
-def test_entries_of_a_cached_prompt_are_checked(
-    denoising: Any, choose: Any, merge: Any, words: str
-) -> None:
-    method = Entered(lambda ratio, steps: (0.0, *(ratio,) * (steps - 1)), choose, merge)
-    with (
-        pytest.raises(espalier.UserError) as caught,
-        espalier.apply(denoising, method, ratio=0.9) as pruned,
-    ):
-        pruned.ask(PICTURE, "what is it ?", max_new_tokens=4, steps=2, prefix_cache=True)
-    assert "method Entered at block 1" in str(caught.value)
-    assert words in str(caught.value)
 
 
 @dataclass(frozen=True)
@@ -466,30 +392,6 @@ class Guide(Decoder):
         return self.rule(view, keep)
 
 
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (lambda view, keep: Plan(first(view, keep)), ("what `choose` returns is a Plan",)),
-        (lambda view, keep: first(view, keep, 140), ("method Guide", "[0, 144)")),
-        (lambda view, keep: first(view, keep - 1), ("keeps 13 tokens, the budget asks for 14",)),
-        (fails, ("`choose` failed", "ZeroDivisionError")),
-    ],
-)
-def test_a_decoder_is_checked_alike(model: Any, rule: Any, words: tuple[str, ...]) -> None:
-    with (
-        pytest.raises(espalier.UserError) as caught,
-        espalier.apply(model, Guide(rule), ratio=0.9, transport="sequential") as pruned,
-    ):
-        pruned.ask(PICTURE, "what is it ?")
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("count", [0, 2.5, None, "always"])
-def test_the_window_of_a_decoder_is_checked_first(model: Any, count: Any) -> None:
-    with pytest.raises(espalier.UserError, match=f"method Guide: `window` is {count!r}; valid"):
-        espalier.apply(model, Guide(first, count), ratio=0.9, transport="sequential")
-
-
 @dataclass(frozen=True)
 class Focused(Mine):
     """Attends by a function at each decoding step."""
@@ -504,22 +406,108 @@ class Focused(Mine):
         return Plan(first(view, keep))
 
 
+def half(ratio: float, steps: int) -> tuple[float, ...]:
+    """Return the shares of steps of which the first drops nothing."""
+    return (0.0, *(ratio,) * (steps - 1))
+
+
+#: Methods of other kinds that are refused, and words of the line.
+OTHERS: list[tuple[Any, tuple[str, ...]]] = [
+    (Scores(rule=lambda view: None), ("what `score` returns is a NoneType",)),
+    (Scores(rule=lambda view: torch.ones(3, len(view.candidates))), ("3 rows", "valid: 1")),
+    (Scores(rule=lambda view: torch.ones(1, 5)), ("(1, 5)", "(K, 144) of a floating type")),
+    (Scores(rule=lambda view: view.nothing), ("`score` failed", "AttributeError")),
+    (Scores(rule=lambda view: by_key(view) / 0), ("scores: 144 of 144 values",)),
+    (
+        Scores(rule=written_keys),
+        ("`score` writes into view.keys or view.queries", "view.keys.clone()"),
+    ),
+    *(
+        (Scores(rule=by_key, calls=((call, rule),)), (words,))
+        for call, rule, words in (
+            ("allocate", lambda scores, total: None, "`allocate` returns is a NoneType"),
+            ("allocate", lambda scores, total: [1] * 6, "`allocate` returns is a list"),
+            ("allocate", lambda scores, total: torch.full((6,), 9), "in sum 54; valid"),
+            ("allocate", lambda scores, total: torch.full((6,), total / 6), "of float32"),
+            ("keep", lambda scores, count: None, "`keep` returns is a NoneType"),
+            ("keep", lambda scores, count: scores.topk(count).indices, "row 0 is unsorted"),
+            ("keep", lambda scores, count: torch.arange(count)[None] + 140, "row 0 holds 144"),
+            ("keep", lambda scores, count: torch.zeros(1, count).long(), "holds 0 more than once"),
+            ("merge", lambda scores, kept: 5, "`merge` returns is a int"),
+            ("merge", lambda scores, kept: scores, "`merge` returns is (1, 144) of float32"),
+            ("merge", lambda scores, kept: scores.long() + 999, "must lie in [-1, 144)"),
+            ("merge", lambda scores, kept: scores / fails, "`merge` failed"),
+        )
+    ),
+    (Entered(half, lambda attention, keep: None), ("`chosen` returns is a NoneType", "at block 1")),
+    (
+        Entered(half, lambda attention, keep: torch.zeros(1, keep).long()),
+        ("holds 0 more than once", "at block 1"),
+    ),
+    (Entered(half, top, lambda entries: 5), ("`merged` failed", "at block 1")),
+    (
+        Entered(half, top, lambda entries: (entries.prompt.keys.rows, entries.prompt.values.rows)),
+        ("keys that `merged` returns is", "at block 1"),
+    ),
+    (Guide(lambda view, keep: Plan(first(view, keep))), ("what `choose` returns is a Plan",)),
+    (Guide(lambda view, keep: first(view, keep, 140)), ("method Guide", "[0, 144)")),
+    (
+        Guide(lambda view, keep: first(view, keep - 1)),
+        ("keeps 13 tokens, the budget asks for 14",),
+    ),
+    (Guide(fails), ("`choose` failed", "ZeroDivisionError")),
+    (Focused(lambda view, keep: None), ("`attend` returns a NoneType",)),
+    (
+        Focused(lambda view, keep: Attended(torch.ones(1, 2), torch.ones(1))),
+        ("Attended.entries is (1, 2) of torch.float32",),
+    ),
+    *(
+        (Mine(first, (Site("layer", layer),), ()), ("valid for layer: 0 to 5",))
+        for layer in (1.5, 2.0, "2", None, True)
+    ),
+    *(
+        (
+            Mine(first, LAYER * count, ()),
+            ("returns Site(where='layer', layer=2) twice; valid: once",),
+        )
+        for count in (2, 1000)
+    ),
+]
+
+#: Settings of the question, by the base class of the method.
+QUESTIONS = {
+    DenoisingReducer: {"max_new_tokens": 4, "steps": 2, "prefix_cache": True},
+    Focused: {"max_new_tokens": 3},
+}
+
+
+@pytest.mark.parametrize(("method", "words"), OTHERS)
+def test_methods_of_every_kind_are_checked_alike(
+    model: Any, denoising: Any, method: Any, words: tuple[str, ...]
+) -> None:
+    settings = [value for kind, value in QUESTIONS.items() if isinstance(method, kind)]
+    loaded = denoising if isinstance(method, DenoisingReducer) else model
+    line = str(refusal(loaded, method, question=dict(*settings)))
+    assert [word for word in words if word not in line] == []
+
+
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        (lambda view, keep: None, "`attend` returns a NoneType"),
-        (
-            lambda view, keep: Attended(torch.ones(1, 2), torch.ones(1)),
-            "Attended.entries is (1, 2) of torch.float32",
-        ),
+        (lambda ratio, steps: 0.5, "`ratios` returns 0.5; valid: a tuple of"),
+        (lambda ratio, steps: (ratio,), "`ratios` returns (0.0,)"),
+        (lambda ratio, steps: (2.0,) * steps, "numbers in [0, 1]"),
+        (lambda ratio, steps: ratio / 0, "`ratios` failed"),
     ],
 )
-def test_a_decode_site_is_checked_alike(model: Any, rule: Any, words: str) -> None:
-    with (
-        pytest.raises(espalier.UserError, match=re.escape(words)),
-        espalier.apply(model, Focused(rule), ratio=0.9) as pruned,
-    ):
-        pruned.ask(PICTURE, "what is it ?", max_new_tokens=3)
+def test_shares_of_denoising_steps_are_checked_first(denoising: Any, rule: Any, words: str) -> None:
+    assert words in str(refusal(denoising, Steps(rule), early=True))
+
+
+@pytest.mark.parametrize("count", [0, 2.5, None, "always"])
+def test_the_window_of_a_decoder_is_checked_first(model: Any, count: Any) -> None:
+    error = refusal(model, Guide(first, count), early=True)
+    assert f"method Guide: `window` is {count!r}; valid" in str(error)
 
 
 def test_a_command_ends_in_one_line(
@@ -553,33 +541,3 @@ def test_a_method_without_a_site_removes_nothing(model: Any, denoising: Any, amo
             espalier.apply(loaded, Mine(first, (), ()), **amount)
         espalier.apply(loaded, "none", **amount)
     espalier.apply(model, Mine(first, (), ()), ratio=0.0)
-
-
-@pytest.mark.parametrize("layer", [1.5, 2.0, "2", None, True])
-def test_a_layer_is_a_whole_number(model: Any, layer: Any) -> None:
-    line = str(refusal(model, Mine(first, (Site("layer", layer),), ())))
-    assert "valid for layer: 0 to 5" in line
-
-
-@pytest.mark.parametrize("count", [2, 1000])
-def test_a_site_stands_once(model: Any, count: int) -> None:
-    line = str(refusal(model, Mine(first, (Site("layer", 2),) * count, ())))
-    assert "returns Site(where='layer', layer=2) twice; valid: once" in line
-
-
-@pytest.mark.parametrize("spare", [10**6, 15, -1])
-def test_spare_tokens_are_among_the_kept(model: Any, spare: int) -> None:
-    def rule(view: Any, keep: int) -> Plan:
-        return Plan(first(view, keep), spare=torch.full((1,), spare))
-
-    assert "Plan.spare must lie in [0, 14]" in str(refusal(model, Mine(rule)))
-
-
-@pytest.mark.parametrize("places", [slice(None), 0])
-def test_scores_are_numbers(model: Any, places: Any) -> None:
-    def rule(view: Any, keep: int) -> Plan:
-        scores = torch.full(view.tokens.shape[:2], -torch.inf)
-        scores[:, places] = torch.nan
-        return Plan(first(view, keep), scores=scores)
-
-    assert "Plan.scores holds NaN" in str(refusal(model, Mine(rule)))

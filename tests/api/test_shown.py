@@ -24,11 +24,6 @@ QUESTION = SAMPLE["question"]
 SCENE = sample_scene(SAMPLE).to_pil()
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return espalier.load("seedling", device="cpu")
-
-
 def test_attention_is_that_of_the_library(model: Any) -> None:
     with espalier.apply(model, "none") as plain:
         answer = plain.ask(SCENE, QUESTION, max_new_tokens=2, record=True)

@@ -18,6 +18,8 @@ from espalier.harness.kinds.checkpoint_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
 from espalier.harness.runs.cluster.dry_run import (
+    CellCost,
+    Decoding,
     PlannedCell,
     UnknownCost,
     answer_lengths,
@@ -36,8 +38,7 @@ from tests.runs.helpers import make_bench
 
 @cache
 def composed(*argv: str) -> Command:
-    command = read_command(argv)
-    return command
+    return read_command(argv)
 
 
 def settled(*argv: str) -> RunSpec:
@@ -46,9 +47,20 @@ def settled(*argv: str) -> RunSpec:
     return kind_of(method, spec).normalise(spec, method)
 
 
-def cost(*argv: str) -> int:
+def cost_at(*argv: str) -> CellCost:
     spec = settled(*argv)
-    return cost_of(spec, method_of(spec.method)).flops
+    return cost_of(spec, method_of(spec.method))
+
+
+def decoding_of(*argv: str) -> Decoding:
+    """Return the decoding of a cell that has one."""
+    decoding = cost_at(*argv).decoding
+    assert decoding is not None
+    return decoding
+
+
+def cost(*argv: str) -> int:
+    return cost_at(*argv).flops
 
 
 def planned(*argv: str) -> tuple[list[PlannedCell], list[str]]:
@@ -78,22 +90,23 @@ def test_a_cell_costs_its_layers_and_heads_times_its_samples() -> None:
 
 def test_samples_are_the_limit_or_what_the_split_has() -> None:
     model = ("model=llava15_7b", "method=none")
-    spec = settled(*model, "benchmark=gqa")
-    assert cost_of(spec, method_of(spec.method)).samples == 12578
-    spec = settled(*model, "benchmark=gqa", "limit=100")
-    assert cost_of(spec, method_of(spec.method)).samples == 100
+    assert cost_at(*model, "benchmark=gqa").samples == 12578
+    assert cost_at(*model, "benchmark=gqa", "limit=100").samples == 100
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("line", "words"),
     [
-        (("model=llava_ov_7b", "benchmark=mvbench"), "benchmark mvbench: lengths of its videos"),
-        (("method=parallelvlm", "benchmark=seedling_caption"), "method parallelvlm: rounds"),
+        (
+            "model=llava_ov_7b benchmark=mvbench method=none",
+            "benchmark mvbench: lengths of its videos",
+        ),
+        ("method=parallelvlm benchmark=seedling_caption", "method parallelvlm: rounds"),
     ],
 )
-def test_what_is_not_known_offline_is_named(argv: tuple[str, ...], said: str) -> None:
-    with pytest.raises(UnknownCost, match=said):
-        cost(*argv, *(() if "method=parallelvlm" in argv else ("method=none",)))
+def test_what_is_not_known_offline_is_named(line: str, words: str) -> None:
+    with pytest.raises(UnknownCost, match=words):
+        cost(*line.split())
 
 
 @pytest.mark.slow
@@ -110,12 +123,13 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     )
     assert {cell.status for cell in cells} == {"to do", "refused"}
     text = "\n".join(lines)
-    assert (
-        "missing on this machine: model.hub='llava-hf/llava-1.5-7b-hf' is not in the local" in text
-    )
-    assert "cannot run, and is left out: " in text
-    assert "not counted, unknown offline: benchmark mvbench: lengths of its videos" in text
-    assert "not counted, unknown offline: method fitprune: " in text
+    for line in (
+        "missing on this machine: model.hub='llava-hf/llava-1.5-7b-hf' is not in the local",
+        "cannot run, and is left out: ",
+        "not counted, unknown offline: benchmark mvbench: lengths of its videos",
+        "not counted, unknown offline: method fitprune: ",
+    ):
+        assert line in text
     jobs = jobs_of(cells, cluster_of(composed("cluster=slurm", "cluster.cells_per_job=2").cells))
     assert (jobs[0].model, len(jobs[0].cells)) == ("llava_ov_72b", 2)
     assert any("llava_ov_72b, 2 cells; 4 GPUs" in line for line in lines)
@@ -173,17 +187,15 @@ def test_pages_cost_hours_by_the_length_of_their_text() -> None:
 
 def test_a_limit_of_new_tokens_cuts_the_typical_length() -> None:
     pages = ("model=deepseek_ocr_base", "method=none", "benchmark=omnidocbench")
-    lengths = []
-    for limit in (8192, 1000, 100):
-        spec = settled(*pages, f"++benchmark.generation.max_new_tokens={limit}")
-        decoding = cost_of(spec, method_of(spec.method)).decoding
-        assert decoding is not None
-        lengths.append(decoding.tokens)
-    assert lengths == [(600, 1300), (600, 1000), (100, 100)]
-    spec = settled("model=llava15_7b", "benchmark=mmmu", "++benchmark.generation.max_new_tokens=50")
-    decoding = cost_of(spec, method_of(spec.method)).decoding
-    assert decoding is not None
-    assert decoding.tokens == (1, 50)
+    unstated = ("model=llava15_7b", "benchmark=mmmu")
+    for line, limit, tokens in (
+        (pages, 8192, (600, 1300)),
+        (pages, 1000, (600, 1000)),
+        (pages, 100, (100, 100)),
+        (unstated, 50, (1, 50)),
+    ):
+        limited = decoding_of(*line, f"++benchmark.generation.max_new_tokens={limit}")
+        assert limited.tokens == tokens
 
 
 def test_lengths_are_of_benchmarks_that_exist_and_each_has_its_source() -> None:
@@ -191,18 +203,17 @@ def test_lengths_are_of_benchmarks_that_exist_and_each_has_its_source() -> None:
     assert set(names) <= set(choices("benchmark"))
     assert len(names) == len(set(names))
     for length in answer_lengths():
-        low, high = length["tokens"]
-        assert low <= high
+        assert length["tokens"] == sorted(length["tokens"])
         assert len(length["source"]) > 10
 
 
 def test_a_gpu_of_the_users_stands_beside_those_of_the_file() -> None:
-    one = ("model=llava15_7b", "method=none", "benchmark=gqa")
+    line = ("model=llava15_7b", "method=none", "benchmark=gqa")
     l40s = "cluster.gpu_kinds={L40S: {flops: 3.62e14, bandwidth: 8.64e11, memory: 48GiB}}"
-    _, lines = planned(*one, l40s)
-    assert sum(line.startswith("  L40S: ") for line in lines) == 1
+    _, lines = planned(*line, l40s)
+    assert sum(text.startswith("  L40S: ") for text in lines) == 1
     with pytest.raises(UserError, match=r"cluster\.gpu_kinds\.L40S\.flops=0"):
-        cluster_of(composed(*one, l40s.replace("3.62e14", "0")).cells)
+        cluster_of(composed(*line, l40s.replace("3.62e14", "0")).cells)
 
 
 @pytest.mark.parametrize(
@@ -220,10 +231,10 @@ def test_a_gpu_of_the_users_stands_beside_those_of_the_file() -> None:
 def test_a_picture_goes_through_the_tower(
     model: str, views: int, tokens: int, projector: int
 ) -> None:
-    spec = settled(f"model={model}", "method=none", "benchmark=gqa", "limit=10")
-    tower = spec.model.facts.tower
+    line = (f"model={model}", "method=none", "benchmark=gqa", "limit=10")
+    tower = settled(*line).model.facts.tower
     layers = views * tower.layers * layer_flops(tower, tokens, causal=False)
-    assert cost_of(spec, method_of(spec.method)).tower == 10 * (layers + 2 * projector)
+    assert cost_at(*line).tower == 10 * (layers + 2 * projector)
 
 
 def test_steps_of_denoised_answers_are_counted() -> None:
@@ -253,13 +264,10 @@ def test_steps_of_denoised_answers_are_counted() -> None:
 
 def test_lengths_that_are_exact_count_as_they_are() -> None:
     argv = ("model=llava15_7b", "method=none", "benchmark=latency", "engine.batch_size=4")
-    spec = settled(*argv)
-    cost = cost_of(spec, method_of(spec.method))
-    decoding = cost.decoding
-    assert decoding is not None
+    decoding = decoding_of(*argv)
     assert (decoding.tokens, decoding.batches) == ((512, 512), 1)
-    assert 12e9 < decoder_bytes(spec.model) < 14e9
-    assert decoding.weights == decoder_bytes(spec.model)
+    assert 12e9 < decoding.weights < 14e9
+    assert decoding.weights == decoder_bytes(settled(*argv).model)
     # Four prompts of 2,048 tokens: half a MiB of 16-bit keys and values each.
     assert decoding.prompt == 4 * 2048 * 2**19
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import run
 from espalier.harness.errors import UserError
 from espalier.harness.runs.cluster import job_file
 from espalier.harness.runs.cluster.cluster_sweep import Jobs, watch
@@ -145,23 +146,18 @@ def test_each_job_sees_gpus_of_its_own_and_all_are_told_apart(tmp_path: Path) ->
     workers.start(packs(1, 3), files)
     jobs = Jobs(dict(zip(workers.names, files, strict=True)))
     watch(jobs, workers, 0.1, StatusLine(quiet=True), lambda line: None)
-    seen = [
-        json.loads(Path(file.entries()[0].row).read_text(encoding="utf-8"))["devices"]
-        for file in files
-    ]
-    assert set(seen) <= {"4", "5", "7"}
+    devices = {json.loads(Path(file.entries()[0].row).read_bytes())["devices"] for file in files}
+    assert devices <= {"4", "5", "7"}
     assert jobs.missing("00") is None
-    lost = jobs.missing("11")
-    assert lost is not None
-    assert (lost.reason, lost.code) == ("job job-001: disk full", 1)
+    assert jobs.missing("11") == LeftOut("11", "job job-001: disk full", 1)
 
 
 def test_workers_are_as_many_as_there_is_room_for() -> None:
-    assert LocalWorkers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 9)) == 4
-    assert LocalWorkers(ClusterSpec("joblib"), tuple("01234567")).at_once(packs(2, 3)) == 3
-    assert (
-        LocalWorkers(ClusterSpec("joblib", workers=2), tuple("01234567")).at_once(packs(2, 9)) == 2
-    )
+    for workers, jobs, at_once in ((None, 9, 4), (None, 3, 3), (2, 9, 2)):
+        cluster = (
+            ClusterSpec("joblib") if workers is None else ClusterSpec("joblib", workers=workers)
+        )
+        assert LocalWorkers(cluster, tuple("01234567")).at_once(packs(2, jobs)) == at_once
     with pytest.raises(UserError, match=r"cluster\.gpus=3 \(model=m\): this machine has 2 GPUs"):
         LocalWorkers(ClusterSpec("joblib"), ("0", "1")).check(packs(3, 1))
     with pytest.raises(UserError, match=r"cluster\.wait=False"):
@@ -190,14 +186,20 @@ class Queue:
         return "jobs 7 go on"
 
 
+def reason_of(jobs: Jobs, key: str) -> str:
+    """Return why a cell has no row."""
+    lost = jobs.missing(key)
+    assert lost is not None
+    return lost.reason
+
+
 def test_a_job_between_two_turns_in_the_queue_is_waited_for(tmp_path: Path) -> None:
     queue = Queue("RUNNING", None, "COMPLETED", "PENDING", "RUNNING", "FAILED", "FAILED")
     jobs = Jobs({"7": job(tmp_path, 0, "good", "good")})
     watch(jobs, queue, 0.001, StatusLine(quiet=True), lambda line: None)
     assert queue._states == []
-    lost = jobs.missing("00")
-    assert lost is not None
-    assert lost.reason.startswith("job 7 ended before this cell was done: FAILED; ")
+    lost = "job 7 ended before this cell was done: FAILED; "
+    assert reason_of(jobs, "00").startswith(lost)
     # A row counts, whatever the queue says; a reason that was noted does, too.
     Path(jobs.entries["7"][0].row).write_text("{}", encoding="utf-8")
     assert jobs.missing("00") is None
@@ -205,31 +207,29 @@ def test_a_job_between_two_turns_in_the_queue_is_waited_for(tmp_path: Path) -> N
     assert jobs.missing("01") == LeftOut("01", "cannot be reached", 2)
     jobs.files["7"].begin()
     jobs.files["7"].end(-9)
-    lost = jobs.missing("01")
-    assert lost is not None
-    assert "was killed by SIGKILL" in lost.reason
+    assert "was killed by SIGKILL" in reason_of(jobs, "01")
 
 
-def test_who_stops_waiting_is_told_that_jobs_go_on(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_a_line_reminds_who_stops_waiting_that_jobs_go_on(tmp_path: Path) -> None:
+    lines: list[str] = []
     jobs = Jobs({"7": job(tmp_path, 0, "good")})
     with pytest.raises(KeyboardInterrupt):
-        watch(jobs, Queue("RUNNING", "Ctrl-C"), 0.001, StatusLine(quiet=True), told.append)
-    assert told[-1] == "jobs 7 go on"
+        watch(jobs, Queue("RUNNING", "Ctrl-C"), 0.001, StatusLine(quiet=True), lines.append)
+    assert lines[-1] == "jobs 7 go on"
 
 
-def test_sbatch_is_asked_for_what_the_job_takes(tmp_path: Path) -> None:
+def test_sbatch_gets_the_resources_of_the_job(tmp_path: Path) -> None:
     cluster = ClusterSpec("slurm", array_parallelism=3, grace=90, options={"qos": "long"})
     slurm = Slurm(cluster, tmp_path)
-    asked = slurm.parameters(JobGroup("m", Resources(4, 16, 2**38, 60, "big"), ()))
-    assert asked["gpus_per_node"] == 4
-    assert asked["mem"] == "262144M"
-    assert (asked["time"], asked["signal_delay_s"], asked["partition"]) == (60, 90, "big")
-    assert asked["array_parallelism"] == 3
-    assert asked["additional_parameters"] == {"requeue": True, "qos": "long"}
+    large = slurm.parameters(JobGroup("m", Resources(4, 16, 2**38, 60, "big"), ()))
+    expected = {
+        **{"gpus_per_node": 4, "mem": "262144M", "time": 60, "signal_delay_s": 90},
+        **{"partition": "big", "array_parallelism": 3},
+        "additional_parameters": {"requeue": True, "qos": "long"},
+    }
+    assert {name: large[name] for name in expected} == expected
     small = slurm.parameters(JobGroup("m", Resources(0, 2, 2**30, 1), ()))
-    assert "gpus_per_node" not in small
-    assert "partition" not in small
+    assert not {"gpus_per_node", "partition"} & small.keys()
     assert small["signal_delay_s"] == 30
 
 
@@ -252,8 +252,6 @@ def test_sbatch_is_asked_for_what_the_job_takes(tmp_path: Path) -> None:
 def test_cells_of_nonsense_are_one_line(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import run
-
     file = tmp_path / "job.json"
     file.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert run.main(["--cells", str(file)]) == 2

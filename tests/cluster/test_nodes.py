@@ -30,7 +30,7 @@ def test_lines_of_sinfo_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("changes", "words"),
     [
         (
             {"partition": "gpus"},
@@ -46,14 +46,14 @@ def test_lines_of_sinfo_are_read() -> None:
         ({"partition": "debug", "minutes": 31}, "cluster.minutes=31"),
     ],
 )
-def test_what_no_node_gives_is_one_line(asked: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
-        check_request(replace(FITS, **asked), "m", nodes_of(SINFO))  # type: ignore[arg-type]
+def test_what_no_node_gives_is_one_line(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        check_request(replace(FITS, **changes), "m", nodes_of(SINFO))  # type: ignore[arg-type]
 
 
 def test_what_some_node_gives_passes() -> None:
-    for request in ({}, {"partition": "gpu", "gpus": 8}, {"partition": "open", "minutes": 10**6}):
-        check_request(replace(FITS, **request), "m", nodes_of(SINFO))  # type: ignore[arg-type]
+    for changes in ({}, {"partition": "gpu", "gpus": 8}, {"partition": "open", "minutes": 10**6}):
+        check_request(replace(FITS, **changes), "m", nodes_of(SINFO))  # type: ignore[arg-type]
 
 
 def test_a_cluster_without_a_default_partition_wants_one_named() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from safetensors import safe_open
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.errors import UserError
@@ -19,9 +20,15 @@ from espalier.harness.runs.cluster.resources import (
     resources_of,
     weight_bytes,
 )
+from espalier.harness.specs.run_spec import ModelSpec
 from tests.cluster.test_estimate import composed
 
 ONE = Resources(gpus=1, cpus=4, memory=2**30)
+
+
+def model_of(name: str) -> ModelSpec:
+    """Return the spec of a config file of conf/model."""
+    return build_spec(composed(f"model={name}").cells[0]).model
 
 
 def taken(*argv: str) -> Resources:
@@ -38,7 +45,7 @@ def test_jobs_hold_every_cell_once_in_the_order_of_models(models: list[str], at_
     jobs = group_cells(cells, at_most)
     order = list(dict.fromkeys(models))
     expected = [
-        (model, number) for model in order for number, one in enumerate(models) if one == model
+        (model, number) for model in order for number, name in enumerate(models) if name == model
     ]
     assert [(job.model, cell) for job in jobs for cell in job.cells] == expected
     for model in order:
@@ -79,18 +86,14 @@ def test_cells_that_load_or_take_something_else_are_other_jobs() -> None:
     ],
 )
 def test_gpus_follow_the_model(model: str, billions: float, gpus: int) -> None:
-    (config,) = composed(f"model={model}").cells
-    spec = build_spec(config).model
+    spec = model_of(model)
     # Names of models round their parameters, and leave the tower out or not.
     assert parameters(spec) / 1e9 == pytest.approx(billions, rel=0.08)
     assert taken(f"model={model}").gpus == gpus
 
 
 def test_parameters_are_those_of_the_shipped_checkpoint() -> None:
-    from safetensors import safe_open
-
-    (config,) = composed("model=seedling").cells
-    spec = build_spec(config).model
+    spec = model_of("seedling")
     assert spec.path is not None
     with safe_open(spec.path / "model.safetensors", framework="pt") as file:
         sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -111,34 +114,26 @@ def test_parameters_are_those_of_the_shipped_checkpoint() -> None:
 
 
 def test_without_a_word_the_weights_decide() -> None:
-    (config,) = composed("model=llava_ov_72b").cells
-    spec = build_spec(config).model
-    assert gpus_for(spec, 80 * 2**30) == 3
-    assert gpus_for(spec, 141 * 2**30) == 2
-    (config,) = composed("model=llava15_7b").cells
-    spec = build_spec(config).model
+    assert [gpus_for(model_of("llava_ov_72b"), size * 2**30) for size in (80, 141)] == [3, 2]
     resources = taken("model=llava15_7b")
     # Loading may hold the weights twice, and libraries take some GiB.
-    memory = 4 * 2**30 + 2 * weight_bytes(spec)
+    memory = 4 * 2**30 + 2 * weight_bytes(model_of("llava15_7b"))
     assert (resources.cpus, resources.memory) == (4, memory)
 
 
 @pytest.mark.slow
-def test_what_the_user_sets_goes_before_what_the_model_asks_for() -> None:
-    asked = taken("model=llava_ov_72b", "cluster.gpus=8", "cluster.partition=big")
-    assert (asked.gpus, asked.partition) == (8, "big")
-    assert asked.cpus == 16  # of the model's file
+def test_settings_of_the_user_go_before_those_of_the_model() -> None:
+    large = taken("model=llava_ov_72b", "cluster.gpus=8", "cluster.partition=big")
+    # The cores are those of the model's file.
+    assert (large.gpus, large.partition, large.cpus) == (8, "big", 16)
     assert taken("model=llava_ov_72b", "model.resources.gpus=2").gpus == 2
     assert taken("model=llava15_7b", "cluster.gpus=0").gpus == 0
 
 
 def test_a_job_computes_on_the_device_of_its_own_machine() -> None:
-    (config,) = composed("model=llava15_7b").cells
-    spec = build_spec(config)
-    assert on_its_machine(config, spec, gpus=1).model.device == "cuda"
-    assert on_its_machine(config, spec, gpus=0).model.device == "cpu"
-    (config,) = composed("model=llava15_7b", "model.device=cpu").cells
-    assert on_its_machine(config, build_spec(config), gpus=1).model.device == "cpu"
+    for line, gpus, device in (((), 1, "cuda"), ((), 0, "cpu"), (("model.device=cpu",), 1, "cpu")):
+        (config,) = composed("model=llava15_7b", *line).cells
+        assert on_its_machine(config, build_spec(config), gpus=gpus).model.device == device
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def bench(
         (ZeroDivisionError("nobody thought of it"), "ZeroDivisionError: nobody thought of it"),
     ],
 )
-def test_a_failed_cell_of_a_job_is_told_once_and_the_others_have_their_rows(
+def test_a_failed_cell_of_a_job_is_named_once_and_the_others_have_their_rows(
     bench: Bench, error: Exception, cause: str
 ) -> None:
     bench.fake.stop_after, bench.fake.error = 1, lambda: error
@@ -67,12 +67,11 @@ def test_a_failed_cell_of_a_job_is_told_once_and_the_others_have_their_rows(
     rows = [json.loads(path.read_bytes()) for path in bench.store.glob("runs/*/row.json")]
     assert sorted(row["method"] for row in rows) == ["fastv", "uniform"]
     # The job has printed before: only the lines after its own last line count.
-    _, job, own = done.out.rpartition('"method": "fastv"')
+    _, job, lines = done.out.rpartition('"method": "fastv"')
     assert job
-    assert own.count(cause) == 1
-    assert own.count("\nfailed: ") == 1
-    assert own.count("run.py ") == 1
-    assert "method=random ratio=0.5" in own.partition("run what failed again: ")[2].splitlines()[0]
+    assert [lines.count(text) for text in (cause, "\nfailed: ", "run.py ")] == [1, 1, 1]
+    again = lines.partition("run what failed again: ")[2].splitlines()[0]
+    assert "method=random ratio=0.5" in again
     assert done.err.splitlines()[-1] == "error: 1 of 3 cells have no row"
 
 

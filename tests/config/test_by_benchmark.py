@@ -31,14 +31,13 @@ def specs_of(*argv: str) -> list[RunSpec]:
 
 def test_every_cell_composes_with_its_printed_length() -> None:
     """Of each benchmark one method, and of one benchmark every method and ratio."""
-    found = {}
-    for spec in specs_of("method=d3tom_t", "ratio=0.9", "model.weights=random"):
-        assert spec.model.name == "lavida_llada_8b"
-        found[spec.benchmark.name] = spec.generation
-    assert {name: one["max_new_tokens"] for name, one in found.items()} == LENGTHS
-    assert {name: one["steps"] for name, one in found.items()} == {
-        name: length // 2 for name, length in LENGTHS.items()
+    specs = specs_of("method=d3tom_t", "ratio=0.9", "model.weights=random")
+    assert {spec.model.name for spec in specs} == {"lavida_llada_8b"}
+    lengths = {
+        spec.benchmark.name: (spec.generation["max_new_tokens"], spec.generation["steps"])
+        for spec in specs
     }
+    assert lengths == {name: (length, length // 2) for name, length in LENGTHS.items()}
 
 
 def test_its_cells_are_admitted(tmp_path) -> None:
@@ -70,6 +69,6 @@ def test_a_benchmark_without_a_length_is_one_line() -> None:
 
 
 def test_what_the_user_sets_counts() -> None:
-    said = ("benchmark.generation.max_new_tokens=4", "benchmark.generation.steps=2")
-    (spec,) = specs_of("benchmark=seedling_vqa", "method=d3tom", "ratio=0.9", *said)
+    lengths = ("benchmark.generation.max_new_tokens=4", "benchmark.generation.steps=2")
+    (spec,) = specs_of("benchmark=seedling_vqa", "method=d3tom", "ratio=0.9", *lengths)
     assert (spec.generation["max_new_tokens"], spec.generation["steps"]) == (4, 2)

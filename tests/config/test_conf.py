@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +24,7 @@ from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method, names_of
 from espalier.harness.specs.run_spec import POSITIONS, RunSpec
-from espalier.methods.base import Decoder, Method, Positions, TokenReducer
+from espalier.methods.base import Decoder, Positions, TokenReducer
 from tests import commands
 
 GROUPS = ("model", "method", "benchmark", "budget", "engine", "log", "cluster")
@@ -77,18 +78,23 @@ def test_content_that_defaults_put_elsewhere_is_where_hydra_puts_it(tmp_path: Pa
     assert section["params"]["K"] == 5
 
 
-def test_every_method_has_a_config_of_its_name() -> None:
+def test_choices_are_those_of_the_code() -> None:
     assert set(METHODS.names()) == {name for group, name in CHOICES if group == "method"}
-
-
-def test_positions_are_those_of_methods_and_the_methods_own() -> None:
     assert (*get_args(Positions), "method") == POSITIONS
-
-
-def test_engine_choices_differ_in_the_back_end_only() -> None:
     fast, slow = spec_of("engine=default").engine, spec_of("engine=emulate").engine
-    assert (fast.backend, slow.backend) == ("drop", "emulate")
-    assert fast.batch_size == slow.batch_size
+    assert (fast.backend, slow) == ("drop", replace(fast, backend="emulate"))
+    assert read_command(["--help"]).cells == ()
+    command = read_command(["--cfg", "job"])
+    assert (command.cells, command.lines, bool(command.text)) == ((), (), True)
+
+
+#: Sizes of a stack of layers, by their keys in a configuration.
+SIZES = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+}
 
 
 @pytest.mark.parametrize("name", ["seedling", "seedling_draft"])
@@ -96,24 +102,21 @@ def test_model_facts_are_those_of_the_checkpoint(name: str) -> None:
     model = spec_of(f"model={name}").model
     assert model.path is not None
     config: dict[str, Any] = json.loads((model.path / "config.json").read_text())
-    text, vision = config["text_config"], config["vision_config"]
-    facts = model.facts
-    assert facts.text.layers == text["num_hidden_layers"]
-    assert facts.text.hidden == text["hidden_size"]
-    assert facts.text.intermediate == text["intermediate_size"]
-    assert facts.text.heads == text["num_attention_heads"]
-    assert facts.text.kv_heads == text["num_key_value_heads"]
-    assert facts.text.head_dim == text["head_dim"]
-    assert facts.vocabulary == text["vocab_size"]
+    text, vision, facts = config["text_config"], config["vision_config"], model.facts
+    text_sizes = {**SIZES, "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
+    for field, key in text_sizes.items():
+        assert getattr(facts.text, field) == text[key], field
     # hidden_states holds the embeddings first: feature layer -2 is the output of the last layer but one.
-    assert facts.tower.layers == vision["num_hidden_layers"] + 1 + config["vision_feature_layer"]
-    assert facts.tower.hidden == vision["hidden_size"]
-    assert facts.tower.intermediate == vision["intermediate_size"]
-    assert facts.tower.heads == vision["num_attention_heads"]
+    used = vision | {
+        "num_hidden_layers": vision["num_hidden_layers"] + 1 + config["vision_feature_layer"]
+    }
+    for field, key in SIZES.items():
+        assert getattr(facts.tower, field) == used[key], field
     assert facts.tower.head_dim * facts.tower.heads == vision["hidden_size"]
-    patches = (vision["image_size"] // vision["patch_size"]) ** 2
+    assert facts.vocabulary == text["vocab_size"]
     assert facts.class_attention == "token"
     assert facts.projector == (vision["hidden_size"], text["hidden_size"], text["hidden_size"])
+    patches = (vision["image_size"] // vision["patch_size"]) ** 2
     assert facts.visual_tokens == patches == config["image_seq_length"]
 
 
@@ -133,9 +136,11 @@ _Tags.add_multi_constructor("!", lambda loader, suffix, node: suffix)
 
 def task_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the task files below a folder by the names of their tasks, and groups by theirs."""
-    found = (yaml.load(path.read_text(), _Tags) for path in folder.rglob("*.yaml"))
-    files = [one for one in found if isinstance(one, dict) and "task" in one]
-    return {one["task"] if isinstance(one["task"], str) else one["group"]: one for one in files}
+    contents = (yaml.load(path.read_text(), _Tags) for path in folder.rglob("*.yaml"))
+    tasks = [file for file in contents if isinstance(file, dict) and "task" in file]
+    return {
+        file["task"] if isinstance(file["task"], str) else file["group"]: file for file in tasks
+    }
 
 
 def metrics_of(name: str, files: dict[str, dict[str, Any]], folder: Path) -> set[str]:
@@ -143,11 +148,13 @@ def metrics_of(name: str, files: dict[str, dict[str, Any]], folder: Path) -> set
     task = files[name]
     if not isinstance(task["task"], str):
         return {
-            f"{one}/{metric}" for one in task["task"] for metric in metrics_of(one, files, folder)
+            f"{name}/{metric}"
+            for name in task["task"]
+            for metric in metrics_of(name, files, folder)
         }
     shared = folder.rglob(str(task.get("include", "-")))
     bases = [yaml.load(path.read_text(), _Tags) for path in shared]
-    return {entry["metric"] for one in (task, *bases) for entry in one.get("metric_list", ())}
+    return {entry["metric"] for file in (task, *bases) for entry in file.get("metric_list", ())}
 
 
 @pytest.mark.sampled(3)
@@ -259,13 +266,13 @@ def test_method_configs_differ_in_their_settings() -> None:
             strict=True,
         )
     )
-    assert len({(spec.method.name, build(spec)) for spec in specs.values()}) == len(specs)
+    methods = {
+        (spec.method.name, build_method(spec.method.name, spec.method.params))
+        for spec in specs.values()
+    }
+    assert len(methods) == len(specs)
     labels = {name: (spec.method.name, label_of(spec)) for name, spec in specs.items()}
     assert len(set(labels.values())) == len(labels)
-
-
-def build(spec: RunSpec) -> Method:
-    return build_method(spec.method.name, spec.method.params)
 
 
 @pytest.mark.slow
@@ -274,13 +281,6 @@ def test_quickstart_is_a_sweep_that_the_command_line_narrows() -> None:
     assert command.sweep
     methods = [build_spec(cell).method.name for cell in command.cells]
     assert set(methods) == set(names_of(TokenReducer))
-
-
-def test_command_lines_that_look_have_no_cells() -> None:
-    assert read_command(["--help"]).cells == ()
-    command = read_command(["--cfg", "job"])
-    assert (command.cells, command.lines) == ((), ())
-    assert command.text
 
 
 def test_a_benchmark_says_how_its_metrics_are_combined_and_what_is_one_unit() -> None:

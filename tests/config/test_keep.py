@@ -77,8 +77,7 @@ def test_a_share_has_the_key_and_the_parts_of_its_ratio() -> None:
         *("model", "method", "variant", "benchmark", "ratio", "budget_rule", "seed")
     }
     assert by_ratio.parts["cell"]["ratio"] == 0.9
-    cell = by_count.parts["cell"]
-    assert (cell["ratio"], cell["keep"]) == (None, 14)
+    assert by_count.parts["cell"].items() >= {"ratio": None, "keep": 14}.items()
     assert by_count.key not in (by_ratio.key, job("keep=15").key)
     assert by_count.parts["settings"] == by_ratio.parts["settings"]
     assert by_count.outline()["ratio"] == 1 - 14 / 144
@@ -103,23 +102,16 @@ def test_what_is_typed_replaces_the_other_key_of_a_preset(conf: Path) -> None:
         )
     ):
         (conf / "experiment" / f"mine{number}.yaml").write_text(f"# @package _global_\n{text}")
-        found = budgets(f"+experiment=mine{number}", *typed)
-        assert found == expected, text
-
-
-def test_a_bad_count_in_a_preset_is_one_line(conf: Path) -> None:
-    (conf / "experiment" / "mine.yaml").write_text("# @package _global_\nkeep: many\n")
-    with pytest.raises(UserError, match=r"^keep='many' must be"):
-        budgets("+experiment=mine")
+        assert budgets(f"+experiment=mine{number}", *typed) == expected, text
 
 
 @pytest.mark.slow
 def test_grids_are_selected_and_replaced_by_either_key() -> None:
     line = ("-m", "grids=[{method:'fastv,divprune',keep:'64,128'}]")
     assert budgets(*line) == [count(64), count(128)] * 2
-    assert budgets(*line, "keep=128") == [count(128)] * 2
-    assert budgets(*line, "keep=32") == [count(32)] * 2
-    assert budgets(*line, "ratio=0.5") == [share(0.5)] * 2
+    changes = {"keep=128": count(128), "keep=32": count(32), "ratio=0.5": share(0.5)}
+    for change, budget in changes.items():
+        assert budgets(*line, change) == [budget] * 2
 
 
 def test_looking_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,40 +48,33 @@ def test_an_index_holds_tasks_groups_and_tags(folder: Path) -> None:
     assert index.files["three"] == folder / "deep" / "three.yaml"
 
 
-def test_a_task_has_the_settings_of_what_it_includes_and_its_own_go_first(folder: Path) -> None:
+def test_a_task_has_the_settings_of_its_includes_and_its_own_go_first(folder: Path) -> None:
     (leaf,) = index_of(folder).leaves("one")
-    assert leaf.settings["dataset_path"] == "a/b"
-    assert leaf.settings["test_split"] == "test"
+    assert (leaf.settings["dataset_path"], leaf.settings["test_split"]) == ("a/b", "test")
     assert leaf.metrics == ("acc",)
     assert leaf.higher_is_better("acc")
+    assert Leaf("x", {}).metrics == ("exact_match",)
+    (pope,) = leaves("pope")
+    assert pope.metrics[0] == "pope_accuracy"
+    assert pope.settings["process_results"] == "utils.pope_process_results"
 
 
 def test_a_group_yields_names_changed_tasks_and_groups_within(folder: Path) -> None:
-    found = index_of(folder).leaves("few")
-    assert [(leaf.name, leaf.settings.get("dataset_path")) for leaf in found] == [
+    tasks = index_of(folder).leaves("few")
+    assert [(leaf.name, leaf.settings.get("dataset_path")) for leaf in tasks] == [
         ("one", "a/b"),
         ("one", "c/d"),
         ("three", None),
     ]
-    assert found[2].metrics == ("wer",)
-    assert not found[2].higher_is_better("wer")
+    assert tasks[2].metrics == ("wer",)
+    assert not tasks[2].higher_is_better("wer")
     assert {leaf.name for leaf in index_of(folder).leaves("tagged")} == {"one", "two"}
-
-
-def test_a_task_that_names_no_metric_has_the_default() -> None:
-    assert Leaf("x", {}).metrics == ("exact_match",)
 
 
 def test_a_file_that_is_no_yaml_is_named(folder: Path) -> None:
     (folder / "torn.yaml").write_text("task: [a\n")
     with pytest.raises(UserError, match=r"torn\.yaml, line \d"):
         index_of(folder)
-
-
-def test_pope_is_what_its_file_says() -> None:
-    (leaf,) = leaves("pope")
-    assert leaf.metrics[0] == "pope_accuracy"
-    assert leaf.settings["process_results"] == "utils.pope_process_results"
 
 
 @pytest.mark.slow

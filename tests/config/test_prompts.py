@@ -42,12 +42,11 @@ def model_of(
 @pytest.mark.parametrize("name", MODELS)
 def test_every_set_of_every_model_can_be_had(name: str) -> None:
     sets = {
-        key for key, one in compose_section("model", name)["prompts"].items() if one is not None
+        key for key, table in compose_section("model", name)["prompts"].items() if table is not None
     }
     assert "original" in sets
     assert sets <= {*NAMES, *BLOCKS, "d3tom"}
-    for one in sets:
-        assert model_of(name, one).prompt.name == one
+    assert all(model_of(name, key).prompt.name == key for key in sets)
 
 
 def test_a_set_chooses_frames_pixels_and_length_together() -> None:
@@ -81,9 +80,8 @@ def test_what_a_user_sets_goes_before_the_set(line: str, read: Any, value: Any) 
 def test_settings_of_the_image_processor_go_before_the_set_without_a_plus() -> None:
     spec = composed("model=internvl2_8b", "model.processor.max_patches=3").model
     assert spec.processor == {"max_patches": 3}
-    qwen = composed(
-        "model=qwen2_5_vl_7b", "model.prompt=hub", "model.generation.repetition_penalty=1.2"
-    )
+    penalty = "model.generation.repetition_penalty=1.2"
+    qwen = composed("model=qwen2_5_vl_7b", "model.prompt=hub", penalty)
     assert qwen.model.generation["repetition_penalty"] == 1.2
 
 
@@ -118,23 +116,16 @@ def test_a_benchmark_s_text_goes_before_its_texts_and_these_before_the_set_s() -
     assert with_question(spec, PromptSpec()) == spec
 
 
-def test_a_sentence_is_a_template() -> None:
-    assert checked("k", "a plain sentence\n") == "a plain sentence\n"
-
-
 def test_texts_of_samples() -> None:
     assert rendered("{{ a }}\n", {"a": 1}, "here") == "1\n"
     assert rendered("{{ sample['a b'] }}", {"a b": 2}, "here") == "2"
-    with pytest.raises(UserError, match="here: no column 'b'; valid: a"):
-        rendered("{{ b }}", {"a": 1}, "here")
-    with pytest.raises(UserError, match="here: "):
-        rendered("{{ a + 'x' }}", {"a": 1}, "here")
-    with pytest.raises(UserError, match="here: "):
-        rendered("{{ a.__class__.__mro__ }}", {"a": 1}, "here")
-    for value in (None, math.nan, "", " ", "nan"):
-        assert not is_given(value)
-    for value in (0, 0.0, "a", False, []):
-        assert is_given(value)
+    assert checked("k", "a plain sentence\n") == "a plain sentence\n"
+    wrong = {"b": "no column 'b'; valid: a", "a + 'x'": "", "a.__class__.__mro__": ""}
+    for expression, words in wrong.items():
+        with pytest.raises(UserError, match=f"here: {words}"):
+            rendered(f"{{{{ {expression} }}}}", {"a": 1}, "here")
+    assert not any(map(is_given, (None, math.nan, "", " ", "nan")))
+    assert all(map(is_given, (0, 0.0, "a", False, [])))
     assert rendered("{{ 'x' if b is given else 'y' }}", {"a": 1}, "here") == "y"
 
 
@@ -183,11 +174,9 @@ def test_mistakes_in_a_set_are_told(changes: dict[str, Any], line: str) -> None:
 
 
 def test_words_of_the_sets_are_those_that_benchmarks_have() -> None:
-    known = set(NAMES)
-    for name in MODELS:
-        for one in compose_section("model", name)["prompts"].values():
-            known |= set((one or {}).get("words", ()))
-    for file in (CONF / "base" / "texts").glob("*.yaml"):
-        assert set(OmegaConf.load(file)["texts"]) <= known, file.stem
-    for file in (CONF / "benchmark").glob("*.yaml"):
-        assert set(OmegaConf.load(file).get("texts") or ()) <= known, file.stem
+    prompts = (compose_section("model", name)["prompts"].values() for name in MODELS)
+    words = {
+        word for sets in prompts for prompt in sets for word in (prompt or {}).get("words", ())
+    }
+    for file in (*(CONF / "base" / "texts").glob("*.yaml"), *(CONF / "benchmark").glob("*.yaml")):
+        assert set(OmegaConf.load(file).get("texts") or ()) <= words | NAMES, file.stem

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from espalier.harness.cli import curves
 from espalier.harness.errors import UserError
 from espalier.harness.reports import results
 from espalier.harness.runs import wandb_log
@@ -61,16 +62,14 @@ def test_a_store_that_is_not_there_is_an_error(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_report_is_of_some_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert curves.main(["--benchmarks", "", "--out", str(tmp_path / "x")]) == 2
+    assert "--benchmarks='' is empty" in capsys.readouterr().err
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_rows_are_loaded_from_a_folder_that_is_there() -> None:
     with pytest.raises(UserError, match="does not exist"):
         results.load("/no/such/store")
     with pytest.raises(UserError, match="is not a folder"):
         results.samples(__file__)
-
-
-def test_a_report_is_of_some_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from espalier.harness.cli import curves as report
-
-    assert report.main(["--benchmarks", "", "--out", str(tmp_path / "x")]) == 2
-    assert "--benchmarks='' is empty" in capsys.readouterr().err
-    assert [*tmp_path.iterdir()] == []

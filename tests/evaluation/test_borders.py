@@ -76,11 +76,6 @@ def server() -> Iterator[tuple[str, list[str]]]:
         listening.shutdown()
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def png(colour: str) -> bytes:
     out = io.BytesIO()
     Image.new("RGB", (8, 8), colour).save(out, "PNG")

@@ -50,15 +50,15 @@ def run(
     tables: dict[str, tuple[Aggregations, Any]], benchmark: BenchmarkSpec, ours: bool = False
 ) -> ScoredRun:
     """Aggregate as lmms-eval does, then score."""
-    values = {}
-    for name, (functions, samples) in tables.items():
-        values[name] = {
-            f"{metric},none": function([s[metric] for s in samples if metric in s])
-            for metric, function in functions.items()
-            if any(metric in s for s in samples)
-        }
     results = {
-        "results": values,
+        "results": {
+            name: {
+                f"{metric},none": function([s[metric] for s in samples if metric in s])
+                for metric, function in functions.items()
+                if any(metric in s for s in samples)
+            }
+            for name, (functions, samples) in tables.items()
+        },
         "samples": {name: samples for name, (_, samples) in tables.items()},
     }
     tasks = [task_of(name, functions) for name, (functions, _) in tables.items()]
@@ -169,7 +169,7 @@ def test_a_mean_over_the_tasks_of_a_group() -> None:
     assert set(accuracies.values()) == {0.0, 1.0}
 
 
-def test_members_are_found_and_missing_ones_told() -> None:
+def test_members_are_listed_and_missing_ones_named() -> None:
     tasks = [task_of(name, split(0, 2)[0]) for name in ("a", "b")]
     assert members_of(Derived("mean", ("*/f1", "b/accuracy")), ["a/f1", "b/f1", "b/accuracy"]) == [
         *("a/f1", "b/f1", "b/accuracy")
@@ -201,6 +201,14 @@ def test_of_two_filters_the_plain_one_contributes() -> None:
     assert len(scored.scores) == 50
 
 
+def scored_by(function: Callable[..., float], benchmark: BenchmarkSpec) -> ScoredRun:
+    """Score 40 answers with an F1, and their contributions with a function that stands for it."""
+    _, samples = split(0, 40)
+    value = pope_aggregate_f1_score([sample["f1"] for sample in samples])
+    results: Any = {"results": {"t": {"f1,none": value}}, "samples": {"t": samples}}
+    return score(results, [task_of("t", {"f1": function})], benchmark, ours=False)
+
+
 def test_what_a_task_writes_goes_to_a_folder_that_goes_away(tmp_path: Path) -> None:
     paths: list[Path] = []
 
@@ -210,11 +218,8 @@ def test_what_a_task_writes_goes_to_a_folder_that_goes_away(tmp_path: Path) -> N
         paths.append(path)
         return float(pope_aggregate_f1_score(values))
 
-    _, samples = split(0, 40)
-    value = pope_aggregate_f1_score([s["f1"] for s in samples])
-    results: Any = {"results": {"t": {"f1,none": value}}, "samples": {"t": samples}}
-    scored = score(results, [task_of("t", {"f1": writing})], bench("f1"), ours=False)
-    assert shares(scored, "f1").mean() == pytest.approx(value)
+    scored = scored_by(writing, bench("f1"))
+    assert shares(scored, "f1").mean() == pytest.approx(scored.metrics["f1"]["value"])
     assert len(paths) > 40
     assert not any(path.exists() for path in paths)
 
@@ -228,17 +233,11 @@ def test_an_aggregation_is_called_again_in_silence(capsys: pytest.CaptureFixture
         calls.append(len(values))
         return float(pope_aggregate_f1_score(values))
 
-    _, samples = split(0, 40)
-    results: Any = {
-        "results": {"t": {"f1,none": pope_aggregate_f1_score([s["f1"] for s in samples])}},
-        "samples": {"t": samples},
-    }
-    scored = score(results, [task_of("t", {"f1": loud})], bench("f1"), ours=False)
-    assert scored.how["f1"]["how"] == "influence"
+    assert scored_by(loud, bench("f1")).how["f1"]["how"] == "influence"
     assert calls.count(39) == 40
     assert capsys.readouterr() == ("", "")
     calls.clear()
-    score(results, [task_of("t", {"f1": loud})], bench("f1", blocks=0), ours=False)
+    scored_by(loud, bench("f1", blocks=0))
     assert calls == []
 
 
@@ -267,7 +266,7 @@ def test_a_benchmark_may_forbid_it_and_a_changing_value_does() -> None:
     assert unsure.how["all"]["note"].startswith("f1: ")
 
 
-def test_blocks_are_the_units_that_a_reader_finds_in_the_journal() -> None:
+def test_blocks_are_the_units_in_the_journal() -> None:
     scored = run({"t": split(0, 400)}, bench("f1", "accuracy", blocks=50))
     scorings = read_scorings(
         score_entries(scored.scores, scored.units, scored.values, scored.sample_scores)
@@ -306,7 +305,7 @@ def test_a_mean_in_disguise_gives_every_sample_its_score() -> None:
     )
 
 
-def test_unparsed_answers_are_counted_where_the_task_tells() -> None:
+def test_unparsed_answers_are_counted_where_the_task_marks_them() -> None:
     mean = {"acc": lambda v: float(np.mean(v)), "unparsed": lambda v: float(np.mean(v))}
     samples = logged([{"acc": 0.0, "unparsed": float(i < 2)} for i in range(5)])
     assert run({"t": (mean, samples)}, bench("acc")).unparsed == 2
@@ -317,12 +316,12 @@ def test_unparsed_answers_are_counted_where_the_task_tells() -> None:
 
 
 def test_captions_go_to_the_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     class PTBTokenizer:
         def tokenize(self, captions: dict[Any, list[dict[str, str]]]) -> dict[Any, list[str]]:
-            asked.extend(one["caption"] for several in captions.values() for one in several)
-            return {k: [one["caption"].lower() for one in v] for k, v in captions.items()}
+            calls.extend(entry["caption"] for group in captions.values() for entry in group)
+            return {k: [entry["caption"].lower() for entry in v] for k, v in captions.items()}
 
     name = "pycocoevalcap.tokenizer.ptbtokenizer"
     monkeypatch.setitem(sys.modules, name, SimpleNamespace(PTBTokenizer=PTBTokenizer))
@@ -332,5 +331,5 @@ def test_captions_go_to_the_tokenizer_once(monkeypatch: pytest.MonkeyPatch) -> N
         again = PTBTokenizer().tokenize({1: [{"caption": "Two"}], 2: [{"caption": "New"}]})
     assert first == {7: ["a dog", "two"]}
     assert again == {1: ["two"], 2: ["new"]}
-    assert asked == ["A dog", "Two", "New"]
+    assert calls == ["A dog", "Two", "New"]
     assert PTBTokenizer.tokenize is real

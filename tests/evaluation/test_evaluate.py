@@ -15,25 +15,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lmms_eval.tasks import TaskManager
 from scipy.stats import binom
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
 from espalier.harness.evaluation.samples import Sample, read_scorings
 from espalier.harness.kinds.sample_counts import token_means
-from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, cut, settings
+from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, settings
 from espalier.harness.store import Journal
 from tests.arithmetic import UTILS, Calculator, make_spec, sums, write_task
 
 
-@pytest.fixture(autouse=True)
-def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal.jsonl")
+def evaluated(
+    journal: Journal,
+    questions: list[tuple[str, str]],
+    model: Calculator | None = None,
+    **settings: Any,
+) -> Evaluation:
+    """Return the evaluation of a stand-in model on a task beside the journal."""
+    folder = write_task(journal.path.parent / "t", questions)
+    return evaluate_session(make_spec(folder, **settings), model or Calculator(), journal)
 
 
 def answers(result: Evaluation) -> dict[int, str]:
@@ -71,59 +73,42 @@ def test_metrics_samples_and_telemetry(tmp_path: Path, journal: Journal) -> None
     assert model.batches == [["sums/0", "sums/1"], ["sums/2", "sums/3"], ["sums/4"]]
 
 
-def test_nothing_reaches_stdout(
-    tmp_path: Path, journal: Journal, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_prompt_of_the_first_answered_sample_is_told(journal: Journal) -> None:
+    # The second time every answer comes from the journal.
+    for _ in range(2):
+        result = evaluated(journal, [("bad", "0"), *sums(4)], max_errors=1)
+        assert result.prompt == {"rendered": "0+7"}
+
+
+def test_limit_and_warmup(journal: Journal) -> None:
     model = Calculator()
-    evaluate_session(make_spec(write_task(tmp_path / "t", sums(2))), model, journal)
-    assert capsys.readouterr().out == ""
-
-
-def test_the_prompt_of_the_first_answered_sample_is_told(tmp_path: Path, journal: Journal) -> None:
-    questions = sums(4)
-    spec = make_spec(write_task(tmp_path / "t", [("bad", "0"), *questions]), max_errors=1)
-    model = Calculator()
-    assert evaluate_session(spec, model, journal).prompt == {"rendered": "0+7"}
-    # Also where every answer comes from the journal.
-    assert evaluate_session(spec, model, journal).prompt == {"rendered": "0+7"}
-
-
-def test_limit_and_warmup(tmp_path: Path, journal: Journal) -> None:
-    folder = write_task(tmp_path / "t", sums(6))
-    model = Calculator()
-    assert evaluate_session(make_spec(folder, limit=3, warmup=2), model, journal).n_samples == 3
+    assert evaluated(journal, sums(6), model, limit=3, warmup=2).n_samples == 3
     first = ["sums/0", "sums/1"]
     assert model.batches == [first, first, first, ["sums/2"]]
     assert len([r for r in journal.entries() if "answer" in r]) == 3
 
 
 @pytest.mark.parametrize("limit", [0, -1, 0.5, True])
-def test_limits_that_lmms_eval_would_misread_are_refused(
-    tmp_path: Path, journal: Journal, limit: object
-) -> None:
-    model = Calculator()
-    spec = make_spec(write_task(tmp_path / "t", sums(2)), limit=limit)
+def test_limits_that_lmms_eval_would_misread_are_refused(journal: Journal, limit: object) -> None:
     with pytest.raises(UserError, match=r"^limit="):
-        evaluate_session(spec, model, journal)
+        evaluated(journal, sums(2), limit=limit)
 
 
-def test_lmms_eval_does_not_deal_the_samples_out_itself(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+def test_lmms_eval_does_not_deal_the_samples_out_itself_and_nothing_reaches_stdout(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    model = Calculator()
-    result = evaluate_session(make_spec(write_task(tmp_path / "t", sums(3))), model, journal)
-    assert answers(result) == {i: str(i + 7) for i in range(3)}
+    assert answers(evaluated(journal, sums(3))) == {i: str(i + 7) for i in range(3)}
+    assert capsys.readouterr().out == ""
 
 
 def test_missing_data_is_one_line_at_once(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(2))
     (folder / "sums.jsonl").unlink()
-    model = Calculator()
     line = r"^benchmark.task='sums': its data cannot be loaded: FileNotFoundError: [^\n]*sums.jsonl"
     with pytest.raises(UserError, match=line):
-        evaluate_session(make_spec(folder), model, journal)
+        evaluate_session(make_spec(folder), Calculator(), journal)
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -131,14 +116,13 @@ def test_resume_takes_finished_samples_and_gives_the_same_result(
     tmp_path: Path, journal: Journal, torn: bool
 ) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(7, wrong=[0])))
-    whole = Calculator()
-    expected = evaluate_session(spec, whole, Journal(tmp_path / "whole.jsonl"))
+    expected = evaluate_session(spec, Calculator(), Journal(tmp_path / "whole.jsonl"))
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     journal.path.write_bytes(b"".join(lines[:3]) + (lines[3][:-9] if torn else b""))
     model = Calculator()
     result = evaluate_session(spec, model, journal)
     assert result.resumed == 3
-    # The half-finished batch is composed as before, the first one is not asked again.
+    # The half-finished batch is composed as before, the first one is not repeated.
     assert model.batches == [["sums/2", "sums/3"], ["sums/4", "sums/5"], ["sums/6"]]
     assert replace(result, resumed=0, seconds=0) == replace(expected, resumed=0, seconds=0)
     again = Calculator()
@@ -182,47 +166,38 @@ def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
 
 @pytest.mark.parametrize("fail", [RuntimeError, SystemExit])
 def test_a_failing_sample_is_named_and_the_others_are_saved(
-    tmp_path: Path, journal: Journal, fail: type[BaseException]
+    journal: Journal, fail: type[BaseException]
 ) -> None:
-    questions = sums(5)
+    questions, model = sums(5), Calculator(fail=fail)
     questions[2] = ("bad", "0")
-    spec = make_spec(write_task(tmp_path / "t", questions), batch_size=4)
-    model = Calculator(fail=fail)
     with pytest.raises(
         SampleErrors, match=rf"1 of 5 .*sums/2: {fail.__name__}: cannot add this"
     ) as e:
-        evaluate_session(spec, model, journal)
+        evaluated(journal, questions, model, batch_size=4)
     assert "\n" not in str(e.value)
-    saved = {r["doc_id"] for r in journal.entries() if "answer" in r}
-    assert saved == {0, 1, 3, 4}
+    assert {r["doc_id"] for r in journal.entries() if "answer" in r} == {0, 1, 3, 4}
     assert [r["doc_id"] for r in journal.entries() if "error" in r] == [2]
     # One at a time only where the batch failed.
     assert [len(batch) for batch in model.batches] == [4, 1, 1, 1, 1, 1]
 
 
-def test_allowed_failures_are_left_out_and_never_scored(tmp_path: Path, journal: Journal) -> None:
+def test_allowed_failures_are_left_out_and_never_scored(journal: Journal) -> None:
     questions = sums(6, wrong=[5])
     questions[2] = ("bad", "")  # An empty answer would be counted as right.
-    spec = make_spec(write_task(tmp_path / "t", questions), max_errors=1)
-    model = Calculator()
-    result = evaluate_session(spec, model, journal)
-    assert result.n_samples == 5
-    assert result.metrics["right"]["value"] == pytest.approx(4 / 5)
+    result = evaluated(journal, questions, max_errors=1)
+    assert (result.n_samples, result.metrics["right"]["value"]) == (5, pytest.approx(4 / 5))
     assert [failure.key for failure in result.failures] == [("sums", 2)]
     assert ("sums", 2) not in result.scores
     assert 2 not in answers(result)
 
 
-def test_a_sample_that_cannot_be_scored_is_named_at_once(tmp_path: Path, journal: Journal) -> None:
+def test_a_sample_that_cannot_be_scored_is_named_at_once(journal: Journal) -> None:
     questions = sums(5)
     questions[3] = ("1+2", "unscorable")
-    folder = write_task(tmp_path / "t", questions)
-    model = Calculator()
     with pytest.raises(SampleErrors, match="sums/3: KeyError"):
-        evaluate_session(make_spec(folder), model, journal)
-    result = evaluate_session(make_spec(folder, max_errors=1), model, journal)
-    assert (result.n_samples, result.resumed) == (4, 5)
-    assert result.metrics["right"]["value"] == 1.0
+        evaluated(journal, questions)
+    result = evaluated(journal, questions, max_errors=1)
+    assert (result.n_samples, result.resumed, result.metrics["right"]["value"]) == (4, 5, 1.0)
     assert ("sums", 3) not in result.scores
 
 
@@ -242,16 +217,12 @@ def test_a_sample_beyond_the_context_is_refused_by_its_own_name(
 ) -> None:
     questions = sums(6)
     questions[4] = ("1+1+1+1+1+1+1", "7")
-    folder = write_task(tmp_path / "t", questions)
-    model = Narrow()
     with pytest.raises(SampleErrors, match=r"^1 of 6 .*: sums/4: UserError: the chat has 13 tok"):
-        evaluate_session(make_spec(folder, batch_size=3), model, journal)
-    result = evaluate_session(make_spec(folder, batch_size=3, max_errors=1), model, journal)
-    assert (result.n_samples, result.resumed) == (5, 5)
-    assert result.metrics["right"]["value"] == 1.0
-    only = make_spec(write_task(tmp_path / "u", questions[4:5]), max_errors=1)
+        evaluated(journal, questions, Narrow(), batch_size=3)
+    result = evaluated(journal, questions, Narrow(), batch_size=3, max_errors=1)
+    assert (result.n_samples, result.resumed, result.metrics["right"]["value"]) == (5, 5, 1.0)
     with pytest.raises(UserError, match=r"^sums/0: UserError: the chat has 13 tokens, 10 fit$"):
-        evaluate_session(only, model, Journal(tmp_path / "only.jsonl"))
+        evaluated(Journal(tmp_path / "u" / "j.jsonl"), questions[4:5], Narrow(), max_errors=1)
 
 
 def test_a_document_that_cannot_be_loaded_is_named(tmp_path: Path, journal: Journal) -> None:
@@ -260,9 +231,8 @@ def test_a_document_that_cannot_be_loaded_is_named(tmp_path: Path, journal: Jour
         'def images(doc):\n    if doc["question"] == "3+7":\n        raise OSError("no such video")'
     )
     (folder / "utils.py").write_text(UTILS.replace("def images(doc):", broken))
-    model = Calculator()
     with pytest.raises(SampleErrors, match=r"1 of 5 .*: sums/3: OSError: no such video"):
-        evaluate_session(make_spec(folder), model, journal)
+        evaluate_session(make_spec(folder), Calculator(), journal)
     assert [entry["doc_id"] for entry in journal.entries() if "error" in entry] == [3]
 
 
@@ -273,8 +243,7 @@ def test_a_task_of_a_group_may_fail_as_a_whole(tmp_path: Path, journal: Journal)
     (folder / "odds.jsonl").write_text('{"question": "bad", "target": ""}\n' * 2)
     (folder / "both.yaml").write_text("group: both\ntask: [sums, odds]\n")
     spec = make_spec(folder, task="both", metrics=("sums/right", "odds/right"), max_errors=2)
-    model = Calculator()
-    result = evaluate_session(spec, model, journal)
+    result = evaluate_session(spec, Calculator(), journal)
     assert result.metrics["sums/right"]["value"] == 1.0
     assert result.metrics["odds/right"] == {"value": None, "stderr": None}
     assert [failure.key for failure in result.failures] == [("odds", 0), ("odds", 1)]
@@ -282,14 +251,13 @@ def test_a_task_of_a_group_may_fail_as_a_whole(tmp_path: Path, journal: Journal)
 
 
 def test_a_broken_run_stops_early(tmp_path: Path, journal: Journal) -> None:
-    spec = make_spec(write_task(tmp_path / "t", [("bad", "0")] * 60), max_errors=60)
-    model = Calculator()
+    questions, model = [("bad", "0")] * 60, Calculator()
     with pytest.raises(SampleErrors, match="and 11 more"):
-        evaluate_session(spec, model, journal)
+        evaluated(journal, questions, model, max_errors=60)
     assert len(model.batches) < 30
-    refusing = Calculator(fail=UserError)
+    other = Journal(tmp_path / "other.jsonl")
     with pytest.raises(UserError, match="cannot add this"):
-        evaluate_session(spec, refusing, Journal(tmp_path / "other.jsonl"))
+        evaluated(other, questions, Calculator(fail=UserError), max_errors=60)
 
 
 def test_until_and_generation_settings_reach_the_model(tmp_path: Path, journal: Journal) -> None:
@@ -310,15 +278,11 @@ def test_settings_precedence_and_cleaning() -> None:
     assert sampling.generate == {**expected, "max_new_tokens": DEFAULT_NEW_TOKENS}
     assert settings({"until": "\n"}).until == ("\n",)
     assert settings({"until": None}).until == ()
-    assert cut("a\n\nb", ("\n\n",)) == "a"
-    assert cut("a b", ("\n\n",)) == "a b"
 
 
 def test_bad_task_and_metric_names(
     tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lmms_eval.tasks import TaskManager
-
     # Reading lmms-eval's own two thousand task files takes seconds; ours are enough here.
     index = TaskManager.initialize_tasks
     monkeypatch.setattr(
@@ -335,17 +299,13 @@ def test_bad_task_and_metric_names(
     assert model.batches == []
 
 
-def test_a_metric_that_no_sample_has_is_none(tmp_path: Path, journal: Journal) -> None:
-    folder = write_task(tmp_path / "t", sums(2))
-    model = Calculator()
-    spec = make_spec(folder, metrics=("right", "rare"))
-    result = evaluate_session(spec, model, journal)
+def test_a_metric_that_no_sample_has_is_none(journal: Journal) -> None:
+    result = evaluated(journal, sums(2), metrics=("right", "rare"))
     assert result.metrics["rare"] == {"value": None, "stderr": None}
 
 
-def test_sample_survives_the_journal(tmp_path: Path) -> None:
-    model = Calculator()
-    record = model.generate({"text": ["1+2"]}, ["sums/0"]).records[0]
+def test_sample_survives_the_journal() -> None:
+    record = Calculator().generate({"text": ["1+2"]}, ["sums/0"]).records[0]
     sample = Sample("sums", 0, "3", 9, 2, record)
     assert Sample.from_entry(json.loads(json.dumps(sample.entry()))) == sample
 
@@ -378,5 +338,5 @@ def test_a_run_resumed_after_a_kill_contributes_the_same_to_f1(tmp_path: Path) -
         "units": 24,
         "note": None,
     }
-    found = [one.scores["f1"] for one in read_scorings(broken.entries()).values()]
-    assert np.mean(found) == pytest.approx(straight.metrics["f1"]["value"])
+    shares = [scoring.scores["f1"] for scoring in read_scorings(broken.entries()).values()]
+    assert np.mean(shares) == pytest.approx(straight.metrics["f1"]["value"])

@@ -20,11 +20,6 @@ NAMED = 'generation_kwargs: {until: ["\\n\\n"], temperature: 0}\n'
 UNNAMED = "generation_kwargs: {temperature: 0}\n"
 
 
-@pytest.fixture(autouse=True)
-def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def ask(folder: Path, journal: Path, **changes: Any) -> tuple[Evaluation, list[Any]]:
     """Return the evaluation of a model that goes on after a blank line, and the answers in its journal."""
     model, file = Calculator(tail=BODY), Journal(journal)
@@ -32,47 +27,41 @@ def ask(folder: Path, journal: Path, **changes: Any) -> tuple[Evaluation, list[A
     return result, [entry for entry in file.entries() if "answer" in entry]
 
 
-@pytest.mark.parametrize("generation", ["", UNNAMED])
-def test_an_answer_goes_on_after_a_blank_line_unless_its_task_says_otherwise(
-    tmp_path: Path, generation: str
-) -> None:
-    folder = write_task(tmp_path / "t", sums(2), generation)
-    result, _ = ask(folder, tmp_path / "j.jsonl")
-    assert [one.answer for one in result.samples] == [f"7{BODY}", f"8{BODY}"]
-
-
 def test_a_blank_line_that_a_task_names_ends_its_answers_and_the_journal_keeps_all(
     tmp_path: Path,
 ) -> None:
     folder = write_task(tmp_path / "t", sums(2), NAMED)
     result, entries = ask(folder, tmp_path / "j.jsonl")
-    assert [one.answer for one in result.samples] == ["7", "8"]
+    assert [sample.answer for sample in result.samples] == ["7", "8"]
     assert result.metrics["right"]["value"] == 1.0
     assert [entry["raw"] for entry in entries] == [f"7{BODY}", f"8{BODY}"]
+    back = Sample.from_entry(entries[0])
+    assert back == replace(result.samples[0], record=back.record)
+    assert back.raw == f"7{BODY}"
 
 
 @pytest.mark.parametrize(
-    ("generation", "forced", "answer"),
+    ("generation", "settings", "answer"),
     [
+        ("", {}, f"7{BODY}"),
+        (UNNAMED, {}, f"7{BODY}"),
         (NAMED, {"until": None}, f"7{BODY}"),
         (NAMED, {"until": []}, f"7{BODY}"),
         (UNNAMED, {"until": ["\n\n"]}, "7"),
         (UNNAMED, {"until": "because"}, "7\n\n"),
     ],
 )
-def test_a_run_can_force_stop_strings(
-    tmp_path: Path, generation: str, forced: dict[str, Any], answer: str
+def test_an_answer_goes_on_after_a_blank_line_unless_its_task_or_the_run_has_stop_strings(
+    tmp_path: Path, generation: str, settings: dict[str, Any], answer: str
 ) -> None:
     folder = write_task(tmp_path / "t", sums(1), generation)
-    result, _ = ask(folder, tmp_path / "j", generation=forced)
+    result, _ = ask(folder, tmp_path / "j", generation=settings)
     assert result.samples[0].answer == answer
 
 
 def test_the_benchmark_goes_before_the_model_and_the_model_before_the_task() -> None:
-    task = {"until": ["a"]}
-    assert settings(task, {"until": ["b"]}).until == ("b",)
-    assert settings(task, {"until": ["b"]}, {"until": []}).until == ()
-    assert settings(task, {}, {}).until == ("a",)
+    tables = ({"until": ["a"]}, {"until": ["b"]}, {"until": []})
+    assert [settings(*tables[:count]).until for count in (1, 2, 3)] == [("a",), ("b",), ()]
 
 
 def test_what_is_written_is_told_from_what_is_filled_in_through_includes_groups_and_classes(
@@ -107,31 +96,20 @@ def test_what_is_written_is_told_from_what_is_filled_in_through_includes_groups_
         tasks = load_tasks(name, folder, template=template).tasks
         return [task.config.generation_kwargs.get("until") for task in tasks]
 
-    assert until("sums") == [None]
-    assert until("heir") == [["\n\n"]]
-    assert until("rebel") == [None]
-    assert until("group") == [None, None]
-    assert until("inline") == [["."]]
-    assert until("family", "mine") == [[","]]
-    assert until("coded") == [None]
+    names = ("sums", "heir", "rebel", "group", "inline", "family", "coded")
+    assert [until(name, "mine" if name == "family" else None) for name in names] == [
+        *([None], [["\n\n"]], [None], [None, None], [["."]], [[","]], [None]),
+    ]
 
 
 def test_a_journal_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
     folder = write_task(tmp_path / "t", sums(2), NAMED)
     _, entries = ask(folder, tmp_path / "new.jsonl")
-    old = [{key: value for key, value in one.items() if key != "raw"} for one in entries]
+    old = [{key: value for key, value in entry.items() if key != "raw"} for entry in entries]
     Journal(tmp_path / "old.jsonl").append(*old)
     result, _ = ask(folder, tmp_path / "old.jsonl")
-    assert (result.resumed, [one.answer for one in result.samples]) == (2, ["7", "8"])
-    assert [one.raw for one in result.samples] == [None, None]
-
-
-def test_a_sample_comes_back_from_its_entry(tmp_path: Path) -> None:
-    folder = write_task(tmp_path / "t", sums(1), NAMED)
-    result, entries = ask(folder, tmp_path / "j.jsonl")
-    back = Sample.from_entry(entries[0])
-    assert back == replace(result.samples[0], record=back.record)
-    assert back.raw == f"7{BODY}"
+    assert (result.resumed, [sample.answer for sample in result.samples]) == (2, ["7", "8"])
+    assert [sample.raw for sample in result.samples] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +130,7 @@ def test_an_answer_ends_before_the_first_of_all_stop_strings(
 
 
 @pytest.mark.parametrize(
-    ("asked", "sampled"),
+    ("generation", "sampled"),
     [
         ({}, False),
         ({"temperature": 0}, False),
@@ -165,9 +143,9 @@ def test_an_answer_ends_before_the_first_of_all_stop_strings(
     ids=str,
 )
 def test_a_temperature_of_zero_is_greedy_whatever_else_is_said(
-    asked: dict[str, Any], sampled: bool
+    generation: dict[str, Any], sampled: bool
 ) -> None:
-    found = settings(asked).generate
-    assert found["do_sample"] is sampled
-    assert ({"temperature", "top_p", "top_k"} <= set(found)) is sampled
-    assert sampled or not {"temperature", "top_p", "top_k"} & set(found)
+    generate = settings(generation).generate
+    assert generate["do_sample"] is sampled
+    drawing = {"temperature", "top_p", "top_k"}
+    assert drawing & set(generate) == (drawing if sampled else set())

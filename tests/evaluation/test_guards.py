@@ -16,16 +16,6 @@ from espalier.harness.store import Journal
 from tests.arithmetic import UTILS, YAML, Calculator, make_spec, sums, write_task
 
 
-@pytest.fixture(autouse=True)
-def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal.jsonl")
-
-
 def task_with(folder: Path, utils: str, yaml: str = YAML, n: int = 5) -> Path:
     write_task(folder, sums(n))
     (folder / "utils.py").write_text(utils)
@@ -34,7 +24,7 @@ def task_with(folder: Path, utils: str, yaml: str = YAML, n: int = 5) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         ("raise ZeroDivisionError('no\\n pairs')", "ZeroDivisionError: no pairs"),
         ("return float('nan')", "its aggregation gives nan"),
@@ -42,13 +32,13 @@ def task_with(folder: Path, utils: str, yaml: str = YAML, n: int = 5) -> Path:
     ],
 )
 def test_an_aggregation_without_a_number_is_named(
-    body: str, said: str, tmp_path: Path, journal: Journal
+    body: str, reason: str, tmp_path: Path, journal: Journal
 ) -> None:
     folder = task_with(tmp_path / "t", UTILS.replace("hits = sum(", f"{body}\n    hits = sum("))
     spec = make_spec(folder, metrics=("right", "f1"))
     with pytest.raises(UserError, match="benchmark=sums: f1 of task sums cannot be computed") as e:
         evaluate_session(spec, Calculator(), journal)
-    assert said in str(e.value)
+    assert reason in str(e.value)
     # Nothing is lost, and nothing is scored.
     assert [set(entry) & {"answer", "scores"} for entry in journal.entries()] == [{"answer"}] * 5
     # Nobody asked for the metric: it is not computed at all.
@@ -69,7 +59,7 @@ def test_a_sample_whose_metric_is_no_number_is_named(
         evaluate_session(spec, Calculator(), journal)
     result = evaluate_session(make_spec(folder, max_errors=1), Calculator(), journal)
     assert (result.n_samples, result.metrics["right"]["value"]) == (4, 1.0)
-    assert not any(math.isnan(v) for one in result.scores.values() for v in one.values())
+    assert not any(math.isnan(v) for scores in result.scores.values() for v in scores.values())
 
 
 def test_unparsed_answers_are_counted_beside_the_metrics(tmp_path: Path, journal: Journal) -> None:

@@ -47,38 +47,38 @@ def yes_no(rng: np.random.Generator, n: int, right: float = 0.8) -> Raw:
 
 def pairs(rng: np.random.Generator, images: int) -> Raw:
     """Values as MME's scoring gives them: two questions an image, right together more often than by chance."""
-    found = []
+    values = []
     for image in range(images):
         ease = rng.beta(2, 1)
-        for _ in range(2):
-            score = float(rng.random() < ease)
-            found.append(
-                {
-                    "question_id": image,
-                    "category": ("count", "color", "OCR")[image % 3],
-                    "score": score,
-                }
-            )
-    return found
+        values += [
+            {
+                "question_id": image,
+                "category": ("count", "color", "OCR")[image % 3],
+                "score": float(rng.random() < ease),
+            }
+            for _ in range(2)
+        ]
+    return values
 
 
 def captions(rng: np.random.Generator, n: int) -> Raw:
     """A caption and three references each, of words as rare as words are."""
     words, chances = [f"w{i}" for i in range(50)], 1 / np.arange(1, 51)
     chances /= chances.sum()
-    found = []
+    values = []
     for _ in range(n):
         references = [list(rng.choice(words, 8, p=chances)) for _ in range(3)]
         cut = rng.integers(2, 8)
-        said = references[0][:cut] + list(rng.choice(words, 8 - cut, p=chances))
-        found.append({"said": " ".join(said), "references": [" ".join(r) for r in references]})
-    return found
+        caption = references[0][:cut] + list(rng.choice(words, 8 - cut, p=chances))
+        texts = [" ".join(reference) for reference in references]
+        values.append({"caption": " ".join(caption), "references": texts})
+    return values
 
 
 def cider(values: Sequence[Any]) -> float:
-    references = {i: one["references"] for i, one in enumerate(values)}
-    said = {i: [one["said"]] for i, one in enumerate(values)}
-    return float(Cider().compute_score(references, said)[0])
+    references = {i: value["references"] for i, value in enumerate(values)}
+    captions = {i: [value["caption"]] for i, value in enumerate(values)}
+    return float(Cider().compute_score(references, captions)[0])
 
 
 def group_sum(values: Sequence[Any]) -> float:
@@ -88,9 +88,11 @@ def group_sum(values: Sequence[Any]) -> float:
     return float(sum(np.mean(scores) for scores in groups.values()))
 
 
-def renamed(one: Any, draw: int) -> Any:
+def renamed(value: Any, draw: int) -> Any:
     """An image that is drawn twice is two images."""
-    return {**one, "question_id": draw} if isinstance(one, dict) and "question_id" in one else one
+    if isinstance(value, dict) and "question_id" in value:
+        return {**value, "question_id": draw}
+    return value
 
 
 def bootstrapped(
@@ -129,12 +131,12 @@ def test_intervals_of_contributions_are_the_bootstraps_of_the_aggregate(name: st
     aggregate, make, size = CASES[name]
     raw = make(np.random.default_rng(0))
     units = [i // size for i in range(len(raw))]
-    found = influence(aggregate, raw, units)
+    estimate = influence(aggregate, raw, units)
     value = aggregate(raw)
-    assert found.values.mean() == pytest.approx(value)
+    assert estimate.values.mean() == pytest.approx(value)
     resampled = bootstrapped(aggregate, raw, units, resamples=300 if name == "cider" else 2000)
-    assert found.stderr == pytest.approx(resampled.std(ddof=1), rel=0.15)
-    interval = mean_interval(by_unit(found.values, units))
+    assert estimate.stderr == pytest.approx(resampled.std(ddof=1), rel=0.15)
+    interval = mean_interval(by_unit(estimate.values, units))
     spread = resampled.std(ddof=1)
     # Of CIDEr the bootstrap is shifted: a caption that is drawn twice makes its own words less rare.
     low, high = np.percentile(resampled, [2.5, 97.5]) - resampled.mean()
@@ -145,9 +147,9 @@ def test_intervals_of_contributions_are_the_bootstraps_of_the_aggregate(name: st
 
 def test_of_a_mean_contributions_are_the_scores() -> None:
     scores = np.random.default_rng(0).random(50)
-    found = influence(lambda values: float(np.mean(values)), scores.tolist(), range(50))
-    assert found.values == pytest.approx(scores)
-    assert found.stderr == pytest.approx(scores.std(ddof=1) / 50**0.5)
+    estimate = influence(lambda values: float(np.mean(values)), scores.tolist(), range(50))
+    assert estimate.values == pytest.approx(scores)
+    assert estimate.stderr == pytest.approx(scores.std(ddof=1) / 50**0.5)
 
 
 def test_questions_of_one_image_are_no_independent_samples() -> None:
@@ -221,7 +223,7 @@ def test_an_aggregate_may_be_a_mean_of_units_in_the_end() -> None:
     single = unit_aggregates(circular, raw, units, circular(raw))
     assert single is not None
     assert dict(zip(units, single, strict=True)) == {
-        q: circular([one for one in raw if one[0] == q]) for q in range(7)
+        q: circular([answer for answer in raw if answer[0] == q]) for q in range(7)
     }
     answers = yes_no(np.random.default_rng(0), 50)
     assert (
@@ -236,14 +238,14 @@ def test_f1_that_equals_the_accuracy_by_chance_is_no_mean() -> None:
     """With as many true positives as true negatives F1 is the accuracy."""
     table = [("yes", "yes")] * 20 + [("no", "no")] * 20 + [("yes", "no")] * 6 + [("no", "yes")] * 4
     raw = [{"prediction": a, "ground_truth": t, "score": float(a == t)} for a, t in table]
-    scores = [one["score"] for one in raw]
+    scores = [answer["score"] for answer in raw]
     assert pope_aggregate_f1_score(raw) == pytest.approx(pope_aggregate_accuracy(raw))
     assert is_mean(pope_aggregate_accuracy, raw, scores)
     assert not is_mean(pope_aggregate_f1_score, raw, scores)
 
 
 @pytest.mark.slow
-def test_a_paired_difference_covers_the_truth_as_often_as_it_says() -> None:
+def test_a_paired_difference_covers_the_truth_as_often_as_its_level() -> None:
     """Two methods answer the same questions; their F1 are known from how the answers are drawn."""
     rng = np.random.default_rng(0)
     n, rounds, covered = 150, 120, 0
@@ -258,10 +260,10 @@ def test_a_paired_difference_covers_the_truth_as_often_as_it_says() -> None:
         ease = rng.random(n)  # shared: what is hard for one is hard for the other
         shares = []
         for hits in (0.75, 0.85):
-            said = np.where(ease < hits, wants, ~wants)
+            answers = np.where(ease < hits, wants, ~wants)
             raw = [
                 {"prediction": "yes" if a else "no", "ground_truth": "yes" if t else "no"}
-                for a, t in zip(said, wants, strict=True)
+                for a, t in zip(answers, wants, strict=True)
             ]
             shares.append(influence(pope_aggregate_f1_score, raw, range(n)).values)
         gap = difference_interval(*shares)

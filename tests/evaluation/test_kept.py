@@ -81,11 +81,7 @@ def test_frames_in_memory_are_told_by_their_shape_and_a_hash() -> None:
     assert found[0][0]["sha256"] != found[1][0]["sha256"]
 
 
-def test_a_run_keeps_question_target_and_media(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_a_run_keeps_question_target_and_media(tmp_path: Path, journal: Journal) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(3, wrong=[1])), metrics=("right", "f1"))
     evaluate_session(spec, Calculator(), journal)
     asked = journal.entries()[1]["asked"]

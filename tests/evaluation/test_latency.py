@@ -50,8 +50,8 @@ def model(
 ) -> Callable[[PromptComposition], int]:
     """Return how a made-up model counts: a frame of 20 tokens, words, and pictures by their number."""
 
-    def count(one: PromptComposition) -> int:
-        total = 20 + a_word * (one.before + one.after) + picture(one.pictures)
+    def count(prompt: PromptComposition) -> int:
+        total = 20 + a_word * (prompt.before + prompt.after) + picture(prompt.pictures)
         if total > limit:
             raise UserError("too long")
         return total
@@ -79,9 +79,9 @@ MODELS = {
 def test_no_picture_and_no_word_more_would_fit(name: str, tokens: int) -> None:
     count = MODELS[name]
 
-    def size(one: PromptComposition) -> float:
+    def size(prompt: PromptComposition) -> float:
         try:
-            return count(one)
+            return count(prompt)
         except UserError:
             return math.inf
 

@@ -23,6 +23,7 @@ from espalier.harness.evaluation.lmms_tasks import load_tasks
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
 from espalier.harness.store.files.dataset_copies import Copies, revision
 from espalier.harness.store.files.digests import Digests
+from tests.refused import refused
 
 TASK = """
 task: asked
@@ -75,11 +76,6 @@ configs:
   data_files: [{split: test, path: images/test-*}]
 ---
 """
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 def write_copy(folder: Path, question: str = "what", hint: str = "?") -> Path:
@@ -218,9 +214,7 @@ def test_functions_of_a_task_find_files_while_it_is_served_and_ask_the_hub_other
 def test_a_data_set_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
     write_copy(tmp_path / "data/somebody/answers")
     spec = bench(tmp_path / "data")
-    with pytest.raises(UserError) as caught:
-        local_data(spec)
-    (line,) = str(caught.value).splitlines()
+    line = refused(local_data, spec)
     assert line.startswith("benchmark.path=")
     assert "'somebody/questions'" in line
     assert "there is: somebody/answers" in line
@@ -296,9 +290,7 @@ def test_a_cache_without_locks_is_told_with_what_helps(
     write_task(tmp_path / "task")
     write_copy(tmp_path / "copy")
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(UserError) as caught:
-        opened(tmp_path / "task", tmp_path / "copy")
-    line = str(caught.value)
+    line = refused(opened, tmp_path / "task", tmp_path / "copy")
     assert "No locks available" in line
     assert line.endswith(
         "; valid: HF_DATASETS_CACHE=<a folder on a local disk>, whose file system has locks"

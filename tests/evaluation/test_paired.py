@@ -29,7 +29,6 @@ from espalier.harness.evaluation.latency import (
 )
 from espalier.harness.kinds.kind import PairedSessions
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
@@ -204,11 +203,6 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
 def spec_of(*overrides: str) -> RunSpec:
     settings = ["limit=8", "model.device=cpu", "engine.batch_size=4", "ratio=0.75", *overrides]
     return commands.spec_of(*settings)
-
-
-@pytest.fixture(scope="module")
-def adapter() -> Adapter:
-    return load_adapter(spec_of("method=none").model)
 
 
 def run(adapter: Adapter, journal: Journal, *overrides: str) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Answers under the full model: one pass over a padded batch says what one forward for each token alone says."""
+"""Answers under the full model: one pass over a padded batch says what one forward for each token alone gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from espalier.harness.evaluation.evaluate import evaluate
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.rescore import Rescored, acceptance, judge
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from run import main
@@ -36,7 +35,7 @@ GREEDY = {"do_sample": False, "max_new_tokens": 8}
 @torch.inference_mode()
 def by_prefix(adapter, inputs, answer, processor):
     """The slow reference: an uncached forward for each prefix of one answer, its last logits alone."""
-    found = []
+    judgements = []
     for place, token in enumerate(answer.tolist()):
         longer = extended(inputs, answer[None, :place])
         logits = adapter.model(
@@ -45,8 +44,8 @@ def by_prefix(adapter, inputs, answer, processor):
         scores = processor(longer["input_ids"], logits.float())[0]
         best = int(scores.argmax())
         gap = float(scores[best] - scores[token])
-        found.append((best == token, float(scores.softmax(0)[token]), gap))
-    return found
+        judgements.append((best == token, float(scores.softmax(0)[token]), gap))
+    return judgements
 
 
 def answers(adapter, inputs, likely):
@@ -100,7 +99,7 @@ def test_a_padded_batch_is_judged_like_every_prefix_alone(name):
 
 
 class Forced(LogitsProcessor):
-    """Makes `generate` say given answers, and keeps the scores it would have chosen from."""
+    """Makes `generate` give certain answers, and keeps the scores it would have chosen from."""
 
     def __init__(self, ids):
         self.ids, self.seen = ids, []
@@ -143,14 +142,14 @@ def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
         assert torch.equal(first.ids, plain.ids)
         outside = judge(adapter, inputs, plain.ids, **GREEDY)
         expected = outside.accepted([record.new_tokens for record in plain.records])
-        for one in (first, second):
-            assert [record.accepted for record in one.records] == expected
-            for record, other in zip(one.records, plain.records, strict=True):
+        for judged in (first, second):
+            assert [record.accepted for record in judged.records] == expected
+            for record, other in zip(judged.records, plain.records, strict=True):
                 assert (record.kept, record.entering) == (other.kept, other.entering)
                 assert record.times_ms["rescore"] > 0
                 assert set(record.times_ms) == set(other.times_ms) | {"rescore"}
-        own = plain.logits.softmax(-1).gather(2, plain.ids.unsqueeze(2)).squeeze(2)
-        assert (own - outside.chance).abs().max() > 1e-5  # the reduced model thinks otherwise
+        chances = plain.logits.softmax(-1).gather(2, plain.ids.unsqueeze(2)).squeeze(2)
+        assert (chances - outside.chance).abs().max() > 1e-5  # the reduced model differs
 
 
 @pytest.mark.sampled(2)
@@ -186,35 +185,28 @@ make_spec = partial(
 )
 
 
-@pytest.fixture(scope="module")
-def adapter() -> Adapter:
-    return load_adapter(make_spec("method=none", "ratio=0").model)
-
-
 def run(adapter: Adapter, journal: Journal, *overrides: str) -> Any:
     spec = make_spec(*overrides)
     return evaluate(spec, adapter, build_method(spec.method.name, spec.method.params), journal)
 
 
 @pytest.mark.slow
-def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    asked = ("method=none", "ratio=0", "engine.rescore=true")
-    result = run(adapter, Journal(tmp_path / "none.jsonl"), *asked)
+def test_seedling_accepts_its_own_captions_to_the_end_token(adapter, tmp_path):
+    overrides = ("method=none", "ratio=0", "engine.rescore=true")
+    result = run(adapter, Journal(tmp_path / "none.jsonl"), *overrides)
     records = [sample.record for sample in result.samples]
     row = acceptance(records)
     assert row["greedy"] == row["greedy_per_answer"] == row["untouched"] == 1.0
     assert row["first_refusal"] is row["widest_gap"] is None
     assert row["tokens"] == sum(record.new_tokens for record in records) > 12 * 10
     # What the journal holds gives the same row without a model.
-    resumed = run(adapter, Journal(tmp_path / "none.jsonl"), *asked)
+    resumed = run(adapter, Journal(tmp_path / "none.jsonl"), *overrides)
     assert resumed.resumed == 12
     assert acceptance([sample.record for sample in resumed.samples]) == row
 
 
 @pytest.mark.slow
-def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path):
     rows = []
     for ratio in (0.5, 0.9):
         journal = Journal(tmp_path / f"{ratio}.jsonl")
@@ -225,8 +217,7 @@ def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path, monk
     assert rows[1]["widest_gap"] > 0.1
 
 
-def test_nothing_is_judged_unless_asked(adapter, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+def test_nothing_is_judged_without_the_setting(adapter, tmp_path):
     result = run(adapter, Journal(tmp_path / "plain.jsonl"), "method=random", "ratio=0.5")
     records = [sample.record for sample in result.samples]
     assert {record.accepted for record in records} == {None}
@@ -277,39 +268,42 @@ def test_a_judged_answer_survives_the_journal():
     assert Sample.from_entry(json.loads(json.dumps(sample.entry()))) == sample
 
 
-class Said:
-    """Answers with given ids, whose lengths the records tell."""
+class Given:
+    """Answers of given ids and lengths."""
 
     def __init__(self, ids, lengths):
-        self.said = GeneratedBatch(ids, tuple(record_of(length, greedy=None) for length in lengths))
+        self.batch = GeneratedBatch(
+            ids, tuple(record_of(length, greedy=None) for length in lengths)
+        )
 
     def generate(self, inputs, samples=None, **generation):
-        return self.said
+        return self.batch
 
 
 def test_a_token_that_the_settings_rule_out_has_no_gap():
     adapter, inputs = Tiny("llava").adapter, Tiny("llava").inputs()
     ids = torch.full((3, 4), 9)
     settings = {"do_sample": True, "top_k": 1, "max_new_tokens": 4}
-    records = Rescored(adapter, Said(ids, (4, 2, 1))).generate(inputs, **settings).records
+    records = Rescored(adapter, Given(ids, (4, 2, 1))).generate(inputs, **settings).records
     assert [record.accepted for record in records] == [
         {"greedy": 0, "sampling": 0.0, "first_refusal": 0, "gap": None}
     ] * 3
 
 
 @pytest.mark.slow
-def test_the_row_of_a_run_says_what_was_accepted(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    asked = ["method=divprune", "ratio=0.9", "benchmark=seedling_caption", "limit=4"]
-    shared = [*asked, "model.device=cpu", "engine.warmup=0", f"store={tmp_path / 'store'}"]
+def test_the_row_of_a_run_has_what_was_accepted(tmp_path, capsys):
+    shared = [
+        *("method=divprune", "ratio=0.9", "benchmark=seedling_caption", "limit=4"),
+        *("model.device=cpu", "engine.warmup=0", f"store={tmp_path / 'store'}"),
+    ]
     rows = []
     for judged in ("true", "false"):
         assert main([*shared, f"engine.rescore={judged}"]) == 0
         rows.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
-    told, silent = (row["extra"]["acceptance"] for row in rows)
-    assert silent is None
-    assert told["tokens"] == 4 * rows[0]["extra"]["new_tokens"]
-    assert 0 < told["greedy"] < 1
+    block, missing = (row["extra"]["acceptance"] for row in rows)
+    assert missing is None
+    assert block["tokens"] == 4 * rows[0]["extra"]["new_tokens"]
+    assert 0 < block["greedy"] < 1
     assert ["judging" in row["extra"]["peak_note"] for row in rows] == [True, False]
     assert rows[0]["metrics"] == rows[1]["metrics"]
     assert rows[0]["run_key"] != rows[1]["run_key"]

@@ -36,16 +36,13 @@ def samples(*answers: str) -> list[Any]:
     ]
 
 
-def test_it_is_the_mean_of_the_answers_so_far(score: RunningScore) -> None:
+def test_it_is_the_mean_of_the_answers_until_one_cannot_be_scored(score: RunningScore) -> None:
     assert score.value is None
-    score.add(samples("right"), str)
-    assert score.value == 1
-    score.add(samples("right", "wrong"), str)
-    assert score.value == 0.5
-
-
-def test_an_answer_that_cannot_be_scored_ends_it(score: RunningScore) -> None:
-    score.add(samples(*ANSWERS), str)
-    assert score.value is None
-    score.add(samples("right"), str)
-    assert score.value is None
+    for answers, value in (
+        (("right",), 1),
+        (("right", "wrong"), 0.5),
+        (ANSWERS, None),
+        (("right",), None),
+    ):
+        score.add(samples(*answers), str)
+        assert score.value == value

@@ -38,20 +38,17 @@ def prepared(docs):
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns what has been read: indices of task files, and data sets."""
-    found: list[str] = []
+    names: list[str] = []
 
-    def noting(owner: Any, name: str) -> None:
+    def note(owner: Any, name: str) -> None:
         plain = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *args, **more: names.append(name) or plain(*args, **more)
+        )
 
-        def call(*args: Any, **more: Any) -> Any:
-            found.append(name)
-            return plain(*args, **more)
-
-        monkeypatch.setattr(owner, name, call)
-
-    noting(TaskManager, "initialize_tasks")
-    noting(datasets, "load_dataset")
-    return found
+    note(TaskManager, "initialize_tasks")
+    note(datasets, "load_dataset")
+    return names
 
 
 def spoiling(folder: Path) -> Path:
@@ -75,9 +72,11 @@ def test_a_task_that_writes_into_its_documents_spoils_no_other_cell(
     assert alone.metrics["right"]["value"] == 1.0
     del read[:]
     for number in range(3):
-        found = answered(folder, tmp_path / f"{number}.jsonl", shelf)
-        assert [one.answer for one in found.samples] == [one.answer for one in alone.samples]
-        assert (found.metrics, found.scores) == (alone.metrics, alone.scores)
+        cell = answered(folder, tmp_path / f"{number}.jsonl", shelf)
+        assert [sample.answer for sample in cell.samples] == [
+            sample.answer for sample in alone.samples
+        ]
+        assert (cell.metrics, cell.scores) == (alone.metrics, alone.scores)
     assert read == ["initialize_tasks", "load_dataset"]
 
 

@@ -1,4 +1,4 @@
-"""What a sample is asked: a task's prompt settings changed (`benchmark.prompt`), or its text replaced."""
+"""The question of a sample: a task's prompt settings changed (`benchmark.prompt`), or its text replaced."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ lmms_eval_specific_kwargs:
 """
 
 
-@pytest.fixture(autouse=True)
-def data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def task(folder: Path, settings: str = SETTINGS) -> Path:
     """Sums to which a prompt setting adds."""
     write_task(folder, sums(3), settings)
@@ -45,15 +40,23 @@ def answers(folder: Path, **changes: Any) -> tuple[list[str], Evaluation]:
     result = evaluate_session(
         spec_of(folder, **changes), Calculator(), Journal(folder.parent / "journal")
     )
-    return [one.answer for one in result.samples], result
+    return [sample.answer for sample in result.samples], result
 
 
-def test_a_prompt_setting_of_the_task_is_changed_for_a_run(tmp_path: Path) -> None:
-    assert answers(task(tmp_path / "t"), prompt={"more": "+100"})[0] == ["107", "108", "109"]
-
-
-def test_without_changes_the_task_asks_as_it_does(tmp_path: Path) -> None:
-    assert answers(task(tmp_path / "t"))[0] == ["7", "8", "9"]
+@pytest.mark.parametrize(
+    ("changes", "expected", "rendered"),
+    [
+        ({}, ["7", "8", "9"], "0+7"),
+        ({"prompt": {"more": "+100"}}, ["107", "108", "109"], "0+7+100"),
+        ({"text": "{{ question }}+{{ target }}"}, ["14", "16", "18"], "0+7+7"),
+        ({"text": "2+2"}, ["4", "4", "4"], "2+2"),
+    ],
+)
+def test_a_question_follows_the_settings_of_the_task_or_a_text_over_its_columns(
+    tmp_path: Path, changes: dict[str, Any], expected: list[str], rendered: str
+) -> None:
+    texts, result = answers(task(tmp_path / "t"), **changes)
+    assert (texts, result.prompt["rendered"]) == (expected, rendered)
 
 
 @pytest.mark.parametrize(
@@ -80,17 +83,7 @@ def test_unknown_prompt_settings_are_refused_with_the_tasks_own(
         open_benchmark(spec_of(task(tmp_path / "t", settings), prompt=prompt))
 
 
-def test_a_text_over_the_columns_replaces_the_question(tmp_path: Path) -> None:
-    found, result = answers(task(tmp_path / "t"), text="{{ question }}+{{ target }}")
-    assert found == ["14", "16", "18"]
-    assert result.prompt["rendered"] == "0+7+7"
-
-
-def test_a_plain_sentence_is_asked_of_every_sample(tmp_path: Path) -> None:
-    assert answers(task(tmp_path / "t"), text="2+2")[0] == ["4", "4", "4"]
-
-
-def test_a_column_that_is_not_there_is_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_a_column_that_is_not_there_is_named_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
         match=r"benchmark\.text: data set json, split test, row 0: no column 'hint'; valid: .*question",

@@ -25,7 +25,7 @@ OF_EXTRA = (
 def lasting(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a row that does not depend on how the run went."""
     kept = {name: value for name, value in row.items() if name not in MEASURED}
-    kept["extra"] = {name: one for name, one in row["extra"].items() if name not in OF_EXTRA}
+    kept["extra"] = {name: value for name, value in row["extra"].items() if name not in OF_EXTRA}
     return kept
 
 

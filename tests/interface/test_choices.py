@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import espalier
+import espalier.methods.fastv
 from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_names import KINDS, method_kind
 from espalier.harness.paths import ROOT
@@ -22,11 +23,8 @@ CLASSES = (DenoisingReducer, TokenReducer, CacheCompressor, Decoder)
 
 
 def test_every_file_is_listed() -> None:
-    for group, frame in (
-        ("method", espalier.methods()),
-        ("model", espalier.models()),
-        ("benchmark", espalier.benchmarks()),
-    ):
+    frames = (espalier.methods(), espalier.models(), espalier.benchmarks())
+    for group, frame in zip(("method", "model", "benchmark"), frames, strict=True):
         assert sorted(frame.index) == choices(group)
         assert frame.title.str.len().min() > 0
 
@@ -37,6 +35,8 @@ def test_kinds_are_those_of_the_classes() -> None:
         base = next(base for base in CLASSES if issubclass(method_class, base))
         assert method_kind(name) == KINDS[base.__name__], name
     assert set(espalier.methods().kind) == set(KINDS.values())
+    # The package of methods is still a package.
+    assert espalier.methods.fastv.FastV is METHODS.load("fastv")
 
 
 def test_what_is_here_comes_first() -> None:
@@ -84,9 +84,3 @@ def test_those_of_installed_plugins_are_listed(
         assert "twice" in espalier.benchmarks().index
     assert "lacking.yaml: lacks params; valid: name" in capsys.readouterr().err
     assert "first" not in espalier.methods().index
-
-
-def test_the_package_of_methods_is_still_a_package() -> None:
-    import espalier.methods.fastv
-
-    assert espalier.methods.fastv.FastV is METHODS.load("fastv")

@@ -298,12 +298,16 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+ARGUMENTS: dict[str, Any] = {
+    **{"model": "seedling", "method": "fastv", "benchmark": BENCHMARK, "ratio": 0.9, "limit": 2}
+}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line(store: Path, mistake: str) -> None:
     changes, words = MISTAKES[mistake]
-    arguments = {"model": "seedling", "method": "fastv", "benchmark": BENCHMARK, "ratio": 0.9}
     with refused(*words):
-        espalier.evaluate(**{**arguments, "limit": 2, "store": store, **changes})
+        espalier.evaluate(**{**ARGUMENTS, "store": store, **changes})
 
 
 SETTLED: dict[str, tuple[dict[str, Any], str]] = {
@@ -327,9 +331,8 @@ def test_a_key_that_an_object_has_settled_is_refused(
 ) -> None:
     """The row would state a setting that its answers did not have."""
     changes, words = SETTLED[case]
-    arguments = {"model": model, "method": "fastv", "benchmark": BENCHMARK, "ratio": 0.9}
     with refused(words):
-        espalier.evaluate(**{**arguments, "limit": 2, "store": store, **changes})
+        espalier.evaluate(**{**ARGUMENTS, "model": model, "store": store, **changes})
 
 
 def test_an_engine_setting_that_a_method_does_not_use_is_named(
@@ -348,8 +351,14 @@ def test_an_engine_setting_that_a_method_does_not_use_is_named(
 
 
 def test_the_process_is_as_before(
-    fastv: espalier.EvaluatedRun, store: Path, monkeypatch: pytest.MonkeyPatch
+    fastv: espalier.EvaluatedRun,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    capfd.readouterr()
+    espalier.load("seedling", device="cpu")
+    assert capfd.readouterr() == ("", "")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -361,8 +370,3 @@ def test_the_process_is_as_before(
     assert huggingface_hub.constants.HF_HUB_OFFLINE is False
     assert "HF_HUB_OFFLINE" not in os.environ
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
-def test_loading_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    espalier.load("seedling", device="cpu")
-    assert capfd.readouterr() == ("", "")

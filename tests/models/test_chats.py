@@ -45,7 +45,7 @@ def test_every_setting_of_a_video_is_handed_on(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("end", ["video_start", "video_end"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_piece_of_a_video_is_refused_wherever_it_is_asked_for(end: str, nested: bool) -> None:
+def test_a_piece_of_a_video_is_refused_wherever_it_stands(end: str, nested: bool) -> None:
     part: dict[str, Any] = {"type": "video", "video": "a.mp4"}
     part = {**part, "video": {"path": "a.mp4", end: 3}} if nested else {**part, end: 3}
     with pytest.raises(

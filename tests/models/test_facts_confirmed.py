@@ -23,9 +23,10 @@ from espalier.harness.specs.run_spec import ModelSpec
 from tests.families import FAMILIES
 from tests.families.onevision import video, watch
 from tests.family_runs import saved
+from tests.refused import refused
 from tests.tiny import chat, model_of, picture, random_model
 
-STACK = [one.name for one in fields(StackFacts)]
+STACK = [field.name for field in fields(StackFacts)]
 #: Families that have everything between them: a stem, experts, a dense first layer; windows, three axes; DeepStack;
 #: linear layers; tokens joined inside the tower.
 NAMES = ("llava", "qwen2_5_vl", "qwen3_vl", "deepseek_ocr", "qwen3_5", "qwen3_5_moe", "minicpm_v")
@@ -65,15 +66,7 @@ def changed(facts: ModelFacts, key: str) -> tuple[ModelFacts, Any, Any]:
     return (replace(facts, **{stack: part}) if stack else part), wrong, right
 
 
-def refusal(spec: ModelSpec) -> str:
-    with pytest.raises(UserError) as caught:
-        load_adapter(spec)
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
-
-
-def said(value: Any) -> str:
+def written(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, LinearFacts):
@@ -102,14 +95,14 @@ def test_a_wrong_fact_is_refused_by_name_before_weights_are_read(
     spec = replace(FAMILIES[name].spec, path=saved(name), weights="trained")
     facts, wrong, right = changed(spec.facts, key)
     monkeypatch.setattr(base, "load_checkpoint", lambda *_: pytest.fail("weights were read"))
-    line = refusal(replace(spec, facts=facts))
-    assert f"model.facts.{key}={said(wrong)}, the loaded model has {said(right)}" in line
+    line = refused(load_adapter, replace(spec, facts=facts))
+    assert f"model.facts.{key}={written(wrong)}, the loaded model has {written(right)}" in line
 
 
 def test_a_stem_that_is_not_there_is_refused_and_one_that_is_missing_too() -> None:
     llava, ocr = (FAMILIES[name].spec for name in ("llava", "deepseek_ocr"))
-    assert "model.facts.stem" in refusal(
-        replace(llava, facts=replace(llava.facts, stem=ocr.facts.stem))
+    assert "model.facts.stem" in refused(
+        load_adapter, replace(llava, facts=replace(llava.facts, stem=ocr.facts.stem))
     )
     model = random_model(ocr)
     processor = ADAPTERS.load("deepseek_ocr").new_processor(ocr, byte_tokenizer())
@@ -125,12 +118,12 @@ def test_every_fact_is_confirmed_or_stands_on_the_list_with_its_reason() -> None
     assert all(len(reason) > 20 for reason in UNCONFIRMED.values())
 
 
-def test_what_was_loaded_is_looked_at_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_loaded_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the library makes of a checkpoint, it is not the sketch that is judged alone."""
     spec = FAMILIES["llava"].spec
     wider = replace(spec, facts=replace(spec.facts, text=replace(spec.facts.text, intermediate=80)))
     monkeypatch.setattr(base, "load_checkpoint", lambda *_: random_model(wider))
-    line = refusal(replace(spec, path=saved("llava"), weights="trained"))
+    line = refused(load_adapter, replace(spec, path=saved("llava"), weights="trained"))
     assert "model.facts.text.intermediate=48, the loaded model has 80" in line
 
 
@@ -165,12 +158,12 @@ def test_random_weights_refuse_an_architecture_that_contradicts_the_facts(
     merged = dict(spec.architecture)
     for name, part in architecture.items():
         merged[name] = {**merged.get(name, {}), **part} if isinstance(part, dict) else part
-    assert f"model.facts.{words}" in refusal(replace(spec, architecture=merged))
+    assert f"model.facts.{words}" in refused(load_adapter, replace(spec, architecture=merged))
 
 
 def test_methods_inside_the_tower_are_not_promised_where_there_are_no_blocks() -> None:
     spec = FAMILIES["qwen2_vl"].spec
-    line = refusal(replace(spec, facts=replace(spec.facts, patch_tokens=True)))
+    line = refused(load_adapter, replace(spec, facts=replace(spec.facts, patch_tokens=True)))
     assert "model.facts.patch_tokens=true" in line
 
 

@@ -30,6 +30,7 @@ from lab.pages.placement_page import page, verdict
 from run import main
 from tests import commands
 from tests.families.onevision import ONEVISION
+from tests.refused import refused
 from tests.tiny import LLAVA, full_model, random_model, save_llava
 
 GIB = 2**30
@@ -38,16 +39,8 @@ TWO_CARDS = {0: 79 * GIB, 1: 80 * GIB, "cpu": 100 * GIB}
 LARGE = replace(LLAVA, device="cuda", weights="trained", dtype="bfloat16", longest=1)
 
 
-def refusal(spec: ModelSpec, needed: int, room: dict) -> str:
-    with pytest.raises(UserError) as caught:
-        check_memory(spec, needed, room)
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
-
-
 def test_one_card_is_too_small_and_the_map_is_named() -> None:
-    line = refusal(LARGE, 136 * GIB, TWO_CARDS)
+    line = refused(check_memory, LARGE, 136 * GIB, TWO_CARDS)
     assert "136.0 GiB of weights do not fit on model.device='cuda'" in line
     assert "besides a prompt of 1 tokens" in line
     # The host's memory is no part of a plan that nobody asked for.
@@ -56,36 +49,49 @@ def test_one_card_is_too_small_and_the_map_is_named() -> None:
         in line
     )
     check_memory(LARGE, 78 * GIB, TWO_CARDS)
-    assert "80.0 GiB are free" in refusal(replace(LARGE, device="cuda:1"), 81 * GIB, TWO_CARDS)
+    assert "80.0 GiB are free" in refused(
+        check_memory, replace(LARGE, device="cuda:1"), 81 * GIB, TWO_CARDS
+    )
 
 
 def test_offload_is_advised_where_nothing_else_holds_the_weights_and_named_slow() -> None:
-    line = refusal(LARGE, 200 * GIB, TWO_CARDS)
+    line = refused(check_memory, LARGE, 200 * GIB, TWO_CARDS)
     assert "model.device_map=auto, model.offload=true, slowly (" in line
     assert "100.0 GiB of cpu)" in line
 
 
-def test_the_map_is_not_advised_where_it_would_not_help() -> None:
-    line = refusal(replace(LARGE, dtype="float32"), 999 * GIB, TWO_CARDS)
+@pytest.mark.parametrize(
+    ("changes", "needed", "room", "words"),
+    [
+        ({"dtype": "float32"}, 999, TWO_CARDS, "model.dtype=bfloat16"),
+        (
+            {"device": "cpu"},
+            101,
+            {"cpu": 100 * GIB},
+            "model.device='cpu', where 100.0 GiB are free",
+        ),
+    ],
+)
+def test_the_map_is_not_advised_where_it_would_not_help(
+    changes: dict[str, str], needed: int, room: dict, words: str
+) -> None:
+    line = refused(check_memory, replace(LARGE, **changes), needed * GIB, room)
+    assert words in line
     assert "device_map" not in line
-    assert "model.dtype=bfloat16" in line
-    on_cpu = refusal(replace(LARGE, device="cpu"), 101 * GIB, {"cpu": 100 * GIB})
-    assert "model.device='cpu', where 100.0 GiB are free" in on_cpu
-    assert "device_map" not in on_cpu
 
 
 def test_a_map_takes_what_it_may_and_no_more() -> None:
     spread_out = replace(LARGE, device_map="auto")
     check_memory(spread_out, 158 * GIB, TWO_CARDS)
-    assert "159.0 GiB of weights do not fit into 79.0 GiB of card 0" in refusal(
-        spread_out, 159 * GIB, TWO_CARDS
+    assert "159.0 GiB of weights do not fit into 79.0 GiB of card 0" in refused(
+        check_memory, spread_out, 159 * GIB, TWO_CARDS
     )
     check_memory(replace(spread_out, offload=True), 258 * GIB, TWO_CARDS)
     bounded = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 0})
     assert weight_limits(bounded, TWO_CARDS) == {1: 60 * GIB, "cpu": 0}
-    assert "60.0 GiB of card 1" in refusal(bounded, 61 * GIB, TWO_CARDS)
+    assert "60.0 GiB of card 1" in refused(check_memory, bounded, 61 * GIB, TWO_CARDS)
     host = replace(spread_out, max_memory={"1": 60 * GIB, "cpu": 9 * GIB})
-    assert "model.offload=true, or cpu: 0" in refusal(host, 61 * GIB, TWO_CARDS)
+    assert "model.offload=true, or cpu: 0" in refused(check_memory, host, 61 * GIB, TWO_CARDS)
     check_memory(replace(host, offload=True), 61 * GIB, TWO_CARDS)
 
 
@@ -130,7 +136,7 @@ def test_a_plan_leaves_room_for_the_longest_prompt(
     if fits or offload:
         check_memory(spec, needed, room)
     else:
-        assert "model.offload=true, slowly" in refusal(spec, needed, room)
+        assert "model.offload=true, slowly" in refused(check_memory, spec, needed, room)
 
 
 @pytest.fixture
@@ -207,7 +213,7 @@ def test_the_drafts_card_is_left_free_where_there_is_another() -> None:
     assert weight_limits(replace(beside, spared_card=0), single)[0] > 78 * GIB
 
 
-def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
+def test_layers_on_the_host_are_refused_without_offload() -> None:
     spec = replace(LARGE, device_map="auto")
     check_placed(spec, {"layers.0": 0, "layers.1": 1})
     check_placed(spec, {"": "cpu"})  # a machine without a card
@@ -217,30 +223,30 @@ def test_layers_on_the_host_are_refused_unless_asked_for() -> None:
         check_placed(replace(spec, offload=True), {"layers.0": 0, "layers.1": place})
 
 
-def target_of(monkeypatch: pytest.MonkeyPatch, *argv: str) -> ModelSpec:
-    """Return the target of a run on a machine with two reported GPUs."""
+@pytest.mark.slow
+def test_the_spared_card_is_the_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with two reported GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    return commands.spec_of("method=vanilla_sd", *argv).model
-
-
-@pytest.mark.slow
-def test_the_spared_card_is_the_drafts_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = ("model=llava_ov_72b", "method.draft=llava_ov_7b")
-    assert target_of(monkeypatch, *large).device_map == "auto"
-    assert target_of(monkeypatch, *large).spared_card == 0
-    second = target_of(monkeypatch, *large, "+method.draft_options.device=cuda:1")
-    assert second.spared_card == 1
-    on_cpu = target_of(monkeypatch, *large, "+method.draft_options.device=cpu")
-    assert on_cpu.spared_card is None
-    spread_too = target_of(monkeypatch, *large, "+method.draft_options.device_map=auto")
-    assert spread_too.spared_card is None
-    itself = target_of(monkeypatch, "model=llava_ov_72b", "method.draft=llava_ov_72b")
-    assert itself.spared_card is None
+    for draft, option, card in (
+        ("llava_ov_7b", None, 0),
+        ("llava_ov_7b", "device=cuda:1", 1),
+        ("llava_ov_7b", "device=cpu", None),
+        ("llava_ov_7b", "device_map=auto", None),
+        ("llava_ov_72b", None, None),
+    ):
+        options = [] if option is None else [f"+method.draft_options.{option}"]
+        command = ["method=vanilla_sd", "model=llava_ov_72b", f"method.draft={draft}", *options]
+        model = commands.spec_of(*command).model
+        assert (model.device_map, model.spared_card) == ("auto", card)
 
 
 def test_random_weights_are_built_on_one_device() -> None:
     assert commands.spec_of("model=llava_ov_72b", "model.weights=random").model.device_map is None
+
+
+def test_this_machine_has_room() -> None:
+    assert free_bytes()["cpu"] > 2**20
 
 
 def test_a_model_is_refused_before_its_weights_are_read(
@@ -282,10 +288,6 @@ def test_bytes_are_those_of_the_parameters_and_tied_ones_count_once() -> None:
     assert weight_bytes(random_model(ONEVISION)) - weight_bytes(random_model(tied)) == head
 
 
-def test_this_machine_has_room() -> None:
-    assert free_bytes()["cpu"] > 2**20
-
-
 # ---------------------------------------------------------------- attention
 
 
@@ -295,9 +297,9 @@ def test_flash_attention_without_its_package_is_one_line(
     spec = replace(LARGE, attention="flash_attention_2", path=save_llava(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs the package flash-attn") as caught:
-        check_model(spec, True, Digests())
-    assert "valid: sdpa, eager" in str(caught.value)
+    line = refused(check_model, spec, True, Digests())
+    assert "needs the package flash-attn" in line
+    assert "valid: sdpa, eager" in line
     # Whoever gets past it (a package that does not import) reads one line too.
     with pytest.raises(UserError, match=r"model\.attention='flash_attention_2'"):
         load_adapter(replace(spec, device="cpu"))

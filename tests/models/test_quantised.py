@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +45,43 @@ SETTINGS = {"weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ["lm_
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", **SETTINGS}
 
 
-def fp8_folder(source: Path, target: Path) -> tuple[Path, Path]:
-    """Pack the decoder's matrices of a checkpoint into 8-bit floats; returns it, and the same numbers unpacked."""
+def packed_folder(
+    source: Path,
+    target: Path,
+    pack: Callable[[torch.Tensor], tuple[Mapping[str, torch.Tensor], torch.Tensor]],
+    settings: Mapping[str, Any],
+) -> tuple[Path, Path]:
+    """Pack the decoder's matrices of a checkpoint; returns it, and the same numbers unpacked.
+
+    `pack` returns what stands for a weight, by the endings of their names, and its numbers.
+    """
     packed, unpacked = (shutil.copytree(source, target / name) for name in ("packed", "unpacked"))
     stored = load_file(source / "model.safetensors")
     small, plain = dict(stored), dict(stored)
     for name, weight in stored.items():
         if ".layers." in name and "language_model" in name and name.endswith("proj.weight"):
-            rows, columns = (size // BLOCK for size in weight.shape)
-            blocks = weight.float().view(rows, BLOCK, columns, BLOCK)
-            scale = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
-            packed_blocks = (blocks / scale).to(torch.float8_e4m3fn)
-            small[name] = packed_blocks.view(weight.shape)
-            small[f"{name}_scale_inv"] = scale.view(rows, columns)
-            plain[name] = (packed_blocks.float() * scale).view(weight.shape)
-    assert len(small) > len(stored)
+            tensors, numbers = pack(small.pop(name))
+            small |= {name.removesuffix("weight") + end: tensor for end, tensor in tensors.items()}
+            plain[name] = numbers.to(weight.dtype)
+    assert small.keys() != stored.keys()
     save_file(small, packed / "model.safetensors", {"format": "pt"})
     save_file(plain, unpacked / "model.safetensors", {"format": "pt"})
     config = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": FP8}))
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     return packed, unpacked
+
+
+def in_8_bits(weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Pack a matrix into 8-bit floats."""
+    rows, columns = (size // BLOCK for size in weight.shape)
+    blocks = weight.float().view(rows, BLOCK, columns, BLOCK)
+    scale = blocks.abs().amax((1, 3), keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    packed = (blocks / scale).to(torch.float8_e4m3fn)
+    tensors = {
+        "weight": packed.view(weight.shape),
+        "weight_scale_inv": scale.view(rows, columns),
+    }
+    return tensors, (packed.float() * scale).view(weight.shape)
 
 
 CHATS = [chat("how many digits are there ?", picture(seed, 96, 96)) for seed in range(2)]
@@ -87,7 +105,7 @@ def logits_of(adapter: Adapter) -> torch.Tensor:
 
 
 def test_weights_of_8_bit_floats_are_unpacked_where_no_gpu_multiplies_them(tmp_path: Path) -> None:
-    packed, unpacked = fp8_folder(saved("llava"), tmp_path)
+    packed, unpacked = packed_folder(saved("llava"), tmp_path, in_8_bits, FP8)
     adapter, plain = (load_tiny(LLAVA, folder, "float32") for folder in (packed, unpacked))
     assert torch.equal(logits_of(adapter), logits_of(plain))
     assert (quantisation_of(adapter.spec), quantised_packages(adapter.spec)) == ("fp8", [])
@@ -96,7 +114,7 @@ def test_weights_of_8_bit_floats_are_unpacked_where_no_gpu_multiplies_them(tmp_p
 
 
 def test_a_row_and_its_key_state_the_precision(tmp_path: Path) -> None:
-    packed, _ = fp8_folder(SEEDLING, tmp_path)
+    packed, _ = packed_folder(SEEDLING, tmp_path, in_8_bits, FP8)
     cell = {"limit": 1, "ratio": 0.5, "store": tmp_path / "store", "paired": 0}
     rows = [
         espalier.evaluate("seedling", "fastv", "seedling_vqa", **cell, **settings).row
@@ -203,8 +221,14 @@ GROUP = 32
 ORDERS = {"awq": (0, 2, 4, 6, 1, 3, 5, 7), "gptq": range(8), "compressed-tensors": range(8)}
 OTHERS = ("model.vision_tower", "model.multi_modal_projector", "lm_head")
 STATED: dict[str, dict[str, Any]] = {
-    "awq": {"zero_point": True, "version": "gemm", "modules_to_not_convert": OTHERS},
-    "gptq": {"sym": True, "desc_act": False, "checkpoint_format": "gptq"},
+    "awq": {
+        **{"bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
+        "modules_to_not_convert": OTHERS,
+    },
+    "gptq": {
+        **{"bits": 4, "group_size": GROUP, "sym": True, "desc_act": False},
+        "checkpoint_format": "gptq",
+    },
     "compressed-tensors": {
         "format": "pack-quantized",
         "quantization_status": "compressed",
@@ -230,44 +254,35 @@ def packed_columns(codes: torch.Tensor, order: Iterable[int]) -> torch.Tensor:
     return torch.where(packed < 2**31, packed, packed - 2**32).int()
 
 
-def four_bit_folder(kind: str, target: Path) -> tuple[Path, Path]:
-    """Pack the decoder's matrices of `seedling` into 4 bits; returns it, and the same numbers unpacked."""
-    packed, unpacked = (shutil.copytree(SEEDLING, target / name) for name in ("packed", "unpacked"))
-    stored = load_file(SEEDLING / "model.safetensors")
-    small, plain = dict(stored), dict(stored)
-    for name, weight in stored.items():
-        if not (".layers." in name and "language_model" in name and name.endswith("proj.weight")):
-            continue
-        rows, columns = weight.shape
-        groups = weight.float().unflatten(1, (-1, GROUP))
-        scale = (groups.abs().amax(-1) / 7).half().float()
-        codes = (groups / scale[..., None]).round().clamp(-8, 7) + 8
-        plain[name] = ((codes - 8) * scale[..., None]).flatten(1).to(weight.dtype)
-        codes, zeros = codes.flatten(1), torch.full((columns // GROUP, rows), 8)
-        stem, order = name.removesuffix("weight"), ORDERS[kind]
-        del small[name]
-        if kind == "compressed-tensors":
-            small[f"{stem}weight_packed"] = packed_columns(codes, order)
-            small[f"{stem}weight_scale"] = scale
-            small[f"{stem}weight_shape"] = torch.tensor([rows, columns])
-            continue
-        small[f"{stem}scales"] = scale.T.contiguous().half()
-        if kind == "awq":
-            small[f"{stem}qweight"] = packed_columns(codes.T.contiguous(), order)
-            small[f"{stem}qzeros"] = packed_columns(zeros, order)
-        else:  # zeros are stored less one
-            small[f"{stem}qweight"] = packed_columns(codes, order).T.contiguous()
-            small[f"{stem}qzeros"] = packed_columns(zeros - 1, order)
-            small[f"{stem}g_idx"] = (torch.arange(columns) // GROUP).int()
-    assert small.keys() != stored.keys()
-    save_file(small, packed / "model.safetensors", {"format": "pt"})
-    save_file(plain, unpacked / "model.safetensors", {"format": "pt"})
-    settings = {"quant_method": kind, **STATED[kind]}
-    if kind != "compressed-tensors":
-        settings |= {"bits": 4, "group_size": GROUP}
-    config = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    return packed, unpacked
+def in_4_bits(kind: str, weight: torch.Tensor) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
+    """Pack a matrix into 4 bits."""
+    rows, columns = weight.shape
+    groups = weight.float().unflatten(1, (-1, GROUP))
+    scale = (groups.abs().amax(-1) / 7).half().float()
+    codes = (groups / scale[..., None]).round().clamp(-8, 7) + 8
+    numbers = ((codes - 8) * scale[..., None]).flatten(1)
+    codes, zeros = codes.flatten(1), torch.full((columns // GROUP, rows), 8)
+    order = ORDERS[kind]
+    if kind == "compressed-tensors":
+        tensors = {
+            "weight_packed": packed_columns(codes, order),
+            "weight_scale": scale,
+            "weight_shape": torch.tensor([rows, columns]),
+        }
+    elif kind == "awq":
+        tensors = {
+            "qweight": packed_columns(codes.T.contiguous(), order),
+            "qzeros": packed_columns(zeros, order),
+            "scales": scale.T.contiguous().half(),
+        }
+    else:
+        tensors = {
+            "qweight": packed_columns(codes, order).T.contiguous(),
+            "qzeros": packed_columns(zeros - 1, order),  # zeros are stored less one
+            "scales": scale.T.contiguous().half(),
+            "g_idx": (torch.arange(columns) // GROUP).int(),
+        }
+    return tensors, numbers
 
 
 @pytest.mark.parametrize("kind", sorted(STATED))
@@ -276,9 +291,9 @@ def test_weights_of_4_bits_answer_as_the_numbers_that_they_stand_for(
 ) -> None:
     for module in MODULES[kind]:
         pytest.importorskip(module)
-    packed, unpacked = (
-        load_adapter(named_spec(folder, None, {})) for folder in four_bit_folder(kind, tmp_path)
-    )
+    settings = {"quant_method": kind, **STATED[kind]}
+    folders = packed_folder(Path(SEEDLING), tmp_path, partial(in_4_bits, kind), settings)
+    packed, unpacked = (load_adapter(named_spec(folder, None, {})) for folder in folders)
     inputs = packed.encode(CHATS)
     for method, ratio in ((NoReduction(), 0.0), (FastV(), 0.5), (D2Pruner(), 0.5)):
         small, plain = (answer(each, inputs, method, ratio).logits for each in (packed, unpacked))

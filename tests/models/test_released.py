@@ -133,7 +133,7 @@ MARKDOWN = "<|grounding|>Convert the document to markdown."
 
 
 def deepseek_release(folder: Path, family: str) -> Path:
-    """Write a tiny release of DeepSeek-OCR or of DeepSeek-OCR 2, which has the same model type."""
+    """Write a tiny release of DeepSeek-OCR or of DeepSeek-OCR 2, which have the same model type."""
     table = vectors(family)
     config = {"model_type": "deepseek_vl_v2", "language_config": table["config"]}
     write_release(folder, config, table["tensors"])
@@ -141,16 +141,51 @@ def deepseek_release(folder: Path, family: str) -> Path:
     return folder
 
 
-def deepseek_adapter(folder: Path, model: str, **changes: Any) -> Adapter:
-    """The tiny release with a config file's patches, windows and views; other changes are facts or settings."""
+#: Facts of each tiny release.
+FACTS: Mapping[str, dict[str, Any]] = {
+    "deepseek_ocr": {
+        "tower": StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
+        "projector": (64, 32),
+        "class_attention": "token",
+    },
+    "deepseek_ocr2": {
+        "tower": StackFacts(2, 32, 64, 4, 2, 8, gated=True, causal=True),
+        "projector": (32, 32),
+        "class_attention": "mean",
+    },
+}
+#: Family and mode of stored cases, the config file with patches, windows and views, and changes of `model.processor`.
+MODES: Mapping[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    **{
+        ("deepseek_ocr", mode): (f"deepseek_ocr_{mode}", {})
+        for mode in ("tiny", "small", "base", "large", "gundam")
+    },
+    ("deepseek_ocr2", "release"): ("deepseek_ocr2", {}),
+    ("deepseek_ocr2", "768"): (
+        "deepseek_ocr2",
+        {"crop_to_patches": False, "size": {"height": 768, "width": 768}},
+    ),
+    ("deepseek_ocr2", "1024"): ("deepseek_ocr2", {"crop_to_patches": False}),
+}
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """The tiny releases, by family."""
+    return {
+        family: deepseek_release(tmp_path_factory.mktemp("release"), family) for family in FACTS
+    }
+
+
+def deepseek_adapter(folder: Path, family: str, mode: str, **processor: Any) -> Adapter:
+    model, changes = MODES[family, mode]
     real = model_of(f"model={model}", "model.prompt=original")
     stem = {"global_attn_indexes": [1], "output_channels": 8, "downsample_channels": [16, 32]}
-    facts = {name: changes.pop(name) for name in ("tower", "projector", "class_attention")}
     spec = tiny_spec(
         real.adapter,
         text=replace(TEXT, intermediate=60, kv_heads=4, first_intermediate=48, experts=8),
         stem=StackFacts(2, 16, 64, 2, 2, 8, gated=False, causal=False, window_layers=1),
-        processor={**real.processor, **changes},
+        processor={**real.processor, **changes, **processor},
         architecture={
             **real.architecture,
             "stem": {**real.architecture["stem"], **stem},
@@ -158,105 +193,51 @@ def deepseek_adapter(folder: Path, model: str, **changes: Any) -> Adapter:
         },
         path=folder,
         weights="trained",
-        **facts,
+        **FACTS[family],
     )
     return load_adapter(spec)
 
 
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return deepseek_release(tmp_path_factory.mktemp("release"), "deepseek_ocr")
-
-
-def deepseek_mode(folder: Path, mode: str, **processor: Any) -> Adapter:
-    """The tiny release with the views of a mode's config file."""
-    return deepseek_adapter(
-        folder,
-        f"deepseek_ocr_{mode}",
-        tower=StackFacts(2, 32, 64, 4, 4, 8, gated=False, causal=False),
-        projector=(64, 32),
-        class_attention="token",
-        **processor,
-    )
-
-
-@pytest.mark.parametrize("mode", ["tiny", "small", "base", "large", "gundam"])
-def test_every_mode_of_deepseek_ocr_answers_as_its_release(deepseek: Path, mode: str) -> None:
-    adapter = deepseek_mode(deepseek, mode)
-    cases = [case for case in vectors("deepseek_ocr")["cases"] if case["mode"] == mode]
-    assert len(cases) >= 2
-    for case in cases:
-        inputs = adapter.encode([chat(MARKDOWN, still(case["seed"], *case["size"]))])
-        compare_ids(inputs["input_ids"][0], case["ids"])
-        assert inputs["patches_grid"] == [case["grid"]]
-        views = [*inputs["pixel_values"], *inputs.get("pixel_values_local", [])]
-        compare_views(adapter, views, case["views"])
-        compare_answer(adapter, inputs, case)
-
-
-def test_several_pictures_are_laid_out_as_in_the_vllm_code_of_deepseek_ocr(deepseek: Path) -> None:
-    case = vectors("deepseek_ocr")["several"]
-    adapter = deepseek_mode(deepseek, "gundam", max_patches=case["max_crops"])
-    pictures = [still(*picture) for picture in case["pictures"]]
+def compare_pages(adapter: Adapter, case: Mapping[str, Any], *pictures: Image.Image) -> Any:
+    """Compare ids, grids of crops and views of pages; return the inputs."""
     inputs = adapter.encode([chat(MARKDOWN, *pictures)])
     compare_ids(inputs["input_ids"][0], case["ids"])
-    assert inputs["patches_grid"] == case["grids"]
-    views = [*inputs["pixel_values"], *inputs["pixel_values_local"]]
+    grids = case.get("grids") or [case["grid"]]
+    crops = [math.prod(grid) for grid in grids]
+    expected = {
+        "patches_grid": grids,
+        "num_local_patches": [count if count > 1 else 0 for count in crops],
+    }
+    stated = expected.keys() & inputs.keys()
+    assert stated
+    assert {name: inputs[name] for name in stated} == {name: expected[name] for name in stated}
+    views = [*inputs["pixel_values"], *inputs.get("pixel_values_local", [])]
     compare_views(adapter, views, case["views"])
+    return inputs
 
 
-# ---------------------------------------------------------------------- DeepSeek-OCR 2
-
-#: Settings of `model.processor` of the views that the release's code has, by the names in the stored cases.
-VIEWS: Mapping[str, dict[str, Any]] = {
-    "release": {},
-    "768": {"crop_to_patches": False, "size": {"height": 768, "width": 768}},
-    "1024": {"crop_to_patches": False},
-}
-
-
-@pytest.fixture(scope="module")
-def deepseek2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return deepseek_release(tmp_path_factory.mktemp("release"), "deepseek_ocr2")
-
-
-def deepseek2_views(folder: Path, mode: str) -> Adapter:
-    """The tiny release with patches, windows and views of the config file."""
-    return deepseek_adapter(
-        folder,
-        "deepseek_ocr2",
-        tower=StackFacts(2, 32, 64, 4, 2, 8, gated=True, causal=True),
-        projector=(32, 32),
-        class_attention="mean",
-        **VIEWS[mode],
-    )
-
-
-@pytest.mark.parametrize("mode", VIEWS)
-def test_deepseek_ocr2_answers_as_its_release(deepseek2: Path, mode: str) -> None:
-    adapter = deepseek2_views(deepseek2, mode)
-    cases = [case for case in vectors("deepseek_ocr2")["cases"] if case["mode"] == mode]
+@pytest.mark.parametrize(("family", "mode"), MODES)
+def test_every_mode_of_deepseek_ocr_answers_as_its_release(
+    deepseek: Mapping[str, Path], family: str, mode: str
+) -> None:
+    adapter = deepseek_adapter(deepseek[family], family, mode)
+    cases = [case for case in vectors(family)["cases"] if case["mode"] == mode]
     assert cases
     for case in cases:
-        inputs = adapter.encode([chat(MARKDOWN, still(case["seed"], *case["size"]))])
-        compare_ids(inputs["input_ids"][0], case["ids"])
-        n_crops = math.prod(case["grid"])
-        assert inputs["num_local_patches"] == [n_crops if n_crops > 1 else 0]
-        views = [*inputs["pixel_values"], *inputs.get("pixel_values_local", [])]
-        compare_views(adapter, views, case["views"])
-        compare_answer(adapter, inputs, case, LOOSER)
+        inputs = compare_pages(adapter, case, still(case["seed"], *case["size"]))
+        compare_answer(adapter, inputs, case, LOOSER if family == "deepseek_ocr2" else TOLERANCE)
 
 
-def test_several_pictures_are_laid_out_as_in_the_vllm_code_of_deepseek_ocr2(
-    deepseek2: Path,
+@pytest.mark.parametrize(
+    ("family", "mode"), [("deepseek_ocr", "gundam"), ("deepseek_ocr2", "release")]
+)
+def test_several_pictures_are_laid_out_as_in_the_vllm_code_of_deepseek_ocr(
+    deepseek: Mapping[str, Path], family: str, mode: str
 ) -> None:
-    case = vectors("deepseek_ocr2")["several"]
-    adapter = deepseek2_views(deepseek2, "release")
-    inputs = adapter.encode([chat(MARKDOWN, *(still(*item) for item in case["pictures"]))])
-    compare_ids(inputs["input_ids"][0], case["ids"])
-    assert inputs["num_local_patches"] == [3, 0, 6]
-    views = [*inputs["pixel_values"], *inputs["pixel_values_local"]]
-    compare_views(adapter, views, case["views"])
+    case = vectors(family)["several"]
+    bound = {"max_patches": case["max_crops"]} if "max_crops" in case else {}
+    adapter = deepseek_adapter(deepseek[family], family, mode, **bound)
+    compare_pages(adapter, case, *(still(*picture) for picture in case["pictures"]))
 
 
 # ---------------------------------------------------------------------- InternVL2

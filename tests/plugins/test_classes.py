@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,12 @@ import pytest
 import espalier
 import run
 from espalier.harness.cli.run import CELLS
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import method_of
 from espalier.harness.paths import ROOT
 from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.plugins.code_reference import CodeReference, ImportedFiles
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from tests import commands
 from tests.plugins.packages import method, write
@@ -119,37 +117,32 @@ def bench(
     return make_bench(folder / "store", capsys, monkeypatch)
 
 
-def spec_of(*line: str) -> RunSpec:
-    command = read_command(["limit=1", *line])
-    return build_spec(command.cells[0], folders=command.folders)
+spec_of = partial(commands.spec_of, "limit=1")
 
 
 @pytest.mark.parametrize(("place", "words"), MISTAKES)
 def test_a_mistake_is_one_line(bench: Bench, place: str, words: tuple[str, ...]) -> None:
-    done = bench(f"method={place}")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.count("\n") == 1
-    assert all(word in done.err for word in ("error: method=", *words)), done.err
+    line = bench.refusal(f"method={place}")
+    assert [word for word in ("error: method=", *words) if word not in line] == []
 
 
 def test_two_classes_of_one_name_are_not_mixed(bench: Bench) -> None:
-    done = bench("-m", "method=own.py:FirstTokens,other.py:FirstTokens")
-    assert done.code == 2
-    assert "have one name in results" in done.err
+    line = bench.refusal("-m", "method=own.py:FirstTokens,other.py:FirstTokens")
+    assert "have one name in results" in line
 
 
 def test_its_hyper_parameters_are_keys(bench: Bench, folder: Path) -> None:
     done = bench("method=own.py:Tuned", "method.params.K=3", "method.params.layers=[4]")
     assert done.code == 0, done.err
-    assert done.last["method"] == "Tuned"
-    assert done.last["extra"]["params"] == {"K": 3, "layers": [4]}
-    assert done.last["extra"]["label"] == "K=3 layers=(4,)"
-    (plugin,) = done.last["extra"]["plugins"]
-    assert plugin["name"] == str(folder / "own.py")
-    refused = bench("method=own.py:Tuned", "method.params.k=3")
-    assert "did you mean method.params.K?" in refused.err
-    refused = bench("method=own.py:Tuned", "method.params.K=two")
-    assert "method.params.K='two'" in refused.err
+    extra = done.last["extra"]
+    assert (done.last["method"], extra["label"]) == ("Tuned", "K=3 layers=(4,)")
+    assert extra["params"] == {"K": 3, "layers": [4]}
+    assert [plugin["name"] for plugin in extra["plugins"]] == [str(folder / "own.py")]
+    for change, words in {
+        "k=3": "did you mean method.params.K?",
+        "K=two": "method.params.K='two'",
+    }.items():
+        assert words in bench.refusal("method=own.py:Tuned", f"method.params.{change}")
 
 
 def test_a_sweep_takes_it_beside_others_in_any_folder(bench: Bench, folder: Path) -> None:
@@ -173,8 +166,7 @@ def test_a_compressor_is_named_in_the_same_way(bench: Bench) -> None:
 
 def test_the_key_is_that_of_the_code_and_not_of_its_place(folder: Path) -> None:
     def key(place: str) -> tuple[str, list[str]]:
-        spec = spec_of(f"method={place}")
-        job = admit(spec, Digests(), places=False)
+        job = admit(spec_of(f"method={place}"), Digests(), places=False)
         return job.key, job.parts["plugins"]
 
     first = key("other.py:FirstTokens")
@@ -190,14 +182,9 @@ def test_the_key_is_that_of_the_code_and_not_of_its_place(folder: Path) -> None:
 
 def test_a_method_of_the_repository_has_the_parts_that_it_had() -> None:
     job = admit(spec_of("method=fastv"), Digests(), places=False)
-    assert sorted(job.parts) == [
-        "cell",
-        "code",
-        "key_version",
-        "method_class",
-        "packages",
-        "settings",
-    ]
+    assert job.parts.keys() == {
+        *("cell", "code", "key_version", "method_class", "packages", "settings")
+    }
 
 
 def test_a_changed_file_is_imported_again(folder: Path) -> None:
@@ -212,10 +199,13 @@ def test_another_process_reads_its_objects(folder: Path) -> None:
     value = CodeReference(str(folder / "plain.py"), "Plain").load("method")()
     (folder / "pickled").write_bytes(pickle.dumps((ImportedFiles.of_process(), value)))
     code = "import pickle; print(pickle.load(open('pickled', 'rb'))[1].size)"
-    environment = {"PYTHONPATH": str(ROOT)}
-    call = [sys.executable, "-c", code]
     done = subprocess.run(
-        call, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "3\n", done.stderr
 
@@ -223,15 +213,12 @@ def test_another_process_reads_its_objects(folder: Path) -> None:
 def test_a_job_runs_it_from_another_folder(
     bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = {
-        key: value
-        for key, value in commands.cells_of("method=own.py:FirstTokens", "limit=3")[0].items()
-        if key != "cluster"
-    }
-    row = folder / "store" / "row.json"
-    entry = {"key": "k", "row": str(row), "before": None}
+    cell = dict(commands.cells_of("method=own.py:FirstTokens", "limit=3")[0])
+    del cell["cluster"]
     config = {**cell, "store": str(folder / "store")}
-    write(folder, {"job.json": json.dumps([{**entry, "config": config}])})
+    row = str(folder / "store" / "row.json")
+    entry = {"key": "k", "row": row, "before": None, "config": config}
+    write(folder, {"job.json": json.dumps([entry])})
     write(folder / "away", {"nothing": ""})
     monkeypatch.chdir(folder / "away")
     assert run.main([CELLS, str(folder / "job.json")]) == 0

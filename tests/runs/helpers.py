@@ -52,7 +52,7 @@ def fake_record(spec: RunSpec, method: Any, sample: str) -> SampleRecord:
 
 @dataclass
 class Fake:
-    """Stands in for espalier.harness.evaluation.evaluate.evaluate and counts what it is asked."""
+    """Stands in for espalier.harness.evaluation.evaluate.evaluate and counts its calls."""
 
     specs: list[RunSpec] = field(default_factory=list)
     loads: int = 0
@@ -116,9 +116,9 @@ class Outcome:
 
 
 def with_defaults(argv: Sequence[str], *defaults: str) -> list[str]:
-    """Return a command line with what it does not say itself; a key may stand there once."""
-    given = {text.partition("=")[0] for text in argv}
-    return [*(text for text in defaults if text.partition("=")[0] not in given), *argv]
+    """Return a command line with defaults for the keys that it lacks; a key may stand there once."""
+    keys = {text.partition("=")[0] for text in argv}
+    return [*(text for text in defaults if text.partition("=")[0] not in keys), *argv]
 
 
 class Bench:
@@ -126,6 +126,14 @@ class Bench:
 
     def __init__(self, store: Path, capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
         self.store, self.capsys, self.fake = store, capsys, fake
+
+    def refusal(self, *argv: str) -> str:
+        """Return the one line of a command that is refused before a model is loaded."""
+        loads = self.fake.loads
+        done = self(*argv)
+        assert (done.code, done.out, self.fake.loads) == (2, "", loads)
+        (line,) = done.err.splitlines()
+        return line
 
     def __call__(self, *argv: str) -> Outcome:
         self.capsys.readouterr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -18,6 +19,13 @@ from espalier.harness.paths import ROOT
 
 #: What moves the cursor or erases, and everything else that a terminal takes as a command.
 CONTROL = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b.|[\r\n\x08]")
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ def test_cells_are_counted_once_and_samples_by_who_answered_them() -> None:
     assert shown.counts(seconds_left=69, elapsed=1.0) == (
         "cells: 2 done (1 of them stored before), 1 running, 1 failed, 96 left; 3 samples/s; 1:09 left"
     )
+    shown.finish(places[3], row(None))
+    assert shown.scores[places[3]] == "undefined"
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])
@@ -78,9 +80,3 @@ def test_the_running_cell_is_among_the_scores_and_nothing_is_wider_than_the_scre
         assert more == f"failed before: {len(shown.failed) - FAILURES} more"
         assert sum(line.startswith("failed: ") for line in drawn(shown, width)) == FAILURES
         assert f"{(len(places) - 3) / 1000:.3f}" in "\n".join(drawn(shown, width))
-
-
-def test_a_metric_without_a_value_is_said_to_be_undefined() -> None:
-    shown, places = board("rec")
-    shown.finish(places[0], row(None))
-    assert shown.scores[places[0]] == "undefined"

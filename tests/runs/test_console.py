@@ -13,12 +13,7 @@ from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.progress_bar import Board, Forecast, cell_progress, clock, tell_finished
 from espalier.harness.specs.registry import Registry
 from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS
-from tests.runs.terminal import screen
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.runs.terminal import Terminal, screen
 
 
 def test_registry_imports_a_module_only_when_its_name_is_loaded() -> None:
@@ -36,19 +31,14 @@ def test_registry_imports_a_module_only_when_its_name_is_loaded() -> None:
         table.load("red")
 
 
-def test_registry_refuses_a_second_entry() -> None:
-    table = Registry("colour")
-    table.add("red", "a:A")
-    with pytest.raises(ValueError, match="registered twice: a:A and b:B"):
-        table.add("red", "b:B")
-
-
-def test_registry_names_the_key_and_the_valid_names() -> None:
+def test_registry_names_the_key_and_refuses_a_second_entry() -> None:
     table = Registry("colour")
     table.add("red", "a:A")
     table.add("blue", "a:A")
     with pytest.raises(UserError, match=r"colour='rid' .*did you mean red\?.*valid: blue, red"):
         table.load("rid")
+    with pytest.raises(ValueError, match="registered twice: a:A and b:B"):
+        table.add("red", "b:B")
 
 
 def row(method: str, key: str, **more: object) -> dict[str, object]:
@@ -102,34 +92,30 @@ def test_a_score_of_unreadable_answers_is_marked(
     assert progress.score(rows[1]) == f"acc 0.500 ({MEANS})"
 
 
-def test_sheet_shows_every_metric_headline_first() -> None:
+def sheet(**fields: object) -> str:
+    """Return the sheet of one row."""
     out = io.StringIO()
-    prefill = {"ratio": 1.5, "low": 1.25, "high": 1.75, "bound": 2.0}
-    speedup = {"pairs": 4, "prefill": prefill, "above_bound": False}
-    extra = {"headline": "acc", "label": "", "speedup": speedup}
-    console.print_rows([row("fastv", "b", extra=extra)], out, full=True)
-    text = out.getvalue()
+    console.print_rows([row("fastv", "b", **fields)], out, full=True)
+    return out.getvalue()
+
+
+def speedup(pairs: int, ratio: float, ends: tuple[float | None, float | None], bound: float) -> str:
+    """Return the sheet of a row with a measured speed-up of the prefill."""
+    prefill = {"ratio": ratio, "low": ends[0], "high": ends[1], "bound": bound}
+    block = {"pairs": pairs, "prefill": prefill, "above_bound": ratio > bound}
+    return sheet(extra={"headline": "acc", "label": "", "speedup": block})
+
+
+def test_sheet_shows_every_metric_headline_first_and_whether_a_speed_up_is_believable() -> None:
+    text = speedup(4, 1.5, (1.25, 1.75), 2.0)
     assert text.index("acc 0.500 ± 0.125") < text.index("other 0.250")
     assert "144, asked to keep 72, kept 72, mean over layers 96" in text
     assert "prefill 1.50x [1.25, 1.75] in 4 pairs, 2.00x by FLOPs " in text
     assert "believable" not in text
     assert "\x1b" not in text
-
-
-def test_a_speed_up_above_its_bound_is_not_to_be_believed() -> None:
-    out = io.StringIO()
-    prefill = {"ratio": 9.5, "low": None, "high": None, "bound": 3.6}
-    speedup = {"pairs": 1, "prefill": prefill, "above_bound": True}
-    extra = {"headline": "acc", "label": "", "speedup": speedup}
-    console.print_rows([row("fastv", "b", extra=extra)], out, full=True)
-    assert "9.50x in 1 pairs, 3.60x by FLOPs; above the bound: not believable" in out.getvalue()
-
-
-def test_undefined_metric_is_said_to_be_undefined() -> None:
-    out = io.StringIO()
-    metrics = {"acc": {"value": None, "stderr": None}}
-    console.print_rows([row("fastv", "b", metrics=metrics)], out, full=True)
-    assert "acc undefined" in out.getvalue()
+    above = "9.50x in 1 pairs, 3.60x by FLOPs; above the bound: not believable"
+    assert above in speedup(1, 9.5, (None, None), 3.6)
+    assert "acc undefined" in sheet(metrics={"acc": {"value": None, "stderr": None}})
 
 
 def long_rows() -> list[dict[str, object]]:
@@ -191,12 +177,16 @@ def test_progress_is_silent_without_a_terminal() -> None:
     assert stream.getvalue() == ""
 
 
-def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
-    stream, sweep = Terminal(), Forecast()
-    sweep.expect(300, {"key": "rec"})
-    sweep.cell = 12
+
+
+@pytest.mark.usefixtures("_wide")
+def test_progress_draws_on_a_terminal() -> None:
+    stream, sweep = Terminal(), Forecast(300, 12, {"key": "rec"})
     with cell_progress("fastv 0.5", Board(sweep), "key", stream) as cell:
         cell.phase("loading seedling")
         cell.samples(1, 2)
@@ -207,20 +197,13 @@ def test_progress_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(screen(text.replace("\n", "\r\n"), 80))
 
 
-def test_a_finished_cell_is_one_line_that_wraps_where_it_must(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    stream, sweep = Terminal(), Forecast()
-    sweep.expect(300, {})
-    sweep.cell = 7
+@pytest.mark.usefixtures("_wide")
+def test_a_finished_cell_is_one_line_that_wraps_where_it_must() -> None:
+    stream, sweep = Terminal(), Forecast(300, cell=7)
     tell_finished(row("fastv", "b"), sweep, 69.0, stream)
-    assert stream.getvalue() == "  7/300  done       1:09  fastv K=3 0.5 rec  acc 0.500  n=7\n"
-    stream.seek(0)
-    stream.truncate()
     tell_finished(long_rows()[0], sweep, 3700.0, stream)
-    first, second = stream.getvalue().splitlines()
+    short, first, second = stream.getvalue().splitlines()
+    assert short == "  7/300  done       1:09  fastv K=3 0.5 rec  acc 0.500  n=7"
     assert max(len(first), len(second)) <= 80
     assert second.startswith("         ")
     assert "1:01:40" in first

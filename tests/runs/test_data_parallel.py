@@ -21,7 +21,7 @@ from espalier.harness.paths import ROOT
 from espalier.harness.ranks import Ranks, _portable, is_main_process, join, without_launcher
 from espalier.harness.store import Journal, RunDir, Store
 from run import main
-from tests.runs.helpers import make_bench
+from tests.runs.helpers import Bench, Outcome
 
 COMMON = ["model.device=cpu", "benchmark=seedling_rec", "limit=24", "engine.batch_size=4"]
 COMMON += ["method=random", "engine.paired=4"]
@@ -29,24 +29,7 @@ COMMON += ["method=random", "engine.paired=4"]
 WHOLE, HALF, FAILING = 0.5, 0.625, 0.25
 
 
-@dataclass
-class Launched:
-    """A finished command; of torchrun's own report on stderr nothing is read."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
-
-    @property
-    def errors(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.startswith("error: ")]
-
-
-def launch(script: Path, *arguments: str) -> Launched:
+def launch(script: Path, *arguments: str) -> Outcome:
     """Run a script in two processes under torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
@@ -58,7 +41,7 @@ def launch(script: Path, *arguments: str) -> Launched:
         timeout=600,
         check=False,
     )
-    return Launched(done.returncode, done.stdout, done.stderr)
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def first_of_two(script: Path, *arguments: str) -> tuple[int, str]:
@@ -90,12 +73,12 @@ def first_of_two(script: Path, *arguments: str) -> tuple[int, str]:
     return both[0].returncode, complaint
 
 
-def run_here(*arguments: str) -> Launched:
+def run_here(*arguments: str) -> Outcome:
     """Run run.py in this process alone, where its libraries are imported already."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = main(list(arguments))
-    return Launched(code, out.getvalue(), err.getvalue())
+    return Outcome(code, out.getvalue(), err.getvalue())
 
 
 def spoilt(folder: Path, body: str) -> Path:
@@ -116,21 +99,28 @@ def spoilt(folder: Path, body: str) -> Path:
     return script
 
 
-def lasting(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without what the clock, the memory counter and the number of processes say."""
-    extra = {
-        name: value
-        for name, value in row["extra"].items()
-        if name
-        not in (
-            *("time_iqr", "samples_per_second", "reading_ms", "speedup"),
-            *("resumed_samples", "peak_note", "environment"),
-        )
-    }
-    environment = {k: v for k, v in row["extra"]["environment"].items() if k != "processes"}
-    kept = {k: v for k, v in row.items() if k not in ("status", "time", "memory")}
-    kv_bytes = row["memory"]["kv_bytes"]
-    return {**kept, "extra": extra, "environment": environment, "kv_bytes": kv_bytes}
+#: What the clock, the memory counter and the number of processes change in a row.
+CHANGING = frozenset(
+    [
+        *(
+            "status",
+            "time",
+            "peak_bytes",
+            "time_iqr",
+            "samples_per_second",
+            "reading_ms",
+            "speedup",
+        ),
+        *("resumed_samples", "peak_note", "processes"),
+    ]
+)
+
+
+def lasting(value: Any) -> Any:
+    """Return a row without the entries of CHANGING."""
+    if not isinstance(value, dict):
+        return value
+    return {name: lasting(entry) for name, entry in value.items() if name not in CHANGING}
 
 
 def stored_answers(run: RunDir) -> dict[int, str]:
@@ -146,7 +136,7 @@ class Ran:
     """A command that has run, and the store that it wrote to."""
 
     store: Store
-    done: Launched
+    done: Outcome
 
     def row(self, ratio: float) -> dict[str, Any]:
         """The only row of a ratio."""
@@ -209,11 +199,10 @@ def test_two_processes_go_on_where_one_was_stopped(one: Ran, two: Ran) -> None:
 @pytest.mark.slow
 def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(two: Ran) -> None:
     assert two.done.code == 1
-    (error,) = two.done.errors
+    (error,) = [line for line in two.done.err.splitlines() if line.startswith("error: ")]
     assert "1 of 24 samples failed: seedling_rec/13: AssertionError: broken image" in error
     # Rank 0 finds the row of the last cell, for both.
-    found = [(row["ratio"], row["status"], row["n_samples"]) for row in two.done.rows]
-    assert found == [
+    assert [(row["ratio"], row["status"], row["n_samples"]) for row in two.done.rows] == [
         (WHOLE, "done", 24),
         (HALF, "resumed", 24),
         (0.75, "done", 24),
@@ -229,15 +218,14 @@ def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(
 def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(one: Ran, tmp_path: Path) -> None:
     # The first call is the warm-up, so two batches are answered and one is lost.
     kill = "rank == 1 and len(calls) == 4 and os.kill(os.getpid(), signal.SIGKILL)"
-    asked = [f"store={tmp_path}", *COMMON, f"ratio={WHOLE}"]
-    done = launch(spoilt(tmp_path, kill), *asked)
-    assert done.code == 1
-    assert done.out == ""
+    command = [f"store={tmp_path}", *COMMON, f"ratio={WHOLE}"]
+    done = launch(spoilt(tmp_path, kill), *command)
+    assert (done.code, done.out) == (1, "")
     assert Store(tmp_path).rows() == []
     run = Store(tmp_path).run(one.row(WHOLE)["run_key"])
     before = stored_answers(run)
     assert 8 <= len(before) <= 20
-    resumed = run_here(*asked)
+    resumed = run_here(*command)
     assert resumed.code == 0, resumed.err
     (row,) = resumed.rows
     assert resumed.out.count("acc_at_50 ") == 1  # the sheet
@@ -325,17 +313,26 @@ def test_an_error_is_the_same_after_its_way_to_another_process() -> None:
 
 
 def test_world_size_without_a_meeting_place_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = make_bench(tmp_path / "store", capsys, monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    done = bench("method=none")
-    assert (done.code, done.out) == (2, "")
-    (line,) = done.err.splitlines()
+    line = bench.refusal("method=none")
     for word in ("WORLD_SIZE=2", "LOCAL_RANK, MASTER_ADDR, MASTER_PORT", "torchrun"):
         assert word in line
-    assert bench.fake.loads == 0
+
+
+#: Variables of the second of two processes.
+LAUNCH = {
+    **{"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+}
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, **changes: str) -> None:
+    """Set the variables of LAUNCH, some of them otherwise."""
+    for name, value in {**LAUNCH, **changes}.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.parametrize(
@@ -351,10 +348,7 @@ def test_world_size_without_a_meeting_place_is_one_line(
 def test_a_launch_that_makes_no_sense_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    sound = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
-    launch = sound | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"} | {name: value}
-    for variable, setting in launch.items():
-        monkeypatch.setenv(variable, setting)
+    launched(monkeypatch, **{"RANK": "0", "LOCAL_RANK": "0", name: value})
     assert main(["method=none"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{name}={value}" in line
@@ -371,19 +365,12 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_libraries_do_not_see_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched = {
-        "WORLD_SIZE": "2",
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "h",
-        "MASTER_PORT": "1",
-    }
-    for name, value in launched.items():
-        monkeypatch.setenv(name, value)
+    launched(monkeypatch)
     assert not is_main_process()
+    before = dict(os.environ)
     with without_launcher():
-        assert launched.keys().isdisjoint(os.environ)
-    assert launched.items() <= os.environ.items()
+        assert LAUNCH.keys().isdisjoint(os.environ)
+    assert before == os.environ
     monkeypatch.setenv("RANK", "0")
     assert is_main_process()
 
@@ -447,18 +434,19 @@ def test_no_thread_of_the_group_is_left_when_the_processes_part(tmp_path: Path) 
     # One that lets go of its last tensor while Python ends aborts the process with SIGABRT, now and then.
     script = tmp_path / "threads.py"
     script.write_text(THREADS)
-    asked = [f"store={tmp_path / 'store'}", "model.device=cpu", "limit=2", "engine.paired=0"]
-    done = launch(script, str(ROOT), *asked)
+    command = [f"store={tmp_path / 'store'}", "model.device=cpu", "limit=2", "engine.paired=0"]
+    done = launch(script, str(ROOT), *command)
     assert done.err.count("left: 0 []") == 2, done.err
 
 
 @pytest.mark.exhaustive
 def test_two_processes_that_share_a_pass_give_the_rows_of_one_cell_by_cell(tmp_path: Path) -> None:
-    asked = ["-m", "model.device=cpu", "limit=10", "engine.batch_size=2", "engine.paired=0"]
-    asked += ["method=divprune,fastv", "ratio=0.5"]
-    plain = run_here(f"store={tmp_path / 'plain'}", *asked)
+    command = ["-m", "model.device=cpu", "limit=10", "engine.batch_size=2", "engine.paired=0"]
+    command += ["method=divprune,fastv", "ratio=0.5"]
+    plain = run_here(f"store={tmp_path / 'plain'}", *command)
     assert plain.code == 0, plain.err
-    shared = launch(ROOT / "run.py", f"store={tmp_path / 'shared'}", *asked, "engine.share=prefix")
+    command += ["engine.share=prefix"]
+    shared = launch(ROOT / "run.py", f"store={tmp_path / 'shared'}", *command)
     assert shared.code == 0, shared.err
     stores = [Store(tmp_path / name) for name in ("plain", "shared")]
     for row in stores[0].rows():

@@ -44,12 +44,13 @@ def outcome(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_wrong_pairs_and_missing_files_are_refused_before_torch(tmp_path: Path) -> None:
-    typed = [" ".join(command) for command, _ in REFUSALS["before torch"]]
-    found = outcome(
-        tmp_path, *(line if "store=" in line else f"{line} store={tmp_path}" for line in typed)
+    commands = [" ".join(command) for command, _ in REFUSALS["before torch"]]
+    store = f"store={tmp_path}"
+    done = outcome(
+        tmp_path, *(line if "store=" in line else f"{line} {store}" for line in commands)
     )
-    assert found.stdout.splitlines()[-1] == f"{[2] * len(typed)} []"
-    lines = found.stderr.splitlines()
+    assert done.stdout.splitlines()[-1] == f"{[2] * len(commands)} []"
+    lines = done.stderr.splitlines()
     for (_, words), line in zip(REFUSALS["before torch"], lines, strict=True):
         assert line.startswith("error: ")
         assert all(word in line for word in words)
@@ -62,9 +63,9 @@ def test_a_stored_result_is_reported_without_torch_and_transformers(tmp_path: Pa
     first = json.loads(outcome(tmp_path, line).stdout.splitlines()[-2])
     # The second is another cell of the same run: its key is computed, by the method.
     for repeated, libraries in ((line, []), (line.replace("true", "auto"), ["torch"])):
-        found = outcome(tmp_path, repeated)
-        assert found.stdout.splitlines()[-1] == f"[0] {libraries}"
-        assert json.loads(found.stdout.splitlines()[-2]) == first | {"status": "cached"}
+        *_, row, codes = outcome(tmp_path, repeated).stdout.splitlines()
+        assert codes == f"[0] {libraries}"
+        assert json.loads(row) == first | {"status": "cached"}
 
 
 def test_a_stored_result_needs_no_data_set(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""What a row says of where it was made."""
+"""A row names the code and the devices that made it."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch import nn
@@ -13,19 +13,12 @@ import espalier
 from espalier.harness.runs import environment
 
 
-def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_calls_git_once() -> None:
     """A sweep's rows cost no process each, and name the code that was loaded."""
-    asked: list[Any] = []
-    plain = subprocess.run
-
-    def run(command: list[str], **how: Any) -> Any:
-        asked.append(command)
-        return plain(command, **how)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    environment.commit.cache_clear()
-    assert environment.commit() == environment.commit()
-    assert len(asked) == 1
+    with patch.object(subprocess, "run", wraps=subprocess.run) as run:
+        environment.commit.cache_clear()
+        assert environment.commit() == environment.commit()
+    assert run.call_count == 1
 
 
 def test_an_installed_package_names_its_version_even_inside_somebodys_repository(

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.store import Store
-from tests.runs.helpers import Bench, make_bench
+from tests.runs.helpers import Bench
 
 NUMBER = (int, float)
 CONTRACT: dict[str, Any] = {
@@ -43,13 +44,6 @@ CONTRACT: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def bench(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Bench:
-    return make_bench(tmp_path / "store", capsys, monkeypatch)
-
-
 def assert_contract(row: dict[str, Any], contract: dict[str, Any]) -> None:
     for key, kind in contract.items():
         if isinstance(kind, dict):
@@ -58,10 +52,18 @@ def assert_contract(row: dict[str, Any], contract: dict[str, Any]) -> None:
             assert isinstance(row[key], kind), key
 
 
-def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
+def test_last_line_is_the_stored_row_of_the_contract(bench: Bench) -> None:
     done = bench("method=fastv", "ratio=0.75")
     assert done.code == 0, done.err
+    assert "noise" not in done.out
+    assert "noise" in done.err
+    table, last = done.out.rsplit("\n", 2)[:2]
+    assert "0.500 ± 0.100" in table
+    assert last.startswith("{")
     row = done.last
+    run = Store(bench.store).run(row["run_key"])
+    assert run.row() == row
+    assert json.loads((run.path / "spec.json").read_text())["cell"]["method"] == "fastv"
     assert_contract(row, CONTRACT)
     assert (row["schema"], row["status"], row["n_samples"]) == (4, "done", 3)
     assert (row["method"], row["ratio"], row["budget_rule"]) == ("fastv", 0.75, "kept")
@@ -79,24 +81,6 @@ def test_last_line_is_the_row_of_the_contract(bench: Bench) -> None:
     assert environment["weights_gib"]["cpu"] > 0
     assert row["extra"]["batch_size"] == environment["batch_size"]
     assert environment["processes"] == 1
-
-
-def test_stdout_holds_the_table_and_the_row_only(bench: Bench) -> None:
-    done = bench("method=fastv")
-    assert "noise" not in done.out
-    assert "noise" in done.err
-    table, last = done.out.rsplit("\n", 2)[:2]
-    assert "fastv" in table
-    assert "0.500 ± 0.100" in table
-    assert last.startswith("{")
-
-
-def test_row_is_stored_beside_what_its_key_was_made_from(bench: Bench) -> None:
-    row = bench("method=fastv").last
-    run = Store(bench.store).run(row["run_key"])
-    assert run.row() == row
-    assert json.loads((run.path / "spec.json").read_text())["cell"]["method"] == "fastv"
-    assert Store(bench.store).rows()[0]["tokens"]["kept_final"] == 36
 
 
 def test_finished_key_is_not_run_again_unless_forced(bench: Bench) -> None:
@@ -137,7 +121,7 @@ def test_failed_sample_is_named_and_the_other_cells_still_run(bench: Bench) -> N
     assert done.out.splitlines()[-1].startswith("{")
 
 
-def test_sweep_loads_the_model_once_and_ends_with_the_last_cell(bench: Bench) -> None:
+def test_sweep_loads_each_model_once_and_ends_with_the_last_cell(bench: Bench) -> None:
     done = bench("-m", "method=none,fastv", "ratio=0.5,0.9")
     assert done.code == 0, done.err
     assert bench.fake.loads == 1
@@ -151,18 +135,22 @@ def test_sweep_loads_the_model_once_and_ends_with_the_last_cell(bench: Bench) ->
     ]
     assert done.last == done.rows[-1]
     assert len(Store(bench.store).rows()) == 3
+    assert {row["extra"]["speedup"] for row in done.rows} == {None}
     table = done.out.splitlines()[-8:-1]
     assert sum(line.startswith("seedling_rec") for line in table) == 3  # none once
+    both = bench("-m", "method=none,divprune", "model=seedling,seedling_draft", "ratio=0.5")
+    assert (both.code, bench.fake.loads) == (0, 3), both.err
+    assert [row["model"] for row in both.rows] == ["seedling"] * 2 + ["seedling_draft"] * 2
 
 
 def test_the_peak_is_that_of_all_devices_of_the_model_until_the_run_has_ended(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    measured: list[tuple[str, ...]] = []
 
     @contextmanager
     def peak_memory(*devices: Any) -> Iterator[Peak]:
-        asked.append(tuple(map(str, devices)))
+        measured.append(tuple(map(str, devices)))
         peak = Peak(note="of both", _read=lambda: 70 if bench.fake.over else 90)
         yield peak
         peak.stop()
@@ -170,7 +158,7 @@ def test_the_peak_is_that_of_all_devices_of_the_model_until_the_run_has_ended(
     monkeypatch.setattr("espalier.harness.cost.memory.peak_memory", peak_memory)
     bench.fake.devices = ("cuda:0", "cuda:1")
     row = bench("method=fastv").last
-    assert asked == [("cuda:0", "cuda:1")]
+    assert measured == [("cuda:0", "cuda:1")]
     assert row["memory"]["peak_bytes"] == 70
     assert not bench.fake.over  # what was measured afterwards did not count
 
@@ -187,18 +175,6 @@ def test_force_in_a_sweep_runs_each_key_once(bench: Bench) -> None:
     done = bench("-m", "method=none", "ratio=0.5,0.9", "force=true")
     assert [row["status"] for row in done.rows] == ["done", "cached"]
     assert len(bench.fake.specs) == 2
-
-
-def test_two_models_are_each_loaded_once(bench: Bench) -> None:
-    done = bench("-m", "method=none,divprune", "model=seedling,seedling_draft", "ratio=0.5")
-    assert done.code == 0, done.err
-    assert bench.fake.loads == 2
-    assert [row["model"] for row in done.rows] == ["seedling"] * 2 + ["seedling_draft"] * 2
-
-
-def test_no_row_is_compared_with_that_of_another_run(bench: Bench) -> None:
-    bench("method=none")
-    assert bench("method=fastv", "ratio=0.9").last["extra"]["speedup"] is None
 
 
 @pytest.mark.slow
@@ -223,18 +199,13 @@ def test_what_can_have_no_speed_up_is_not_asked_again(bench: Bench, settings: st
 def test_curves_of_all_rows_are_drawn_before_the_last_line(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: dict[str, Any] = {}
-
-    def write(store: Path, out: Path, run_keys: set[str]) -> tuple[Path, ...]:
-        drawn.update(store=store, out=out, run_keys=run_keys)
-        return (out.with_suffix(".png"),)
-
-    monkeypatch.setattr("espalier.harness.reports.curves.curve_files.write_curves", write)
     target = bench.store / "curve"
+    write = Mock(return_value=(target.with_suffix(".png"),))
+    monkeypatch.setattr("espalier.harness.reports.curves.curve_files.write_curves", write)
     done = bench("-m", "method=none,fastv", "ratio=0.5", f"curves={target}")
     assert done.code == 0, done.err
-    assert drawn["run_keys"] == {row["run_key"] for row in done.rows}
-    assert (drawn["store"], drawn["out"]) == (bench.store, target)
+    keys = {row["run_key"] for row in done.rows}
+    write.assert_called_once_with(bench.store, target, run_keys=keys)
     assert done.out.splitlines()[-2] == f"wrote {target}.png"
     assert done.last == done.rows[-1]
 
@@ -244,8 +215,7 @@ def test_a_sweep_leaves_nothing_but_its_list_and_its_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     bench("method=none")
-    assert [path.name for path in tmp_path.iterdir()] == ["store"]
-    assert sorted(path.name for path in bench.store.iterdir()) == ["cells", "runs"]
+    assert {path.name for path in bench.store.iterdir()} == {"cells", "runs"}
     bench("-m", "method=none")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-    assert sorted(path.name for path in bench.store.iterdir()) == ["cells", "runs", "sweeps"]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert {path.name for path in bench.store.iterdir()} == {"cells", "runs", "sweeps"}

@@ -1,9 +1,10 @@
-"""The command that a person is told to run next."""
+"""The command that is suggested as the next."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,23 +38,30 @@ CASES = [
 ]
 
 
+def next_step(argv: Sequence[str], rows: list[dict[str, Any]], missing: int = 0) -> str:
+    """Return the command that is suggested after these rows."""
+    step = hints.next_step(argv, rows, missing)
+    assert step is not None
+    return step[0]
+
+
 @pytest.mark.parametrize(("line", "methods", "expected"), CASES)
 def test_what_is_missing_is_asked_for_and_composes(
     line: str, methods: list[str], expected: str
 ) -> None:
-    found = hints.next_step(line.split(), [row(method) for method in methods])
-    assert found is not None
-    python, script, *arguments = shlex.split(found[0])
+    python, script, *arguments = shlex.split(
+        next_step(line.split(), [row(method) for method in methods])
+    )
     assert (python.endswith("python") or "python3" in python, script) == (True, "run.py")
     assert " ".join(arguments) == expected
     assert read_command(arguments, typed=True).cells
 
 
-def test_cells_without_a_row_come_first() -> None:
-    argv = ["-m", "method=none,fastv"]
-    found = hints.next_step(argv, [row("none")], missing=1)
-    assert found is not None
-    assert found[0].endswith("run.py -m method=none,fastv")
+def test_cells_without_a_row_come_first_and_a_decoder_is_compared_with_another() -> None:
+    line = next_step(["-m", "method=none,fastv"], [row("none")], missing=1)
+    assert line.endswith("run.py -m method=none,fastv")
+    line = next_step(["method=pearl"], [row("pearl", {"gamma": 3})])
+    assert line.endswith("run.py -m method=vanilla_sd,pearl")
 
 
 @pytest.mark.parametrize(
@@ -61,12 +69,6 @@ def test_cells_without_a_row_come_first() -> None:
 )
 def test_nothing_is_added_to_what_is_drawn_already(done: str) -> None:
     assert hints.next_step(["-m", "method=none,fastv", done], [row("none"), row("fastv")]) is None
-
-
-def test_a_decoder_is_compared_with_another() -> None:
-    found = hints.next_step(["method=pearl"], [row("pearl", {"gamma": 3})])
-    assert found is not None
-    assert found[0].endswith("run.py -m method=vanilla_sd,pearl")
 
 
 def test_what_the_shell_would_read_otherwise_is_quoted() -> None:
@@ -88,12 +90,20 @@ def test_python_is_named_as_this_shell_finds_it(
     assert hints.interpreter() == "python"
 
 
-def test_the_console_script_suggests_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert hints.command(["limit=2"]).endswith(" run.py limit=2")
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/espalier", "run"])
-    assert hints.command(["limit=2"]) == "espalier run limit=2"
-    monkeypatch.setattr(sys, "argv", ["/checkout/espalier/__main__.py", "run"])
-    assert hints.command(["limit=2"]).endswith(" -m espalier run limit=2")
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        (None, "run.py limit=2"),
+        ("/usr/bin/espalier", "espalier run limit=2"),
+        ("/checkout/espalier/__main__.py", " -m espalier run limit=2"),
+    ],
+)
+def test_the_program_suggests_itself(
+    program: str | None, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if program is not None:
+        monkeypatch.setattr(sys, "argv", [program, "run"])
+    assert hints.command(["limit=2"]).endswith(line)
 
 
 def test_run_py_is_named_from_where_the_user_stands(
@@ -103,17 +113,19 @@ def test_run_py_is_named_from_where_the_user_stands(
     assert hints.command(["limit=2"]).endswith(f" {ROOT / 'run.py'} limit=2")
 
 
-def test_what_failed_is_run_again_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("failed", "line"),
+    [
+        ([("dart", "0.9")], "method=dart ratio=0.9 limit=2"),
+        ([("none", "0.5"), ("dart", "0.5")], "-m method=none,dart ratio=0.5 limit=2"),
+        # None of these two stands in a product without a third cell that has its row.
+        ([("none", "0.5"), ("dart", "0.9")], "-m method=none,fastv,dart ratio=0.5,0.9 limit=2"),
+    ],
+)
+def test_what_failed_is_run_again_and_nothing_else(
+    failed: list[tuple[str, str]], line: str
+) -> None:
     command = read_command(["-m", "method=none,fastv,dart", "ratio=0.5,0.9", "limit=2"])
-    cells = {(line[0], line[1]): line for line in command.lines}
-    one = cells["method=dart", "ratio=0.9"]
-    assert said(hints.rerun(command.argv, [one])) == "method=dart ratio=0.9 limit=2"
-    product = [cells[f"method={name}", "ratio=0.5"] for name in ("none", "dart")]
-    assert said(hints.rerun(command.argv, product)) == "-m method=none,dart ratio=0.5 limit=2"
-    # None of these two stands in a product without a third cell that has its row.
-    apart = [cells["method=none", "ratio=0.5"], cells["method=dart", "ratio=0.9"]]
-    assert said(hints.rerun(command.argv, apart)) == " ".join(command.argv)
-
-
-def said(line: str) -> str:
-    return line.partition("run.py ")[2]
+    cells = {(cell[0], cell[1]): cell for cell in command.lines}
+    lines = [cells[f"method={method}", f"ratio={ratio}"] for method, ratio in failed]
+    assert hints.rerun(command.argv, lines).partition("run.py ")[2] == line

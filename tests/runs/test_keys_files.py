@@ -43,7 +43,7 @@ UNVERSIONED = {
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
     "pyarrow": "names a damaged file",
-    "pyyaml": "reads the words that a judge is told, whose digest is hashed",
+    "pyyaml": "reads the words of a judge's prompt, with their digest in the key",
     "safetensors": "reads tensors bit for bit",
     "tenacity": "tries downloads again",
     "tqdm": "progress bars",
@@ -77,14 +77,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_every_file_of_a_checkpoint_counts(tmp_path: Path, plain: Job, name: str) -> None:
     file = tmp_path / name
     spec = replace(plain.spec, model=replace(plain.spec.model, path=tmp_path))
-    found = set()
-    for content in (None, "one", "other"):
-        if content is not None:
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(content)
-        found.add(model_revision(spec.model, Digests()))
-    assert len(found) == 3
-    assert key_parts(spec, plain.method, Digests())["settings"]["model"]["revision"] in found
+    file.parent.mkdir(exist_ok=True)
+    revisions = {model_revision(spec.model, Digests())}
+    for content in ("first", "second"):
+        file.write_text(content)
+        revisions.add(model_revision(spec.model, Digests()))
+    assert len(revisions) == 3
+    assert key_parts(spec, plain.method, Digests())["settings"]["model"]["revision"] in revisions
 
 
 def test_notes_beside_a_checkpoint_do_not_count(tmp_path: Path, plain: Job) -> None:
@@ -100,7 +99,7 @@ def test_notes_beside_a_checkpoint_do_not_count(tmp_path: Path, plain: Job) -> N
 def calibrate_prior(spec: RunSpec) -> None:
     """Store another prior for each layer that has one, of the same weights."""
     for layer in (1, 4):
-        other = tuple(2 * one for one in load_prior(spec.model, layer))
+        other = tuple(2 * value for value in load_prior(spec.model, layer))
         made_from = {"images": "others", "maps": "others"}
         save_prior(spec.model, layer, other, made_from, spec.store)
 

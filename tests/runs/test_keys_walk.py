@@ -172,12 +172,12 @@ spec_of = commands.spec_of
 
 @cache
 def bases() -> dict[str, RunSpec]:
-    found = {name: spec_of(*argv) for name, argv in BASES.items()}
+    specs = {name: spec_of(*argv) for name, argv in BASES.items()}
     # On the hub, and not in the cache of this machine.
     away: dict[str, Any] = {"path": None, "hub": "somebody/something", "revision": "main"}
-    near, pair = found["reducer"], found["decoder"]
+    near, pair = specs["reducer"], specs["decoder"]
     assert pair.method.draft is not None
-    return found | {
+    return specs | {
         "hub": replace(near, model=replace(near.model, **away)),
         "draft on the hub": replace(
             pair, method=replace(pair.method, draft=replace(pair.method.draft, **away))
@@ -187,8 +187,8 @@ def bases() -> dict[str, RunSpec]:
 
 def walk(value: Any, path: str = "") -> Iterator[str]:
     """Yield the dotted path of every field that is no description itself."""
-    for one in fields(value):
-        inner, name = getattr(value, one.name), f"{path}{one.name}"
+    for field in fields(value):
+        inner, name = getattr(value, field.name), f"{path}{field.name}"
         if is_dataclass(inner):
             yield from walk(inner, f"{name}.")
         else:
@@ -196,7 +196,7 @@ def walk(value: Any, path: str = "") -> Iterator[str]:
 
 
 def at(value: Any, path: str) -> Any:
-    return reduce(lambda one, name: getattr(one, name, MISSING), path.split("."), value)
+    return reduce(lambda part, name: getattr(part, name, MISSING), path.split("."), value)
 
 
 def put(value: Any, path: str, new: Any) -> Any:
@@ -256,9 +256,9 @@ BUILT = {
     ("stack", "method.compressor.params"),
     ("stack", "method.compressor.ratio"),
 }
-FOUND = {path for spec in bases().values() for path in walk(spec)}
+FIELDS = {path for spec in bases().values() for path in walk(spec)}
 #: Without what is a description of its own in one of the runs.
-PATHS = sorted(path for path in FOUND if not any(one.startswith(f"{path}.") for one in FOUND))
+PATHS = sorted(path for path in FIELDS if not any(name.startswith(f"{path}.") for name in FIELDS))
 
 
 @pytest.fixture(autouse=True)
@@ -287,7 +287,7 @@ def test_the_walk_reaches_every_description() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_field_changes_the_key_or_says_why_not(path: str) -> None:
+def test_a_field_changes_the_key_or_has_a_reason(path: str) -> None:
     changing = [base for base in bases() if changes_key(base, path)]
     if path in EXEMPT:
         assert changing == []
@@ -302,11 +302,11 @@ def test_no_reason_is_left_of_a_field_that_is_gone() -> None:
 @pytest.mark.parametrize("name", METHODS.names())
 def test_every_hyper_parameter_is_part_of_the_settings(name: str) -> None:
     method = build_method(name, {})
-    found = settings_of(bases()["decoder"], method, Contents("abc"))
-    assert set(found["method"]["params"]) == {one.name for one in fields(method)}
+    settings = settings_of(bases()["decoder"], method, Contents("abc"))
+    assert set(settings["method"]["params"]) == {field.name for field in fields(method)}
 
 
-def test_random_weights_say_what_they_were_built_as() -> None:
+def test_random_weights_have_their_architecture_in_the_key() -> None:
     built_as = {
         base: key_parts(bases()[base], built(base), DIGESTS)["settings"]["model"]["architecture"]
         for base in ("reducer", "random weights")
@@ -317,5 +317,5 @@ def test_random_weights_say_what_they_were_built_as() -> None:
 
 def test_settings_are_as_a_stored_row_gives_them_back() -> None:
     for base, spec in bases().items():
-        found = key_parts(spec, built(base), DIGESTS)["settings"]
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
+        settings = key_parts(spec, built(base), DIGESTS)["settings"]
+        assert json.loads(json.dumps(settings, allow_nan=False)) == settings

@@ -14,14 +14,7 @@ from espalier.harness.store.answer_digest import digest_of, journal_answers, mat
 from espalier.harness.store.failures import read
 from espalier.harness.store.run_entries import DONE, FAILED, UNFINISHED, entries
 from espalier.harness.store.sweep_files import find
-from tests.runs.helpers import Bench, make_bench
-
-
-@pytest.fixture
-def bench(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Bench:
-    return make_bench(tmp_path / "store", capsys, monkeypatch)
+from tests.runs.helpers import Bench
 
 
 @pytest.mark.slow
@@ -37,17 +30,12 @@ def test_a_sweep_leaves_its_cells_before_the_first_runs(bench: Bench) -> None:
     done = bench(*argv)
     assert [row["run_key"] for row in done.rows] == [cell.key for cell in sweep.cells]
     assert len(list(bench.store.glob("sweeps/*"))) == 1
-    # What is said to run a cell runs it and no other.
-    one = sweep.cells[3]
-    cached = bench(*[text for text in one.line if not text.startswith("store=")])
-    assert (cached.last["run_key"], cached.last["status"]) == (one.key, "cached")
+    # The line of a cell runs it and no other.
+    cell = sweep.cells[3]
+    cached = bench(*[text for text in cell.line if not text.startswith("store=")])
+    assert (cached.last["run_key"], cached.last["status"]) == (cell.key, "cached")
     (command,) = commands(sweep.cells)
     assert "method=random,fastv ratio=0.5,0.9" in command
-
-
-def test_a_single_run_is_no_sweep(bench: Bench) -> None:
-    bench("method=random")
-    assert not (bench.store / "sweeps").exists()
 
 
 def test_a_failed_run_says_why_until_it_succeeds(bench: Bench) -> None:
@@ -56,26 +44,23 @@ def test_a_failed_run_says_why_until_it_succeeds(bench: Bench) -> None:
     failed = bench("method=random")
     assert failed.code == 1
     (entry,) = entries(bench.store)
-    told = read(entry.path)
-    assert told is not None
+    cause = read(entry.path)
+    assert cause is not None
     assert entry.state == FAILED
-    assert failed.err.splitlines()[-1] == f"error: {told['cause']}"
-    assert told["error"] == "SampleErrors"
-    assert "method=random" in told["argv"]
+    assert failed.err.splitlines()[-1] == f"error: {cause['cause']}"
+    assert cause["error"] == "SampleErrors"
+    assert "method=random" in cause["argv"]
     assert bench("method=random").code == 0
     (entry,) = entries(bench.store)
     assert entry.state == DONE
-    assert not (entry.path / "failed.json").exists()
-    assert sorted(path.name for path in entry.path.iterdir()) == sorted(
-        ["journal.jsonl", "lock", "row.json", "spec.json"]
-    )
-
-
-def test_an_interrupted_run_has_not_failed(bench: Bench) -> None:
-    bench.fake.stop_after = 1
-    assert bench("method=random").code == 130
-    (entry,) = entries(bench.store)
-    assert entry.state == UNFINISHED
+    assert {path.name for path in entry.path.iterdir()} == {
+        *("journal.jsonl", "lock", "row.json", "spec.json")
+    }
+    assert not (bench.store / "sweeps").exists()
+    # One that is interrupted has not failed.
+    bench.fake.stop_after, bench.fake.error = 1, KeyboardInterrupt
+    assert bench("method=fastv").code == 130
+    assert {entry.state for entry in entries(bench.store)} == {DONE, UNFINISHED}
 
 
 def test_a_row_tells_which_answers_it_is_of(bench: Bench) -> None:

@@ -22,12 +22,12 @@ from espalier.harness.reports import results
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.files.lease import file_time
-from tests.runs.helpers import Bench, make_bench
+from tests.runs.helpers import Bench
 from tests.runs.test_onepass import rows_of, sweep, without_times
 
 #: One cell that was done, one that was killed in its middle, one that had only begun, one whose owner died elsewhere.
 DONE, KILLED, BEGUN, LEFT = "none", "fastv", "divprune", "random"
-ASKED = (
+CELLS = (
     f"method={DONE},{KILLED},{BEGUN},{LEFT}",
     "ratio=0.5",
     "limit=4",
@@ -48,7 +48,7 @@ TORN = f".row.json-{'0' * 32}"
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("undisturbed")
-    sweep(store, arguments=ASKED)
+    sweep(store, arguments=CELLS)
     return store
 
 
@@ -71,8 +71,8 @@ def older(undisturbed: Path, tmp_path: Path) -> Path:
 def answers(entries: list[dict[str, Any]], *numbers: int) -> str:
     """Return the lines of some answers, as journals had them before they kept questions and whole texts."""
     kept = ("task", "doc_id", "answer", "input_tokens", "output_tokens", "record")
-    found = {e["doc_id"]: {name: e[name] for name in kept} for e in entries if "answer" in e}
-    return "".join(f"{json.dumps(found[number])}\n" for number in numbers)
+    lines = {e["doc_id"]: {name: e[name] for name in kept} for e in entries if "answer" in e}
+    return "".join(f"{json.dumps(lines[number])}\n" for number in numbers)
 
 
 def first_schema(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def first_schema(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def done(run: Path, row: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     scores = [entry for entry in entries if "scores" in entry]
-    lines = answers(entries, *HAD[DONE]) + "".join(f"{json.dumps(one)}\n" for one in scores)
+    lines = answers(entries, *HAD[DONE]) + "".join(f"{json.dumps(score)}\n" for score in scores)
     (run / "journal.jsonl").write_text(lines)
     (run / "row.json").write_text(f"{json.dumps(first_schema(row), indent=1)}\n")
 
@@ -116,17 +116,17 @@ FILLED = {DONE: done, KILLED: killed, BEGUN: begun, LEFT: left}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Every sample that a model is asked, with the name of the method."""
-    found: list[tuple[str, str]] = []
+def answered(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Every sample that a model answers, with the name of the method."""
+    calls: list[tuple[str, str]] = []
     real = Session.generate
 
     def generate(self: Session, inputs: Any, samples: Any = None, **more: Any) -> Any:
-        found.extend((type(self.method).__name__.lower(), sample) for sample in samples)
+        calls.extend((type(self.method).__name__.lower(), sample) for sample in samples)
         return real(self, inputs, samples, **more)
 
     monkeypatch.setattr(Session, "generate", generate)
-    return found
+    return calls
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,16 +142,16 @@ def by_method(store: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_the_same_sweep_goes_on(
-    undisturbed: Path, older: Path, asked: list[tuple[str, str]]
+    undisturbed: Path, older: Path, answered: list[tuple[str, str]]
 ) -> None:
     kept = {path: path.read_bytes() for path in older.glob("runs/*/journal*.jsonl")}
-    rows = {row["method"]: row for row in sweep(older, arguments=ASKED)}
+    rows = {row["method"]: row for row in sweep(older, arguments=CELLS)}
     missing = {
         (method, f"seedling_rec/{number}")
         for method, had in HAD.items()
         for number in set(range(4)).difference(had)
     }
-    assert sorted(asked) == sorted(missing)
+    assert sorted(answered) == sorted(missing)
     whole = by_method(undisturbed)
     for method, had in HAD.items():
         assert rows[method]["extra"]["resumed_samples"] == (len(had) if method != DONE else 0)
@@ -170,22 +170,22 @@ def test_the_same_sweep_goes_on(
         assert sorted(numbers) == [0, 1, 2, 3]
         assert not (run.path / "lease").exists()
     # And once more, nothing is left to ask.
-    asked.clear()
-    assert {row["status"] for row in sweep(older, arguments=ASKED)} == {"cached"}
-    assert asked == []
+    answered.clear()
+    assert {row["status"] for row in sweep(older, arguments=CELLS)} == {"cached"}
+    assert answered == []
 
 
 @pytest.mark.slow
 def test_a_forced_run_goes_on_too(
-    undisturbed: Path, older: Path, asked: list[tuple[str, str]]
+    undisturbed: Path, older: Path, answered: list[tuple[str, str]]
 ) -> None:
     run = Store(older).run(by_method(older)[DONE]["run_key"])
     made = Journal(undisturbed / "runs" / run.path.name / "journal.jsonl").entries()
     (run.path / "forced.jsonl").write_text(answers(made, 0))
     (run.path / "forced.rank1.jsonl").write_text(answers(made, 1))
-    cell = (f"method={DONE}", *ASKED[1:], "force=true")
+    cell = (f"method={DONE}", *CELLS[1:], "force=true")
     (row,) = sweep(older, arguments=cell)
-    assert [sample for _, sample in asked] == ["seedling_rec/2", "seedling_rec/3"]
+    assert [sample for _, sample in answered] == ["seedling_rec/2", "seedling_rec/3"]
     assert row["extra"]["resumed_samples"] == 2
     assert plain(row) == plain(by_method(undisturbed)[DONE])
     assert run.row() == row
@@ -202,7 +202,7 @@ def test_every_reader_takes_it(
     out, err = capsys.readouterr()
     assert all(key in out for key in keys)
     assert "1 done" in err
-    # A line that a kill cut off is no damage, and nothing is asked of a row that its version did not say.
+    # A line that a kill cut off is no damage, and nothing is expected of a row that its version did not say.
     assert look(["verify", *store]) == 0
     assert look(["show", finished, *store]) == 0
     assert look(["export", str(tmp_path / "tables"), *store]) == 0
@@ -233,26 +233,17 @@ def test_what_its_writers_left_may_go(older: Path, capsys: pytest.CaptureFixture
 # ---------------------------------------------------------------- newer than this version
 
 
-@pytest.fixture
-def bench(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Bench:
-    return make_bench(tmp_path / "store", capsys, monkeypatch)
-
-
 def test_a_newer_row_is_refused_in_one_line_and_stays(bench: Bench) -> None:
     done = bench("method=fastv").last
     path = bench.store / "runs" / done["run_key"] / "row.json"
     newer = json.dumps(done | {"schema": SCHEMA + 1, "metrics": "told otherwise"})
     path.write_text(newer)
-    refused = bench("method=fastv")
-    assert (refused.code, refused.out) == (2, "")
-    (line,) = refused.err.splitlines()
+    line = bench.refusal("method=fastv")
     assert f"{path} is of schema {SCHEMA + 1}; this version reads 1 to {SCHEMA}; valid: " in line
     assert "the version that wrote it" in line
     assert "damaged" not in line
     assert path.read_text() == newer
-    # Other runs are not its business, and it is replaced where that is asked for.
+    # Other runs are not its business, and it is replaced where that is forced.
     assert bench("method=none").code == 0
     assert bench("method=fastv", "force=true").last["schema"] == SCHEMA
 

@@ -105,11 +105,14 @@ def rows_of(store: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def agree(first: Path, second: Path) -> bool:
-    """Say whether two stores hold the same rows and answers."""
+def agree(
+    first: Path,
+    second: Path,
+    comparable: Callable[[Mapping[str, Any]], dict[str, Any]] = without_times,
+) -> bool:
+    """Return whether two stores hold the same rows and answers."""
     rows = [
-        {key: without_times(row) for key, row in rows_of(store).items()}
-        for store in (first, second)
+        {key: comparable(row) for key, row in rows_of(store).items()} for store in (first, second)
     ]
     assert rows[0] == rows[1]
     return journals(first) == journals(second)
@@ -158,24 +161,15 @@ def test_a_pass_that_was_stopped_goes_on(
         sweep(tmp_path, SHARED)
     assert not rows_of(tmp_path)
     rows = sweep(tmp_path, SHARED)
-    assert agree_but_for_resumption(separate_store, tmp_path)
+    assert agree(separate_store, tmp_path, without_resumption)
     assert len(calls) - 1 == 3 * CELLS  # no batch twice, but for the one that was stopped
-    assert sum(row["extra"]["resumed_samples"] for row in unique(rows)) == (CELLS + 2) * 3
+    resumed = {row["run_key"]: row["extra"]["resumed_samples"] for row in rows}
+    assert sum(resumed.values()) == (CELLS + 2) * 3
 
 
-def unique(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({row["run_key"]: row for row in rows}.values())
-
-
-def agree_but_for_resumption(first: Path, second: Path) -> bool:
-    def plain(row: dict[str, Any]) -> dict[str, Any]:
-        stripped = without_times(row) | {"status": ""}
-        stripped["extra"]["resumed_samples"] = 0
-        return stripped
-
-    rows = [{key: plain(row) for key, row in rows_of(store).items()} for store in (first, second)]
-    assert rows[0] == rows[1]
-    return journals(first) == journals(second)
+def without_resumption(row: Mapping[str, Any]) -> dict[str, Any]:
+    stripped = without_times(row)
+    return {**stripped, "status": "", "extra": {**stripped["extra"], "resumed_samples": 0}}
 
 
 @pytest.fixture
@@ -194,7 +188,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("refusing")
-def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(
+def test_a_refusal_is_named_by_its_cell_and_spoils_no_other(
     separate_store: Path, tmp_path: Path
 ) -> None:
     errors: dict[str, list[str]] = {}
@@ -227,7 +221,7 @@ def test_a_refusal_is_told_by_its_own_cell_and_spoils_no_other(
         ("method=snapkv", None),
     ],
 )
-def test_what_answers_by_itself_says_why(override: str, reason: str | None) -> None:
+def test_a_cell_outside_a_pass_has_a_reason(override: str, reason: str | None) -> None:
     spec = commands.spec_of("limit=2", override)
     answer = why_not_shared(spec, method_of(spec.method))
     assert (answer is None) if reason is None else (reason in (answer or ""))

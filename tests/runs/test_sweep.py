@@ -13,18 +13,11 @@ from espalier.harness.evaluation.evaluate import SampleErrors
 from espalier.harness.evaluation.samples import Failure
 from espalier.harness.runs import admission
 from espalier.harness.specs.run_spec import RunSpec
-from tests.runs.helpers import Bench, Fake, make_bench
+from tests.runs.helpers import Bench, Fake
 
 #: FastV acts before layer 2 of 6, so that its mean over the layers stays above a third.
 SWEEP = ("-m", "method=random,fastv", "ratio=0.5,0.9", "budget=average")
 REASON = "ratio=0.9 cannot be met under budget=average: FastV acting before layer 2"
-
-
-@pytest.fixture
-def bench(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Bench:
-    return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 
 @pytest.fixture

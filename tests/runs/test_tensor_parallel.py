@@ -26,6 +26,7 @@ from espalier.methods.snapkv import SnapKV
 from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import generation, saved
+from tests.refused import refused
 from tests.runs.test_data_parallel import launch
 from tests.tiny import load_tiny
 
@@ -103,13 +104,6 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
     assert sum("answer" in entry for entry in entries) == 3
 
 
-def refusal(world: int, *overrides: str) -> str:
-    spec = commands.spec_of(*RUN, "model.parallel=tensor", *overrides)
-    with pytest.raises(UserError) as error:
-        admit_here(spec, Ranks(world=world), Digests())
-    return str(error.value)
-
-
 @pytest.mark.parametrize(
     ("world", "overrides", "line"),
     [
@@ -127,7 +121,8 @@ def refusal(world: int, *overrides: str) -> str:
     ],
 )
 def test_what_cannot_be_shared_is_refused(world: int, overrides: list[str], line: str) -> None:
-    assert line in refusal(world, *overrides)
+    spec = commands.spec_of(*RUN, "model.parallel=tensor", *overrides)
+    assert line in refused(admit_here, spec, Ranks(world=world), Digests())
 
 
 @pytest.mark.parametrize(

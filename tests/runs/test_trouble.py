@@ -35,7 +35,7 @@ def generate(*inputs, **settings):
 Session.generate = generate
 sys.exit(run.main())
 """
-ASKED = ("method=random", "limit=40", "engine.batch_size=2", "model.device=cpu")
+CELL = ("method=random", "limit=40", "engine.batch_size=2", "model.device=cpu")
 
 
 def begin(*command: str, **more: Any) -> subprocess.Popen[str]:
@@ -50,9 +50,9 @@ def begin(*command: str, **more: Any) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(found: Callable[[], object], seconds: float = 300) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
-    while not found():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
@@ -63,14 +63,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trouble")
     script = folder / "slow.py"
     script.write_text(SLOW)
-    root, told = folder / "store", folder / "told"
-    first = begin(str(script), f"store={root}", *ASKED, stdout=subprocess.DEVNULL)
+    root, lines = folder / "store", folder / "lines"
+    first = begin(str(script), f"store={root}", *CELL, stdout=subprocess.DEVNULL)
     wait_for(lambda: list(root.glob("runs/*/journal.jsonl")))
-    with told.open("w") as stream:
-        command = [sys.executable, str(ROOT / "run.py"), f"store={root}", *ASKED]
+    with lines.open("w") as stream:
+        command = [sys.executable, str(ROOT / "run.py"), f"store={root}", *CELL]
         second = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stream)
         try:
-            wait_for(lambda: "waiting" in told.read_text())
+            wait_for(lambda: "waiting" in lines.read_text())
             (path,) = root.glob("runs/*/journal.jsonl")
             before = len(path.read_text().splitlines())
             first.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         finally:
             first.kill()
             second.kill()
-    (line,) = told.read_text().splitlines()
+    (line,) = lines.read_text().splitlines()
     assert line == f"waiting: another command computes run {path.parent}"
     (row,) = Store(root).rows()
     assert row["status"] == "resumed"
@@ -97,7 +97,7 @@ def test_a_terminated_run_keeps_its_answers_and_a_waiting_command_goes_on(store:
 
 @pytest.mark.exhaustive
 def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
-    command = (str(ROOT / "run.py"), f"store={store}", *ASKED)
+    command = (str(ROOT / "run.py"), f"store={store}", *CELL)
     reader, writer = os.pipe()
     os.close(reader)
     with open("/dev/full", "w", encoding="utf-8") as full, os.fdopen(writer, "w") as broken:
@@ -122,7 +122,7 @@ def test_a_home_that_cannot_be_written_is_not_blamed_on_the_benchmark(tmp_path: 
     bare = {"HOME": "/dev/null/home", "HF_HOME": "", "HF_DATASETS_CACHE": "", "XDG_CACHE_HOME": ""}
     environment = {k: v for k, v in os.environ.items() if k not in bare}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), f"store={tmp_path}", *ASKED],
+        [sys.executable, str(ROOT / "run.py"), f"store={tmp_path}", *CELL],
         env=environment | {"HOME": bare["HOME"]},
         capture_output=True,
         text=True,
@@ -163,7 +163,7 @@ def spoiled(
             patch.setattr(
                 espalier.harness.evaluation.evaluate,
                 "evaluate",
-                lambda *asked, **more: plain(*asked[:4], progress, **more),
+                lambda *given, **more: plain(*given[:4], progress, **more),
             )
             yield
 

@@ -7,12 +7,7 @@ import io
 import pytest
 
 from espalier.harness.runs.streams import StatusLine
-from tests.runs.terminal import screen
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.runs.terminal import Terminal, screen
 
 
 @pytest.fixture(autouse=True)
@@ -20,28 +15,20 @@ def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def test_it_comes_changes_and_goes() -> None:
-    stream = Terminal()
-    with StatusLine(stream) as waiting:
-        waiting.say("loading a lot of things")
-        assert screen(stream.getvalue(), 80) == ["loading a lot of things"]
-        waiting.say("checking")
-        assert screen(stream.getvalue(), 80) == ["checking"]
-    assert screen(stream.getvalue(), 80) == [""]
-    assert "\n" not in stream.getvalue()
-
-
-def test_it_gives_way_to_an_error() -> None:
+def test_it_comes_changes_and_goes_also_before_an_error() -> None:
     stream = Terminal()
 
     def fail() -> None:
         with StatusLine(stream) as waiting:
-            waiting.say("checking")
+            for text in ("loading a lot of things", "checking"):
+                waiting.say(text)
+                assert screen(stream.getvalue(), 80) == [text]
             raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
         fail()
     assert screen(stream.getvalue(), 80) == [""]
+    assert "\n" not in stream.getvalue()
 
 
 def test_a_line_that_is_too_long_does_not_wrap() -> None:
@@ -71,8 +58,7 @@ def test_a_stream_that_takes_nothing_is_no_error() -> None:
 
 def test_a_clock_counts_until_the_text_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    stream, line = Terminal(), StatusLine(Terminal())
-    line = StatusLine(stream)
+    line = StatusLine(Terminal())
     monkeypatch.setattr(line, "_show", shown.append)
 
     class Ticks:

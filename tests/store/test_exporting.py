@@ -68,7 +68,7 @@ def from_nothing(store: Path) -> dict[str, bytes]:
 OPENED = """
 import os, sys
 opened = []
-sys.addaudithook(lambda name, told: name == "open" and opened.append(str(told[0])))
+sys.addaudithook(lambda name, given: name == "open" and opened.append(str(given[0])))
 from espalier.harness.cli.store import main
 status = main(["export", sys.argv[2], "--store", sys.argv[1]])
 runs = os.path.join(sys.argv[1], "runs", "")
@@ -77,11 +77,11 @@ sys.exit(status)
 """
 
 
-def opened(store: Path, folder: Path) -> set[str]:
-    """Export in another process; return the files of runs that it opened."""
-    command = [sys.executable, "-c", OPENED, str(store), str(folder)]
+def printed(code: str, *arguments: Path) -> list[str]:
+    """Return the words of the last line that code prints in another process."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
     output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    return set(output.splitlines()[-1].split())
+    return output.splitlines()[-1].split()
 
 
 @pytest.mark.slow
@@ -90,16 +90,16 @@ def test_only_what_changed_is_opened(store: Path, tmp_path: Path) -> None:
     for number in range(10):
         add(store, f"many{number:02d}", [1.0, 0.0])
     files = {f"{path.name}/{name}" for path in (store / "runs").iterdir() for name in FILES}
-    assert opened(store, folder) == files
+    assert {*printed(OPENED, store, folder)} == files
     assert len(files) == 28
     before = {path.name: path.stat().st_ino for path in (*folder.iterdir(), store / NAME)}
-    assert opened(store, folder) == set()
+    assert {*printed(OPENED, store, folder)} == set()
     # Nothing is written either.
     assert {p.name: p.stat().st_ino for p in (*folder.iterdir(), store / NAME)} == before
     add(store, "new1", [0.25])
     add(store, "new2", [0.75])
     add(store, "many07", [0.0, 0.5])
-    assert opened(store, folder) == {
+    assert {*printed(OPENED, store, folder)} == {
         f"{key}/{f}" for key in ("new1", "new2", "many07") for f in FILES
     }
     assert content(folder) == from_nothing(store)
@@ -123,9 +123,7 @@ def test_no_thread_outlives_a_reader(store: Path, tmp_path: Path) -> None:
     """A thread that lets go of Python's bytes while Python ends aborts the process, once in hundreds."""
     write_tables(store, tmp_path / "tables")
     assert len(list(walk(store, ["method"]))) == 4
-    command = [sys.executable, "-c", THREADS, str(store), str(tmp_path / "tables")]
-    output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    before, after = output.split()
+    before, after = printed(THREADS, store, tmp_path / "tables")
     assert before == after
 
 
@@ -153,9 +151,9 @@ def other_tables(store: Path, folder: Path) -> None:
 
 def spoilt(name: str) -> Change:
     def change(_: Path, folder: Path) -> None:
-        whole = bytearray((folder / name).read_bytes())
-        whole[len(whole) // 2] ^= 0x55
-        (folder / name).write_bytes(whole)
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 0x55
+        (folder / name).write_bytes(content)
 
     return change
 
@@ -227,7 +225,7 @@ def test_a_damaged_index_is_made_anew(store: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "tables", store / NAME
     write_tables(store, folder)
     full, index = content(folder), path.read_bytes()
-    places = range(0, len(index), len(index) // 30)
+    places = range(0, len(index), len(index) // 10)
     flipped = [index[:at] + bytes([index[at] ^ 0x55]) + index[at + 1 :] for at in places]
     for damaged in (b"", b"{}", index[: len(index) // 2], index[1:], *flipped):
         path.write_bytes(damaged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.cli.sweep import main as sweep
+from espalier.harness.cli.sweep import main as sweep_command
 from espalier.harness.store import Store
 from espalier.harness.store.files.lease import read_lease
 from espalier.harness.store.sweep_files import SweepCell, announce, find
@@ -20,28 +21,18 @@ from tests.store.test_upkeep import add, run_cli
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 
 
-def as_link(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.symlink_to(path.name)
-
-
-def as_folder(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.mkdir()
-
-
-def as_pipe(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-def holds(content: str | bytes) -> Callable[[Path], None]:
-    data = content if isinstance(content, bytes) else content.encode()
+def damaged(how: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return a damage that puts something else in the place of a file."""
 
     def write(path: Path) -> None:
-        path.write_bytes(data)
+        path.unlink(missing_ok=True)
+        how(path)
 
     return write
+
+
+def holds(content: bytes) -> Callable[[Path], None]:
+    return damaged(lambda path: path.write_bytes(content))
 
 
 def changed(**more: Any) -> Callable[[Path], None]:
@@ -57,16 +48,16 @@ def changed(**more: Any) -> Callable[[Path], None]:
 
 
 FILES: dict[str, Callable[[Path], None]] = {
-    "link": as_link,
-    "folder": as_folder,
-    "pipe": as_pipe,
-    "empty": holds(""),
+    "link": damaged(lambda path: path.symlink_to(path.name)),
+    "folder": damaged(Path.mkdir),
+    "pipe": damaged(os.mkfifo),
+    "empty": holds(b""),
     "binary": holds(bytes(range(256))),
     "utf-16": holds("{}".encode("utf-16")),
-    "deep": holds(DEEP),
-    "null": holds("null"),
-    "list": holds("[1, 2]"),
-    "number": holds("1e999"),
+    "deep": holds(DEEP.encode()),
+    "null": holds(b"null"),
+    "list": holds(b"[1, 2]"),
+    "number": holds(b"1e999"),
 }
 ROWS: dict[str, Callable[[Path], None]] = {
     **FILES,
@@ -102,9 +93,9 @@ def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         code, out, err = run_cli(capsys, *line, "--store", store)
         assert code in (0, 1), (command, err)
         printed[" ".join(command)] = "\n".join(out + err)
-    assert sweep(["status", "--store", str(store)]) == 0
+    assert sweep_command(["status", "--store", str(store)]) == 0
     assert "bbbbbbbbbbbbbbbb" in printed["ls"]
-    assert ": 1 rows" in printed["export OUT"] or ": 2 rows" in printed["export OUT"]
+    assert re.search(r": [1-9] rows", printed["export OUT"])
     return printed
 
 
@@ -133,14 +124,17 @@ def test_a_row_of_a_gigabyte_is_not_read(
 
 
 @pytest.mark.parametrize("damage", FILES)
-@pytest.mark.parametrize("name", ["journal.jsonl", "lease", "failed.json", "spec.json", "lock"])
 def test_other_files_that_are_none_stop_nobody(
-    name: str, damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for key in ("aaaaaaaaaaaaaaaa", "cccccccccccccccc"):
-        path = Store(store).run(key).path / name
-        path.unlink(missing_ok=True)
-        FILES[damage](path)
+    """Each kind of file in a finished run, and in one without a row."""
+    names = ("journal.jsonl", "lease", "failed.json", "spec.json", "lock")
+    for number, name in enumerate(names):
+        add(store, f"{number}" * 16, [1, 0])
+        for key in (f"{number}" * 16, f"c{number}" * 8):
+            path = Store(store).run(key).path / name
+            path.unlink(missing_ok=True)
+            FILES[damage](path)
     overview(store, tmp_path, capsys)
 
 
@@ -150,9 +144,9 @@ def test_a_sweep_that_is_none_is_passed_over(damage: str, store: Path) -> None:
     announce(store, ["+experiment=mine"], [cell])
     FILES[damage](store / "sweeps" / "zz.json")
     for name in (None, "mine"):
-        found = find(store, name)
-        assert found is not None
-        assert found.cells == (cell,)
+        sweep = find(store, name)
+        assert sweep is not None
+        assert sweep.cells == (cell,)
 
 
 @pytest.mark.parametrize("damage", FILES)

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from espalier.harness.cli.store import main
 from espalier.harness.store import Store
 from espalier.harness.store.exports import write_tables
 from espalier.harness.store.run_entries import entries
-from espalier.harness.store.upkeep import NAMED, format_counts
+from espalier.harness.store.upkeep import NAMED, Waste, format_counts, move
 from tests.store.test_upkeep import add, age, run_cli
 
 COMMIT = "88e34e31ee17"
@@ -22,24 +21,21 @@ OTHER = "0123abcd4567"
 DIRTY = f"{COMMIT}-dirty"
 FULL = f"{COMMIT}{'5' * 28}"
 
-#: Rows of the store, each with its commit.
-ROWS = {
-    "aaaaaaaaaaaaaaaa": COMMIT,
-    "bbbbbbbbbbbbbbbb": DIRTY,
-    "cccccccccccccccc": OTHER,
-    "dddddddddddddddd": None,
-}
+#: Keys of the store.
+KEYS = [letter * 16 for letter in "abcd"]
 
 
-def of(commit: str | None) -> dict[str, Any]:
-    return {"failures": [], "environment": {} if commit is None else {"commit": commit}}
+def fill(root: Path, *commits: str | None) -> None:
+    """Store a row for each commit, under KEYS."""
+    for key, commit in zip(KEYS, commits, strict=False):
+        environment = {} if commit is None else {"commit": commit}
+        add(root, key, [1, 0], extra={"failures": [], "environment": environment})
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     root = tmp_path / "store"
-    for key, commit in ROWS.items():
-        add(root, key, [1, 0], extra=of(commit))
+    fill(root, COMMIT, DIRTY, OTHER, None)
     return root
 
 
@@ -72,24 +68,17 @@ def test_changes_on_top_of_a_commit_are_named_alone(
     assert keys(store) == ["bbbbbbbbbbbbbbbb", "dddddddddddddddd"]
 
 
-def test_a_tag_in_front_of_a_commit_hides_it_from_nobody(
+def test_tags_before_commits_and_several_commits_are_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for key, commit in (
-        ("aaaaaaaaaaaaaaaa", f"v0.1-3-g{COMMIT}"),
-        ("bbbbbbbbbbbbbbbb", "v0.1"),
-        ("cccccccccccccccc", OTHER),
-    ):
-        add(tmp_path, key, [1], extra=of(commit))
+    fill(tmp_path, f"v0.1-3-g{COMMIT}", "v0.1", OTHER)
     names = ("--keep-code", FULL, "--keep-code", "v0.1")
+    code, _, (_, line) = run_cli(
+        capsys, "gc", *names, "--keep-code", OTHER, "--yes", "--store", tmp_path
+    )
+    assert (code, line, keys(tmp_path)) == (0, "nothing to move", KEYS[:3])
     assert run_cli(capsys, "gc", *names, "--yes", "--store", tmp_path)[0] == 0
-    assert keys(tmp_path) == ["aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"]
-
-
-def test_several_commits_may_be_kept(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("--keep-code", COMMIT, "--keep-code", OTHER)
-    code, _, (_, line) = run_cli(capsys, "gc", *names, "--yes", "--store", store)
-    assert (code, line, keys(store)) == (0, "nothing to move", sorted(ROWS))
+    assert keys(tmp_path) == KEYS[:2]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +103,7 @@ def test_what_names_no_commit_of_the_store_moves_nothing(
     assert (code, out) == (2, [])
     assert f"--keep-code={name!r} {reason}" in line
     assert f"{COMMIT} (1), {DIRTY} (1), {OTHER} (1), no commit (1)" in line
-    assert keys(store) == sorted(ROWS)
+    assert keys(store) == KEYS
 
 
 def test_only_some_of_many_commits_are_named() -> None:
@@ -126,8 +115,7 @@ def test_only_some_of_many_commits_are_named() -> None:
 def test_the_beginning_of_two_commits_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for key, commit in (("aaaaaaaaaaaaaaaa", "abcd11111111"), ("bbbbbbbbbbbbbbbb", "abcd22222222")):
-        add(tmp_path, key, [1], extra=of(commit))
+    fill(tmp_path, "abcd11111111", "abcd22222222")
     code, _, (line,) = run_cli(capsys, "gc", "--keep-code", "abcd", "--yes", "--store", tmp_path)
     assert code == 2
     assert "is the beginning of 2 commits; valid: more letters of one: abcd11111111 (1)" in line
@@ -146,8 +134,6 @@ def test_a_run_that_is_made_again_stays(store: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
-    from espalier.harness.store.upkeep import Waste, move
-
     path = store / "runs" / "cccccccccccccccc"
     # In a separate process: lmms-eval lets all locks of one path in a process be the same lock.
     context = multiprocessing.get_context("fork")
@@ -169,7 +155,7 @@ def test_a_run_that_begins_before_it_is_moved_stays(store: Path) -> None:
         process.join()
     assert moved.item_count == 0
     assert moved.stayed == [f"{path}: stays, a command computes the run now"]
-    assert keys(store) == sorted(ROWS)
+    assert keys(store) == KEYS
 
 
 def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
@@ -178,17 +164,9 @@ def test_what_goes_can_be_taken_back_until_the_trash_is_empty(
     before = Store(store).run("cccccccccccccccc").row()
     for _ in range(2):
         run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
-        (folder,) = [
-            one
-            for one in (store / ".trash").iterdir()
-            if (one / "runs" / "cccccccccccccccc").is_dir()
-        ]
-        assert sorted(path.name for path in (folder / "runs" / "cccccccccccccccc").iterdir()) == [
-            "journal.jsonl",
-            "row.json",
-            "spec.json",
-        ]
-        shutil.move(folder / "runs" / "cccccccccccccccc", store / "runs" / "cccccccccccccccc")
+        (moved,) = store.glob(".trash/*/runs/cccccccccccccccc")
+        assert {path.name for path in moved.iterdir()} == {"journal.jsonl", "row.json", "spec.json"}
+        shutil.move(moved, store / "runs" / "cccccccccccccccc")
         assert Store(store).run("cccccccccccccccc").row() == before
     run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     code, out, (line,) = run_cli(capsys, "gc", "--purge", "--store", store)
@@ -206,13 +184,10 @@ def test_no_reader_looks_into_the_trash(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
-    (store / ".trash" / "broken" / "runs" / "eeeeeeeeeeeeeeee").mkdir(parents=True)
-    (store / ".trash" / "broken" / "runs" / "eeeeeeeeeeeeeeee" / "row.json").write_text("{")
-    assert [entry.key for entry in entries(store)] == [
-        "aaaaaaaaaaaaaaaa",
-        "bbbbbbbbbbbbbbbb",
-        "dddddddddddddddd",
-    ]
+    broken = store / ".trash" / "broken" / "runs" / "eeeeeeeeeeeeeeee"
+    broken.mkdir(parents=True)
+    (broken / "row.json").write_text("{")
+    assert [entry.key for entry in entries(store)] == [KEYS[0], KEYS[1], KEYS[3]]
     assert write_tables(store, tmp_path / "tables").rows == 3
     assert run_cli(capsys, "verify", "--store", store)[0] == 0
     assert main(["show", "cccccccccccccccc", "--store", str(store)]) == 2
@@ -221,7 +196,8 @@ def test_no_reader_looks_into_the_trash(
 def test_what_cannot_be_moved_is_named_and_the_rest_goes(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add(store, "eeeeeeeeeeeeeeee", [1], extra=of("c" * 12))
+    environment = {"commit": "c" * 12}
+    add(store, "e" * 16, [1], extra={"failures": [], "environment": environment})
     plain = os.rename
 
     def rename(source: Path, target: Path) -> None:
@@ -237,12 +213,7 @@ def test_what_cannot_be_moved_is_named_and_the_rest_goes(
     code, _, err = run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     assert code == 1
     assert f"{store}/runs/cccccccccccccccc: stays, it cannot be moved (Permission denied)" in err
-    assert keys(store) == [
-        "aaaaaaaaaaaaaaaa",
-        "bbbbbbbbbbbbbbbb",
-        "cccccccccccccccc",
-        "dddddddddddddddd",
-    ]
+    assert keys(store) == KEYS
 
 
 def test_a_trash_that_is_a_file_is_one_line(
@@ -252,4 +223,4 @@ def test_a_trash_that_is_a_file_is_one_line(
     code, _, err = run_cli(capsys, "gc", "--keep-code", COMMIT, "--yes", "--store", store)
     assert code == 2
     assert f"{store / '.trash'} cannot be used (Not a directory)" in err[-1]
-    assert keys(store) == sorted(ROWS)
+    assert keys(store) == KEYS

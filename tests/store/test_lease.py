@@ -14,8 +14,8 @@ from uuid import uuid4
 import pytest
 
 from espalier.harness.errors import StoreLost, UserError
-from espalier.harness.store import RunDir, Store
-from espalier.harness.store.files import durable
+from espalier.harness.store import RunDir, Store, claims
+from espalier.harness.store.files import durable, lease
 from espalier.harness.store.files.lease import (
     STALE_FACTOR,
     Lease,
@@ -34,8 +34,6 @@ QUICK = Terms(beat=0.05, expiry=3.0)
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str) -> None:
     """Make this process one of another machine: its kernel has another name, and its locks lie elsewhere."""
-    from espalier.harness.store import claims
-
     plain = claims.FileLock
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(durable, "kernel", lambda: name)
@@ -52,9 +50,10 @@ def in_process(target: Any, *arguments: Any) -> multiprocessing.Process:
     return process
 
 
-def hold_run(root: Path, locks: Path, name: str, ready: Any, leave: Any) -> None:
+def hold_run(root: Path, locks: Path | None, name: str, ready: Any, leave: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        elsewhere(patch, locks, name)
+        if locks is not None:
+            elsewhere(patch, locks, name)
         with Store(root).run("k1").claim(0, QUICK) as claimed:
             assert claimed
             ready.set()
@@ -117,29 +116,21 @@ def test_a_dead_owner_of_another_machine_loses_its_run_and_gets_a_journal_of_its
 def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
-
-    def hold_and_exit() -> None:
-        with Store(tmp_path).run("k1").claim(0) as claimed:
-            assert claimed
-            ready.set()
-            leave.wait(60)
-
-    process = in_process(hold_and_exit)
+    process = in_process(hold_run, tmp_path, None, "", ready, leave)
     assert ready.wait(120)
     process.kill()
     process.join()
     run = Store(tmp_path).run("k1")
+    foreign = f".row.json-0000000b-{'0' * 32}"
     (run.path / f".row.json-{durable.kernel()}-{'0' * 32}").write_text("half a row")
-    (run.path / f".row.json-0000000b-{'0' * 32}").write_text("of a writer that may be alive")
+    (run.path / foreign).write_text("of a writer that may be alive")
     assert read_lease(run.path / "lease") is not None
     with run.claim(0) as held:  # the usual terms: a minute
         assert held
-    names = sorted(path.name for path in run.path.iterdir())
-    assert names == [f".row.json-0000000b-{'0' * 32}", "lock"]
-    assert list(run.path.glob("*.take*")) == []
+    assert sorted(path.name for path in run.path.iterdir()) == [foreign, "lock"]
 
 
-def test_an_old_lease_need_not_be_watched_and_clocks_are_not_asked(
+def test_an_old_lease_need_not_be_watched_and_no_clock_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "lease"
@@ -148,11 +139,7 @@ def test_an_old_lease_need_not_be_watched_and_clocks_are_not_asked(
     assert state is not None
     monkeypatch.setattr(time, "time", lambda: 4e9)  # a clock that is decades ahead
     assert not OwnerWatch(path, QUICK).dead(state)
-    old = file_time(tmp_path) - STALE_FACTOR * 5 - 2
-    os.utime(path, (old, old))
-    state = read_lease(path)
-    assert state is not None
-    assert OwnerWatch(path, QUICK).dead(state)
+    assert OwnerWatch(path, QUICK).dead(dead(path))
     assert [file.name for file in tmp_path.iterdir()] == ["lease"]
 
 
@@ -174,20 +161,24 @@ def dead(path: Path, name: str = "0000000a") -> LeaseState:
     return state
 
 
+def take_lease(path: Path, terms: Terms = QUICK) -> tuple[Lease | None, bool]:
+    return take(path, terms, 0, sole_process=False, extra={})
+
+
 def takers(count: int, path: Path) -> list[tuple[Lease, bool]]:
     """Return what those got, of `count` threads that begin together, who got the lease."""
     start, leases = threading.Barrier(count), []
 
-    def take_lease() -> None:
+    def follow() -> None:
         start.wait()
-        leases.append(take(path, QUICK, 0, sole_process=False, extra={}))
+        leases.append(take_lease(path))
 
-    threads = [threading.Thread(target=take_lease) for _ in range(count)]
+    threads = [threading.Thread(target=follow) for _ in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [(lease, foreign) for lease, foreign in leases if lease is not None]
+    return [(taken, foreign) for taken, foreign in leases if taken is not None]
 
 
 @pytest.mark.parametrize("died_on_the_way", [0, 1, 2])
@@ -217,11 +208,11 @@ def test_whoever_comes_too_late_takes_its_file_back(
     def late(name: Path, *flags: int) -> int:
         if name == successor(path, state) and not others:
             others.append(None)
-            others[0] = take(path, QUICK, 0, sole_process=False, extra={})[0]  # another was quicker
+            others[0] = take_lease(path)[0]  # another was quicker
         return plain(name, *flags)
 
     monkeypatch.setattr(os, "open", late)
-    assert take(path, QUICK, 0, sole_process=False, extra={}) == (None, False)
+    assert take_lease(path) == (None, False)
     assert others[0].is_held
     assert [file.name for file in tmp_path.iterdir()] == ["lease"]
     others[0].release()
@@ -241,8 +232,8 @@ def test_an_owner_that_beats_at_the_last_moment_keeps_its_run(
         return plain(name, *flags)
 
     monkeypatch.setattr(os, "open", awake)
-    assert take(path, QUICK, 0, sole_process=False, extra={}) == (None, False)
-    assert [one.name for one in tmp_path.iterdir()] == ["lease"]
+    assert take_lease(path) == (None, False)
+    assert [file.name for file in tmp_path.iterdir()] == ["lease"]
 
 
 def test_what_a_late_follower_left_goes_with_the_next_owner(tmp_path: Path) -> None:
@@ -252,7 +243,7 @@ def test_what_a_late_follower_left_goes_with_the_next_owner(tmp_path: Path) -> N
     assert [file.name for file in run.path.iterdir()] == ["lock"]
 
 
-def test_an_owner_that_died_behind_its_row_leaves_nothing(tmp_path: Path) -> None:
+def test_an_owner_that_died_after_its_row_leaves_nothing(tmp_path: Path) -> None:
     run = Store(tmp_path).run("k1")
     run.tidy(QUICK)
     assert list(run.path.iterdir()) == []
@@ -265,17 +256,17 @@ def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "lease"
-    first, _ = take(path, QUICK, 0, sole_process=False, extra={})
+    first, _ = take_lease(path)
     assert first is not None
     path.unlink()  # as if it had been called dead
-    second, _ = take(path, Terms(), 0, sole_process=False, extra={})
+    second, _ = take_lease(path, Terms())
     assert second is not None
     end = time.monotonic() + 120
-    told = ""
-    while not told and time.monotonic() < end:
+    line = ""
+    while not line and time.monotonic() < end:
         time.sleep(0.02)
-        told = capsys.readouterr().err
-    assert told == (
+        line = capsys.readouterr().err
+    assert line == (
         f"run {tmp_path} was taken over by another command; both continue, and either row is complete\n"
     )
     first.release()
@@ -303,14 +294,12 @@ def test_terms_that_cannot_work_are_one_line() -> None:
 def test_a_disk_without_room_for_a_lease_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import espalier.harness.store.files.lease
-
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
     run = Store(tmp_path).run("k1")
     with monkeypatch.context() as patch:
-        patch.setattr(espalier.harness.store.files.lease.os, "fsync", full)
+        patch.setattr(lease.os, "fsync", full)
         with pytest.raises(StoreLost, match="k1 cannot be claimed: No space left"), run.claim(0):
             pass
     assert not (run.path / "lease").exists()

@@ -146,7 +146,7 @@ def test_a_file_is_read_once_and_a_damaged_one_each_time(
 def test_a_damaged_index_is_made_anew(store: Path) -> None:
     expected, path = indexed(store), store / NAME
     whole = path.read_bytes()
-    places = range(0, len(whole), len(whole) // 60)
+    places = range(0, len(whole), len(whole) // 20)
     flipped = [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in places]
     for content in (b"", b"PAR1", whole[: len(whole) // 2], whole[1:], *flipped):
         path.write_bytes(content)

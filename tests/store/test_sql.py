@@ -103,7 +103,7 @@ from pathlib import Path
 from espalier.harness.store.exports import answer
 from tests.store.test_upkeep import add
 store = Path(sys.argv[1])
-for number in range(12):
+for number in range(6):
     key = f"{sys.argv[2]}{number:02d}"
     add(store, key, [1.0, 0.0])
     assert (key,) in answer(store, "select run_key from results")
@@ -116,14 +116,14 @@ def test_readers_and_writers_at_once_see_whole_rows(tmp_path: Path) -> None:
     add(store, "first", [1.0])
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(store), name], cwd=ROOT)
-        for name in ("a", "b", "c")
+        for name in ("a", "b")
     ]
     while any(writer.poll() is None for writer in writers):
         lines = answer(store, "select run_key, count(*) from results group by all")
         assert ("first", 1) in lines
         assert {line[1] for line in lines[1:]} == {1}
-    assert [writer.returncode for writer in writers] == [0, 0, 0]
-    assert answer(store, "select count(*) from results")[1:] == [(37,)]
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert answer(store, "select count(*) from results")[1:] == [(13,)]
     assert not [path for path in store.iterdir() if path.name.startswith(".")]
 
 

@@ -19,6 +19,9 @@ from tests.store.test_upkeep import add, age
 
 NOBODY = 65_534
 
+#: A finished run, and one that has only begun.
+KEY, UNFINISHED = "a" * 16, "b" * 16
+
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -33,8 +36,8 @@ def open_path() -> Iterator[Path]:
 @pytest.fixture
 def store(open_path: Path) -> Path:
     root = open_path / "store"
-    add(root, "aaaaaaaaaaaaaaaa", [1, 0])
-    Store(root).run("bbbbbbbbbbbbbbbb").journal.append({"task": "t", "doc_id": 0, "answer": "x"})
+    add(root, KEY, [1, 0])
+    Store(root).run(UNFINISHED).journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     return root
 
 
@@ -68,10 +71,8 @@ def by_another_user(work: Callable[[], object]) -> object:
 @as_root
 def test_rows_that_are_there_are_served_and_nothing_is_written(store: Path) -> None:
     before = sorted(store.rglob("*"))
-    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == [
-        "aaaaaaaaaaaaaaaa"
-    ]
-    for command in (["ls"], ["show", "aaaaaaaaaaaaaaaa"], ["verify", "--dry"]):
+    assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == [KEY]
+    for command in (["ls"], ["show", KEY], ["verify", "--dry"]):
         code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
         assert code == 0
     assert [path for path in sorted(store.rglob("*")) if path.name != "index.duckdb"] == before
@@ -79,24 +80,24 @@ def test_rows_that_are_there_are_served_and_nothing_is_written(store: Path) -> N
 
 @as_root
 def test_tables_of_a_store_of_another_user_can_be_written(store: Path, open_path: Path) -> None:
-    own = open_path / "own"
-    own.mkdir()
-    own.chmod(0o777)
-    assert by_another_user(lambda: exports.write_tables(store, own).rows) == 1
+    tables = open_path / "tables"
+    tables.mkdir()
+    tables.chmod(0o777)
+    assert by_another_user(lambda: exports.write_tables(store, tables).rows) == 1
 
 
 @as_root
 def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Path) -> None:
-    line = by_another_user(lambda: Store(store).run("bbbbbbbbbbbbbbbb").check_writable())
+    line = by_another_user(lambda: Store(store).run(UNFINISHED).check_writable())
     assert str(line).startswith(
-        f"UserError: store={str(store)!r}: run bbbbbbbbbbbbbbbb belongs to user "
+        f"UserError: store={str(store)!r}: run {UNFINISHED} belongs to user "
     )
     assert "it cannot be computed or resumed; valid: a store of your own" in str(line)
     # A folder that the group may write holds a journal that it may not.
-    (store / "runs" / "bbbbbbbbbbbbbbbb").chmod(0o777)
-    line = by_another_user(lambda: Store(store).run("bbbbbbbbbbbbbbbb").check_writable())
-    assert "may not write bbbbbbbbbbbbbbbb/journal.jsonl" in str(line)
-    line = by_another_user(lambda: Store(store).run("bbbbbbbbbbbbbbbb").journal.append({"a": 1}))
+    (store / "runs" / UNFINISHED).chmod(0o777)
+    line = by_another_user(lambda: Store(store).run(UNFINISHED).check_writable())
+    assert f"may not write {UNFINISHED}/journal.jsonl" in str(line)
+    line = by_another_user(lambda: Store(store).run(UNFINISHED).journal.append({"a": 1}))
     assert str(line).startswith("StoreLost: ")
     assert "goes on" not in str(line)
 
@@ -105,7 +106,7 @@ def test_a_run_of_another_user_is_refused_before_anything_is_computed(store: Pat
 def test_what_a_group_shares_can_be_gone_on_with(open_path: Path) -> None:
     mask = os.umask(0)
     try:
-        run = Store(open_path / "shared").run("aaaaaaaaaaaaaaaa")
+        run = Store(open_path / "shared").run(KEY)
         run.journal.append({"task": "t", "doc_id": 0, "answer": "x"})
     finally:
         os.umask(mask)
@@ -118,18 +119,17 @@ def test_a_run_that_its_owner_keeps_is_named_and_passed_over(
     store: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     add(store, "cccccccccccccccc", [1])
-    (store / "runs" / "aaaaaaaaaaaaaaaa").chmod(0o700)
+    (store / "runs" / KEY).chmod(0o700)
     assert by_another_user(lambda: [row["run_key"] for row in Store(store).rows()]) == [
         "cccccccccccccccc"
     ]
     assert (
-        f"{store}/runs/aaaaaaaaaaaaaaaa/row.json cannot be read (Permission denied)"
-        in capfd.readouterr().err
+        f"{store}/runs/{KEY}/row.json cannot be read (Permission denied)" in capfd.readouterr().err
     )
     for command in (["ls"], ["verify", "--dry"], ["gc"]):
         code = by_another_user(lambda command=command: main([*command, "--store", str(store)]))
         assert code in ((1,) if command == ["verify", "--dry"] else (0, 1))
-    line = by_another_user(lambda: Store(store).run("aaaaaaaaaaaaaaaa").row())
+    line = by_another_user(lambda: Store(store).run(KEY).row())
     assert str(line).startswith("Unreadable: ")
     assert "force=true" not in str(line)
     assert issubclass(Unreadable, UserError)
@@ -141,16 +141,16 @@ def test_what_another_user_may_not_move_stays(
 ) -> None:
     for folder in (store, store / "runs"):
         folder.chmod(0o777)
-    age(store / "runs" / "bbbbbbbbbbbbbbbb", 99)
+    age(store / "runs" / UNFINISHED, 99)
     code = by_another_user(lambda: main(["gc", "--yes", "--store", str(store)]))
     assert code == 1
     assert (
-        "runs/bbbbbbbbbbbbbbbb: stays, it cannot be moved (Permission denied)"
+        f"runs/{UNFINISHED}: stays, it cannot be moved (Permission denied)"
         in capfd.readouterr().err
     )
-    assert (store / "runs" / "bbbbbbbbbbbbbbbb" / "journal.jsonl").exists()
+    assert (store / "runs" / UNFINISHED / "journal.jsonl").exists()
 
 
 def test_the_owner_of_everything_is_never_refused(store: Path) -> None:
-    Store(store).run("bbbbbbbbbbbbbbbb").check_writable()
+    Store(store).run(UNFINISHED).check_writable()
     shutil.rmtree(store)

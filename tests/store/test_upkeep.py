@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def add(root: Path, key: str, scores: list[float], **fields: Any) -> dict[str, A
     return row
 
 
-def run_cli(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[str], list[str]]:
+def run_cli(
+    capsys: pytest.CaptureFixture[str], *argv: object, main: Callable[[list[str]], int] = main
+) -> tuple[int, list[str], list[str]]:
+    """Return the exit code of a command, and the lines of its standard output and error."""
     capsys.readouterr()
     code = main([str(argument) for argument in argv])
     captured = capsys.readouterr()
