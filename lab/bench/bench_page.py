@@ -1,17 +1,22 @@
-"""Shared code of the benchmark commands: options, exit codes, pages and figures."""
+"""The frame of the benchmark commands: options, a measurement, exit codes, a page and its figures."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from espalier.harness.errors import UserError
+import torch
+
+from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.runs.environment import device_name, installed_version
 from espalier.harness.store.files import durable
 
 #: Hugging Face libraries read these when they are imported; no benchmark needs the network.
@@ -70,17 +75,111 @@ def say(result: Mapping[str, Any]) -> None:
     print(json.dumps(result, allow_nan=False), flush=True)
 
 
-def finish(folder: Path | None, name: str, page: str, result: Mapping[str, Any]) -> None:
-    """End a benchmark: write its page and figures, and print the figures; raises like `leave`."""
-    leave(folder, name, page, result)
-    say(result)
+#: Figures of a benchmark by name, as its JSON file has them.
+Result = Mapping[str, Any]
+
+
+def printed_page(page: Callable[[Any], str]) -> Callable[[Any], None]:
+    """Return a function that prints the page of a result."""
+    return lambda result: print(page(result))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A benchmark command: `python -m lab.bench.<module>`, exit code 0 also if targets are missed, 2 for bad input.
+
+    It prints a table and, as the last line of stdout, every figure as one JSON object; `--write FOLDER` leaves both.
+
+    Attributes:
+        module: its file.
+        measure: returns the figures for some options. What it prints goes to stderr. `conditions` are added, those of
+            the processor, unless it has its own.
+        show: prints the table of figures.
+        page: returns the page of figures in Markdown; None: it has no page.
+        options: arguments of `add_argument` by the option's name.
+        name: of page and figures in the folder.
+        apart: whether figures of chosen parts (`--only`) have a page of their own, `<name>_only`.
+        one_thread: whether everything is computed on one thread.
+        schema: version of the figures' format.
+    """
+
+    module: str
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
+    show: Callable[[Result], None]
+    page: Callable[[Result], str] | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str = ""
+    apart: bool = False
+    one_thread: bool = False
+    schema: int = 1
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Measure, print the figures, and write them if a folder is named."""
+        return bench_command(self._run)(argv)
+
+    def _run(self, argv: Sequence[str] | None) -> int:
+        arguments = parser(self.module, self.name or None)
+        for name, keywords in self.options.items():
+            arguments.add_argument(name, **keywords)
+        options = arguments.parse_args(argv)
+        threads = one_thread() if self.one_thread else contextlib.nullcontext()
+        with contextlib.redirect_stdout(sys.stderr), threads:
+            result = {"schema": self.schema, **self.measure(options)}
+            if "conditions" not in result:
+                result["conditions"] = conditions("cpu")
+        self.show(result)
+        if self.page is not None:
+            part = "_only" * bool(self.apart and options.only)
+            leave(options.write, f"{self.name}{part}", self.page(result), result)
+        say(result)
+        return 0
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def conditions(device: str) -> dict[str, object]:
+    """Return the conditions, besides the code, that figures on `device` depend on."""
+    return {
+        "torch": torch.__version__,
+        "transformers": installed_version("transformers"),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "device": device,
+        "device_name": device_name(device),
+    }
+
+
+def choose(only: str | None, parts: Iterable[str]) -> tuple[str, ...]:
+    """Return the parts named in a comma-separated list, from `parts` and in their order; None selects all.
+
+    Raises:
+        UserError: an unknown part.
+    """
+    valid = tuple(parts)
+    if only is None:
+        return valid
+    names = [name.strip() for name in only.split(",")]
+    for name in names:
+        if name not in valid:
+            raise unknown_name("--only", name, valid)
+    return tuple(name for name in valid if name in names)
 
 
 def measured_on(machine: Mapping[str, Any], *templates: str) -> str:
     """Return a page's description of the machine: its name, relevant conditions, and versions.
 
     Args:
-        machine: `lab.bench.speed_bench.conditions`.
+        machine: `conditions`.
         templates: texts with names of it, such as `CORES`.
     """
     conditions = ", ".join(templates).format(**machine)

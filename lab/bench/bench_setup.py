@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -9,6 +10,8 @@ from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.table import Table
 from transformers.utils import logging
 
 from espalier.harness.config.build_spec import specs_of
@@ -83,6 +86,13 @@ class Figure:
             return self.value >= self.at_least
         return None
 
+    @property
+    def target(self) -> str:
+        """The target in signs; empty without one."""
+        if self.at_most is not None:
+            return f"<= {self.at_most:g}"
+        return "" if self.at_least is None else f">= {self.at_least:g}"
+
     def entry(self) -> dict[str, Any]:
         """Return the JSON form."""
         return {**asdict(self), "met": self.met, "verdict": self.verdict}
@@ -103,11 +113,32 @@ def table_lines(figures: Sequence[Figure]) -> list[str]:
     lines = ["| part | measured | value | target | |", "| --- | --- | ---: | --- | --- |"]
     for figure in figures:
         spread = "" if figure.spread is None else " [{:.3g}, {:.3g}]".format(*figure.spread)
-        target = f"<= {figure.at_most:g}" if figure.at_most is not None else ""
-        target = f">= {figure.at_least:g}" if figure.at_least is not None else target
         value = f"{figure.value:.4g} {figure.unit}{spread}"
-        lines.append(f"| {figure.part} | {figure.name} | {value} | {target} | {figure.verdict} |")
+        cells = (figure.part, figure.name, value, figure.target, figure.verdict)
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def spec_of(*overrides: str) -> RunSpec:
+    """Return the run of a command line."""
+    return specs_of(*overrides)[0]
+
+
+def figures_of(result: Mapping[str, Any]) -> list[Figure]:
+    """Return the figures in the JSON form of a benchmark's result."""
+    return [Figure.from_entry(entry) for entry in result["figures"]]
+
+
+def print_table(figures: Sequence[Figure]) -> None:
+    """Print one line for each figure: value, interval or quartiles, target and verdict."""
+    table = Table()
+    for title in ("part", "measured", "value", "spread", "target", ""):
+        table.add_column(title, justify="right" if title in ("value", "spread") else "left")
+    for figure in figures:
+        spread = "" if figure.spread is None else "{:.3g} .. {:.3g}".format(*figure.spread)
+        value = f"{figure.value:.4g} {figure.unit}"
+        table.add_row(figure.part, figure.name, value, spread, figure.target, figure.verdict)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 @dataclass(frozen=True)
@@ -124,7 +155,7 @@ class Setup:
 
     def spec(self, *overrides: str) -> RunSpec:
         """Return the run that these overrides of the config describe, on the benchmarked model."""
-        return specs_of(f"model={self.model}", *self.overrides, *overrides)[0]
+        return spec_of(f"model={self.model}", *self.overrides, *overrides)
 
     @cached_property
     def adapter(self) -> Adapter:

@@ -12,12 +12,10 @@ object.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
@@ -30,21 +28,20 @@ from lab.bench.bench_page import (
     DEVICE,
     LOAD,
     THREADS,
-    bench_command,
-    leave,
+    Bench,
+    choose,
+    conditions,
     measured_on,
-    parser,
-    say,
     verdict,
 )
 from lab.bench.bench_setup import Setup
-from lab.bench.selection_times import one_thread
-from lab.bench.speed_bench import choose, conditions
 
 if TYPE_CHECKING:
     from lab.bench.decode_parts import Filled
 
-SCHEMA = 1
+#: Of the page and its figures.
+NAME = "bench_decode"
+
 LENGTHS = (144, 2_880, 16_384)
 ROWS = (1, 4)
 TOKENS = 32
@@ -106,7 +103,7 @@ class DecodeRow:
         return self.verdict == "faster" or (self.length < FASTER_FROM and self.verdict == "even")
 
 
-def measure(name: str, filled: Filled, seconds: float, tokens: int) -> DecodeRow:
+def timed_row(name: str, filled: Filled, seconds: float, tokens: int) -> DecodeRow:
     """Time the three loops in turns in changing order, after one warm-up answer of each.
 
     Args:
@@ -158,36 +155,31 @@ def _interval(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, fl
     return interval.value, interval.low, interval.high
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
-    # Imports transformers, which reads the variables above at import time.
+@torch.inference_mode()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of the models, and of other models those in the folder."""
+    # Imports transformers, which reads the environment at import time.
     from lab.bench.decode_parts import Filled
 
     rows: list[DecodeRow] = []
-    with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
-        for name in choose(options.only, MODELS):
-            overrides = MODELS[name]
-            setup_overrides = (*overrides, f"model.device={options.device}")
-            adapter = Setup(model=name, overrides=setup_overrides).adapter
-            for length in LENGTHS:
-                for batch in ROWS:
-                    filled = Filled(adapter, length, batch)
-                    rows.append(measure(name, filled, options.seconds, TOKENS))
-                    print(line(entry(rows[-1])), flush=True)
-        machine = conditions(options.device)
+    for name in choose(options.only, MODELS):
+        overrides = MODELS[name]
+        setup_overrides = (*overrides, f"model.device={options.device}")
+        adapter = Setup(model=name, overrides=setup_overrides).adapter
+        for length in LENGTHS:
+            for batch in ROWS:
+                filled = Filled(adapter, length, batch)
+                rows.append(timed_row(name, filled, options.seconds, TOKENS))
+                print(line(entry(rows[-1])), flush=True)
     result: dict[str, Any] = {
-        "schema": SCHEMA,
         "tokens": TOKENS,
         "rows": [entry(row) for row in rows],
-        "conditions": machine,
+        "conditions": conditions(options.device),
     }
-    print("\n".join(table(result["rows"])))
-    if options.write is not None:
-        write(result, options.write)
-    say(result)
-    return 0
+    earlier = None if options.write is None else options.write / f"{NAME}.json"
+    if earlier is not None and earlier.exists():
+        result["rows"] = together(json.loads(earlier.read_text(encoding="utf-8")), result)
+    return result
 
 
 def entry(row: DecodeRow) -> dict[str, Any]:
@@ -221,14 +213,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Write the figures as JSON and as a page; models not measured now keep their earlier figures."""
-    figures = folder / "bench_decode.json"
-    if figures.exists():
-        result = {
-            **result,
-            "rows": together(json.loads(figures.read_text(encoding="utf-8")), result),
-        }
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
     machine = result["conditions"]
     rounds = [row["rounds"] for row in result["rows"]]
     lines = [
@@ -247,7 +233,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
         "",
         *table(result["rows"]),
     ]
-    leave(folder, "bench_decode", "\n".join(lines), result)
+    return "\n".join(lines)
 
 
 def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -268,14 +254,24 @@ def together(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[Mapping[
     return sorted([*kept, *now["rows"]], key=lambda row: order.index(row["model"]))
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("decode", "bench_decode")
-    arguments.add_argument(
-        "--seconds", type=float, default=12, help="total time for the loop's answers, per row"
-    )
-    arguments.add_argument("--device", default="cpu", help="model.device")
-    arguments.add_argument("--only", help=f"comma-separated models: {', '.join(MODELS)}")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "decode_bench",
+    measure,
+    lambda result: print("\n".join(table(result["rows"]))),
+    page,
+    {
+        "--seconds": {
+            "type": float,
+            "default": 12,
+            "help": "total time for the loop's answers, per row",
+        },
+        "--device": {"default": "cpu", "help": "model.device"},
+        "--only": {"help": f"comma-separated models: {', '.join(MODELS)}"},
+    },
+    name=NAME,
+    one_thread=True,
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -12,22 +12,17 @@ after a cached prompt, there also with sampled words and with four answers at on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from espalier.harness.config.build_spec import specs_of
 from espalier.harness.evaluation.synthetic_prompts import words
-from lab.bench.bench_page import bench_command, finish, parser
+from lab.bench.bench_page import Bench, choose, printed_page
+from lab.bench.bench_setup import spec_of
 from lab.bench.diffusion_page import page
-from lab.bench.selection_times import one_thread
-from lab.bench.speed_bench import choose, conditions
-
-SCHEMA = 2
 
 #: The release's adapter, view sizes and vocabulary with fewer and narrower layers; a square picture has 980 tokens.
 INSTANCE = (
@@ -61,35 +56,22 @@ VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
 CACHED_SHARES = ("50", "25", "10")
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
-    instance = tuple(options.overrides) or INSTANCE
-    shares = choose(options.only, KEPT)
-    with contextlib.redirect_stdout(sys.stderr), one_thread():
-        result = measured(instance, shares, options.rounds)
-        result["conditions"] = conditions("cpu")
-    text = page(result)
-    print(text)
-    finish(options.write, "bench_diffusion", text, result)
-    return 0
-
-
-def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the rows of the unreduced model, of D3ToM at each share kept, and of random tokens at the last one."""
+    instance, rounds = tuple(options.overrides) or INSTANCE, options.rounds
+    shares = choose(options.only, KEPT)
     # Both import transformers, which reads the variables above at import time.
     from espalier.harness.models.build_adapter import load_adapter
     from lab.bench.diffusion_sides import DiffusionSide, rows_of
 
-    adapter = load_adapter(_spec(instance).model)
+    adapter = load_adapter(spec_of(*instance).model)
     ratios = [KEPT[share] for share in shares]
     settings = [
         ("method=none",),
         *((*D3TOM, f"ratio={ratio}") for ratio in ratios),
         ("method=random", f"ratio={ratios[-1]}"),
     ]
-    sides = [DiffusionSide.of(adapter, _spec([*instance, *side])) for side in settings]
+    sides = [DiffusionSide.of(adapter, spec_of(*instance, *side)) for side in settings]
     pixels = np.random.default_rng(0).integers(0, 256, (EDGE, EDGE, 3), dtype=np.uint8)
     content = [
         {"type": "image", "image": Image.fromarray(pixels)},
@@ -107,7 +89,6 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
         for name, (settings, answers) in VARIANTS.items()
     }
     return {
-        "schema": SCHEMA,
         "instance": " ".join(instance),
         "method": " ".join(D3TOM),
         "answer": ANSWER,
@@ -117,18 +98,21 @@ def measured(instance: Sequence[str], shares: Sequence[str], rounds: int) -> dic
     }
 
 
-def _spec(overrides: Sequence[str]) -> Any:
-    return specs_of(*overrides)[0]
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("diffusion", "bench_diffusion")
-    arguments.add_argument(
-        "overrides", nargs="*", help="model overrides; default: those on the page"
-    )
-    arguments.add_argument("--rounds", type=int, default=4, help="counted runs per side")
-    arguments.add_argument("--only", help=f"comma-separated shares kept: {', '.join(KEPT)}")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "diffusion_bench",
+    measure,
+    printed_page(page),
+    page,
+    {
+        "overrides": {"nargs": "*", "help": "model overrides; default: those on the page"},
+        "--rounds": {"type": int, "default": 4, "help": "counted runs per side"},
+        "--only": {"help": f"comma-separated shares kept: {', '.join(KEPT)}"},
+    },
+    name="bench_diffusion",
+    one_thread=True,
+    schema=2,
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -13,12 +13,10 @@ A real architecture with random weights answers one prompt that consists mostly 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
@@ -26,23 +24,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import peak_memory
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import RunSpec
 from lab.bench import prefill_bench as bench_prefill
-from lab.bench.bench_page import DEVICE, THREADS, bench_command, leave, measured_on, parser, say
-from lab.bench.bench_setup import Figure, paired, reducer, table_lines
-from lab.bench.speed_bench import conditions, print_table
+from lab.bench.bench_page import DEVICE, THREADS, Bench, conditions, measured_on
+from lab.bench.bench_setup import (
+    Figure,
+    figures_of,
+    paired,
+    print_table,
+    reducer,
+    spec_of,
+    table_lines,
+)
 
 if TYPE_CHECKING:
     from espalier.harness.cost.budget import Budget
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.methods.base import TokenReducer
-
-SCHEMA = 1
 
 #: A full-size decoder, small enough for a laptop, with a prompt so long that matrix products take nearly all
 #: of the time; the tower, which no method here speeds up, has one layer.
@@ -71,12 +73,12 @@ class EngineInstance:
     @classmethod
     def build(cls, overrides: Sequence[str]) -> EngineInstance:
         """Build the model and encode one noise image with a short question."""
-        adapter = load_adapter(_spec(overrides).model)
+        adapter = load_adapter(spec_of(*overrides).model)
         return cls(tuple(overrides), adapter, adapter.encode([_chat(EDGE)]))
 
     def spec(self, *overrides: str) -> RunSpec:
         """Return the run of one method on this instance."""
-        return _spec((*self.overrides, *overrides))
+        return spec_of(*self.overrides, *overrides)
 
     def reducer(self, *overrides: str) -> tuple[TokenReducer, Budget]:
         """Return the method and budget of a run, composed in advance because that takes as long as a small prefill."""
@@ -164,39 +166,25 @@ def memory(instance: EngineInstance, ratio: float) -> list[Figure]:
     ]
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
-    overrides = tuple(options.overrides) or INSTANCE
-    with contextlib.redirect_stdout(sys.stderr):
-        instance = EngineInstance.build(overrides)
-        figures = [
-            *prefill(instance, options.ratio, options.repeats),
-            *machinery(instance, options.repeats),
-            *memory(instance, options.ratio),
-        ]
-    print_table(figures)
-    result = {**summary(figures, instance), "repeats": options.repeats}
-    if options.write is not None:
-        write(result, figures, options.write)
-    say(result)
-    return 0
-
-
-def summary(figures: Sequence[Figure], instance: EngineInstance) -> dict[str, Any]:
-    """Return every figure with its measurement conditions."""
-    device = str(instance.adapter.device)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of the three parts on one instance."""
+    instance = EngineInstance.build(tuple(options.overrides) or INSTANCE)
+    figures = [
+        *prefill(instance, options.ratio, options.repeats),
+        *machinery(instance, options.repeats),
+        *memory(instance, options.ratio),
+    ]
     return {
-        "schema": SCHEMA,
         "instance": list(instance.overrides),
         "figures": [figure.entry() for figure in figures],
-        "conditions": conditions(device),
+        "repeats": options.repeats,
+        "conditions": conditions(str(instance.adapter.device)),
     }
 
 
-def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) -> None:
-    """Write the figures as JSON and as a page."""
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
+    figures = figures_of(result)
     machine = measured_on(result["conditions"], DEVICE, THREADS)
     lines = [
         "# Engine: measured against what the arithmetic allows",
@@ -210,7 +198,7 @@ def write(result: Mapping[str, Any], figures: Sequence[Figure], folder: Path) ->
         *_looked_at(figures),
         *table_lines(figures),
     ]
-    leave(folder, "bench_engine", "\n".join(lines), result)
+    return "\n".join(lines)
 
 
 def _looked_at(figures: Sequence[Figure]) -> list[str]:
@@ -228,10 +216,6 @@ def _looked_at(figures: Sequence[Figure]) -> list[str]:
     ]
 
 
-def _spec(overrides: Sequence[str]) -> RunSpec:
-    return specs_of(*overrides)[0]
-
-
 def _chat(edge: int) -> list[dict[str, Any]]:
     noise = torch.randint(
         0, 256, (edge, edge, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
@@ -241,14 +225,22 @@ def _chat(edge: int) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [image, text]}]
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("engine", "bench_engine")
-    arguments.add_argument(
-        "overrides", nargs="*", help=f"instance overrides; default: {' '.join(INSTANCE)}"
-    )
-    arguments.add_argument("--ratio", type=float, default=0.9)
-    arguments.add_argument("--repeats", type=int, default=5)
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "engine_bench",
+    measure,
+    lambda result: print_table(figures_of(result)),
+    page,
+    {
+        "overrides": {
+            "nargs": "*",
+            "help": f"instance overrides; default: {' '.join(INSTANCE)}",
+        },
+        "--ratio": {"type": float, "default": 0.9},
+        "--repeats": {"type": int, "default": 5},
+    },
+    name="bench_engine",
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.none import NoReduction
 from espalier.methods.select.attention import rows
 from lab.bench.bench_page import bench_command
-from lab.bench.kept_objects import covered_patches
+from lab.bench.object_patches import covered_patches
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from espalier.harness.errors import UserError
-from lab.bench.bench_page import bench_command, parser, say
-from lab.bench.bench_setup import Figure
+from lab.bench.bench_page import bench_command, choose, parser, say
+from lab.bench.bench_setup import Figure, print_table
 from lab.bench.gpu_page import PartOutcome, earlier, result_of, surroundings, write
 from lab.bench.gpu_setup import SMALL, GpuPlan, tried
-from lab.bench.speed_bench import choose, print_table
 
 if TYPE_CHECKING:
     from lab.bench.gpu_setup import Found, Note

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from espalier.harness.runs.environment import commit
-from lab.bench.bench_page import leave
+from lab.bench.bench_page import conditions, leave
 from lab.bench.bench_setup import Figure, table_lines
 from lab.bench.gpu_setup import Note
-from lab.bench.speed_bench import conditions
 
 SCHEMA = 1
 

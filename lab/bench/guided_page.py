@@ -10,9 +10,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves.plot_style import STYLE
-from lab.bench.bench_page import leave
+from lab.bench.bench_page import conditions, leave
 from lab.bench.guided_words import KINDS, CaptionRecord, Guided, Setting, summarised
-from lab.bench.speed_bench import conditions
 from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid
 
 #: Subsets in the picture, in its order, with those that no paper proposes, and the shares removed.

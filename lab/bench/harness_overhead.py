@@ -3,7 +3,7 @@
 Times composing and checking a sweep before its first cell starts, per cell and in total; the help
 and an input error, as complete processes; and composing, checking and storing a cell of 100 samples of the embedded
 model relative to the cell's total time, alone and in a sweep, which is composed at once.
-`--write <path>` writes the table as a page.
+`--write FOLDER` writes overhead.md and .json there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +22,10 @@ from typing import Any
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.paths import ROOT
+from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.single_run import CellRunner
-from lab.bench.bench_page import DEVICE, LOAD, THREADS, measured_on
-from lab.bench.speed_bench import conditions
+from lab.bench.bench_page import DEVICE, LOAD, THREADS, Bench, measured_on, printed_page
 
 RATIOS = ",".join(f"{number / 100:g}" for number in range(5, 75, 7))
 #: A thousand cells: 20 methods and variants, 10 ratios, five image benchmarks.
@@ -130,25 +130,26 @@ def prepared(store: Path, overrides: Sequence[str]) -> tuple[Runner, dict[str, f
     return runner, {"compose": composing, "check and key": building + checking}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write it if requested."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench.harness_overhead")
-    parser.add_argument("--write", type=Path, help="file for the page")
-    options = parser.parse_args(argv)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the times, each in words."""
+    del options
     with tempfile.TemporaryDirectory() as folder:
         lines = [*processes(), *starting(Path(folder)), *cell_overheads(Path(folder))]
-    machine = conditions("cpu")
-    page = (
-        f"Written by `python -m lab.bench.harness_overhead` on {measured_on(machine, DEVICE, THREADS, LOAD)}.\n\n"
-        "| what | how long |\n| --- | --- |\n"
+    return {"times": lines}
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
+    machine = measured_on(result["conditions"], DEVICE, THREADS, LOAD)
+    return (
+        "# What the harness costs beside answering\n\n"
+        f"Written by `python -m lab.bench.harness_overhead` on {machine}.\n\n"
+        f"{markdown_table(('what', 'how long'), result['times'], 'l')}"
     )
-    page += "".join(f"| {label} | {how_long} |\n" for label, how_long in lines)
-    print(page, end="")
-    if options.write is not None:
-        options.write.write_text(
-            f"# What the harness costs beside answering\n\n{page}", encoding="utf-8"
-        )
-    return 0
+
+
+BENCH = Bench("harness_overhead", measure, printed_page(page), page, name="overhead")
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +37,7 @@ from espalier.harness.stats.score_intervals import (
     of_retention,
     tail_root,
 )
-from lab.bench.bench_page import leave
+from lab.bench.bench_page import Bench, printed_page
 from lab.bench.populations import POPULATIONS, Array, Population
 
 RUNS, SIZES, LOSSES = 1000, (100, 500), (0.0, 0.002, 0.01, 0.05, 0.2)
@@ -176,8 +178,10 @@ def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
     return {"intervals": between - begun, "pvalues": time.process_time() - between}
 
 
-def page(cells: Sequence[Cell], runs: int, seconds: dict[str, float]) -> str:
-    """Return the Markdown page."""
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
+    cells, runs, seconds = (result[name] for name in ("cells", "runs", "seconds"))
+    cells = [Cell(**cell) for cell in cells]
     lowest = min(cell.coverage for cell in cells)
     lines = [
         "# Coverage of the intervals\n",
@@ -291,25 +295,29 @@ def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cel
     return cells_by_key
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate, print the page, and write it if requested."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.bench.interval_coverage", description=__doc__
-    )
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"draws per cell (default: {RUNS})")
-    parser.add_argument("--write", type=Path, help="folder for coverage.md and coverage.json")
-    parser.add_argument("--journal", type=Path, help="file of finished populations, for resuming")
-    options = parser.parse_args(argv)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Simulate all cells."""
     seconds = table_seconds()
-    cells = list(grid(options.runs, options.journal))
     places = {population.name: place for place, population in enumerate(POPULATIONS)}
-    cells.sort(key=lambda cell: places.get(cell.population, 0))
-    text = page(cells, options.runs, seconds)
-    print(text)
-    result = {"runs": options.runs, "seconds": seconds, "cells": [asdict(cell) for cell in cells]}
-    leave(options.write, "coverage", text, result)
-    return 0
+    cells = sorted(
+        grid(options.runs, options.journal), key=lambda cell: places.get(cell.population, 0)
+    )
+    return {"runs": options.runs, "seconds": seconds, "cells": [asdict(cell) for cell in cells]}
+
+
+BENCH = Bench(
+    "interval_coverage",
+    measure,
+    printed_page(page),
+    page,
+    {
+        "--runs": {"type": int, "default": RUNS, "help": f"draws per cell (default: {RUNS})"},
+        "--journal": {"type": Path, "help": "file of finished populations, for resuming"},
+    },
+    name="coverage",
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -12,23 +12,19 @@ which is compared with the measured gain. The cost of scoring and eviction and t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.config.build_spec import specs_of
-from lab.bench.bench_page import bench_command, finish, parser
+from lab.bench.bench_page import Bench, printed_page
+from lab.bench.bench_setup import spec_of
 from lab.bench.kv_page import page
 from lab.bench.kv_sides import CacheRow, CacheSide, Purpose, rows_of
-from lab.bench.speed_bench import conditions
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter
-
-SCHEMA = 1
 
 #: LLaVA's layout with two wide layers: at 16k tokens 268 MB of cache, and a step reads 95 MB of weights.
 INSTANCE = (
@@ -116,7 +112,7 @@ def adapter_of(overrides: Sequence[str]) -> Adapter:
         load_adapter,  # transformers takes seconds to import
     )
 
-    return load_adapter(_spec(overrides).model)
+    return load_adapter(spec_of(*overrides).model)
 
 
 def measured(plan: Sequence[Length]) -> list[CacheRow]:
@@ -126,7 +122,7 @@ def measured(plan: Sequence[Length]) -> list[CacheRow]:
         adapter = adapter_of(instance)
         for length in lengths:
             print(f"bench: {length.tokens} tokens", file=sys.stderr, flush=True)
-            sides = [CacheSide.of(adapter, _spec([*instance, *side])) for side in length.sides]
+            sides = [CacheSide.of(adapter, spec_of(*instance, *side)) for side in length.sides]
             side_rows = rows_of(
                 adapter, sides, length.tokens, length.rounds, length.warmup, length.new_tokens
             )
@@ -137,40 +133,29 @@ def measured(plan: Sequence[Length]) -> list[CacheRow]:
     return rows
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of the full or the quick plan."""
     plan: Sequence[Length] = QUICK_PLAN if options.quick else FULL_PLAN
     if options.rounds is not None:
         plan = tuple(replace(length, rounds=options.rounds) for length in plan)
     if options.overrides:
         plan = tuple(replace(length, instance=tuple(options.overrides)) for length in plan)
-    with contextlib.redirect_stdout(sys.stderr):
-        rows = measured(plan)
-    result = {
-        "schema": SCHEMA,
-        "rows": [row.entry() for row in rows],
-        "conditions": conditions("cpu"),
-    }
-    text = page(rows, result)
-    print(text)
-    finish(options.write, "bench_kv", text, result)
-    return 0
+    return {"rows": [row.entry() for row in measured(plan)]}
 
 
-def _spec(overrides: Sequence[str]) -> Any:
-    return specs_of(*overrides)[0]
-
-
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("kv", "bench_kv")
-    arguments.add_argument(
-        "overrides", nargs="*", help="model overrides; default: the two on the page"
-    )
-    arguments.add_argument("--quick", action="store_true", help="short prompts, one round")
-    arguments.add_argument("--rounds", type=int, help="counted rounds per length")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "kv_bench",
+    measure,
+    printed_page(page),
+    page,
+    {
+        "overrides": {"nargs": "*", "help": "model overrides; default: the two on the page"},
+        "--quick": {"action": "store_true", "help": "short prompts, one round"},
+        "--rounds": {"type": int, "help": "counted rounds per length"},
+    },
+    name="bench_kv",
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

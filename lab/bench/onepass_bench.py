@@ -13,7 +13,6 @@ saving follows from the times of the N separate cells; layers are those before a
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -28,13 +27,10 @@ from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.runner import Runner
 from espalier.harness.store import Store
-from lab.bench.bench_page import bench_command, finish, parser
-from lab.bench.speed_bench import choose, conditions
+from lab.bench.bench_page import Bench, choose, printed_page
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import RunSpec
-
-SCHEMA = 1
 
 #: Random, by tokens and by tower attention before the decoder, inside the decoder, in stages, and from the cache.
 METHODS = "random,divprune,visionzip,fastv,pyramiddrop,snapkv"
@@ -78,21 +74,15 @@ INSTANCES: Mapping[str, SweepInstance] = {
 }
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the seconds of both ways for each instance."""
     names = choose(options.only, INSTANCES)
-    with contextlib.redirect_stdout(sys.stderr):
-        measurements = {
+    return {
+        "instances": {
             name: measured(INSTANCES[name], options.limit or INSTANCES[name].limit, options.turns)
             for name in names
         }
-        result = {"schema": SCHEMA, "instances": measurements, "conditions": conditions("cpu")}
-    text = page(result)
-    print(text)
-    finish(options.write, "bench_onepass", text, result)
-    return 0
+    }
 
 
 def measured(instance: SweepInstance, limit: int, turns: int) -> dict[str, Any]:
@@ -215,14 +205,19 @@ def page(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("onepass", "bench_onepass")
-    arguments.add_argument("--only", help=f"comma-separated: {', '.join(INSTANCES)}")
-    arguments.add_argument(
-        "--limit", type=int, help="samples per cell, instead of the instance's own"
-    )
-    arguments.add_argument("--turns", type=int, default=2, help="runs of each way")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "onepass_bench",
+    measure,
+    printed_page(page),
+    page,
+    {
+        "--only": {"help": f"comma-separated: {', '.join(INSTANCES)}"},
+        "--limit": {"type": int, "help": "samples per cell, instead of the instance's own"},
+        "--turns": {"type": int, "default": 2, "help": "runs of each way"},
+    },
+    name="bench_onepass",
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ object.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import tempfile
@@ -28,25 +27,13 @@ from typing import TYPE_CHECKING, Any
 from scipy import stats
 
 from espalier.harness.store import Store
-from lab.bench.bench_page import (
-    CORES,
-    LOAD,
-    bench_command,
-    leave,
-    measured_on,
-    parser,
-    say,
-    verdict,
-)
+from lab.bench.bench_page import CORES, LOAD, Bench, choose, measured_on, verdict
 from lab.bench.bench_setup import Setup, reducer
 from lab.bench.prefetch_files import write_benchmark, write_pictures, write_videos
-from lab.bench.selection_times import one_thread
-from lab.bench.speed_bench import choose, conditions
 
 if TYPE_CHECKING:
     from espalier.harness.evaluation.evaluate import Evaluation
 
-SCHEMA = 1
 #: Prefetched batches, target for the hidden share, and duration of answers relative to reading.
 AHEAD, TARGET, LONGER = 2, 0.9, 1.3
 #: Widths of the decoder and tower that replace those of 7 billion parameters.
@@ -156,7 +143,7 @@ class Evaluations:
         return evaluate(spec, self._setup.adapter, reducer(spec), journal)
 
 
-def measure(name: str, folder: Path, files: int, rounds: int) -> PrefetchRow:
+def row_of(name: str, folder: Path, files: int, rounds: int) -> PrefetchRow:
     """Find a length of answers that takes a little longer than the reading, then evaluate both ways in turns."""
     evaluations = Evaluations(name, folder, files)
     tokens = _length(evaluations)
@@ -212,27 +199,15 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float]:
     return middle, float(low), float(high)
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
-    rows: list[PrefetchRow] = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.redirect_stdout(sys.stderr),
-        one_thread(),
-    ):
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return a row for each kind of file."""
+    with tempfile.TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = f"{folder}/cache"
-        for name in choose(options.only, SIDES):
-            rows.append(measure(name, Path(folder), options.files, options.rounds))
-        machine = conditions("cpu")
-    entries = [asdict(row) | {"met": row.met} for row in rows]
-    result: dict[str, Any] = {"schema": SCHEMA, "rows": entries, "conditions": machine}
-    print("\n".join(table(result["rows"])))
-    if options.write is not None:
-        write(result, options.write)
-    say(result)
-    return 0
+        rows = [
+            row_of(name, Path(folder), options.files, options.rounds)
+            for name in choose(options.only, SIDES)
+        ]
+    return {"rows": [asdict(row) | {"met": row.met} for row in rows]}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -253,8 +228,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Write the figures as JSON and as a page."""
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
     machine = measured_on(result["conditions"], f"{CORES}, one of them for the model", LOAD)
     rounds = min(row["rounds"] for row in result["rows"])
     lines = [
@@ -270,15 +245,23 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
         "",
         *table(result["rows"]),
     ]
-    leave(folder, "bench_feeding", "\n".join(lines), result)
+    return "\n".join(lines)
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("feeding", "bench_feeding")
-    arguments.add_argument("--files", type=int, default=40, help="files of each kind")
-    arguments.add_argument("--rounds", type=int, default=6, help="evaluations per way")
-    arguments.add_argument("--only", help=f"comma-separated kinds: {', '.join(SIDES)}")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "prefetch_bench",
+    measure,
+    lambda result: print("\n".join(table(result["rows"]))),
+    page,
+    {
+        "--files": {"type": int, "default": 40, "help": "files of each kind"},
+        "--rounds": {"type": int, "default": 6, "help": "evaluations per way"},
+        "--only": {"help": f"comma-separated kinds: {', '.join(SIDES)}"},
+    },
+    name="bench_feeding",
+    one_thread=True,
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import SampleFlops, layer_flops, sample_flops
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.stats import ratio_interval
+from lab.bench.bench_page import one_thread
 from lab.bench.bench_setup import Figure
-from lab.bench.selection_times import one_thread
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter

@@ -40,7 +40,7 @@ from espalier.harness.tools.calibration.calibration_images import question
 from espalier.methods.base import Plan, Site, TokenReducer, View
 from espalier.methods.select.topk import top
 from lab.bench.bench_page import bench_command, parser
-from lab.bench.kept_objects import covered_patches
+from lab.bench.object_patches import covered_patches
 
 if TYPE_CHECKING:
     from espalier.harness.models.adapter import Adapter

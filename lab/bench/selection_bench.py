@@ -14,70 +14,56 @@ first; the last line of stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from lab.bench.bench_page import bench_command, leave, parser, say, verdict
+from espalier.harness.reports.printed_text import markdown_table
+from lab.bench.bench_page import Bench, conditions, verdict
 from lab.bench.bench_setup import Setup
 from lab.bench.select_parts import growth, ratios
-from lab.bench.selection_times import one_thread
-from lab.bench.speed_bench import conditions
 
-SCHEMA = 1
 COLUMNS = ("method", "N", "D", "keep", "cosines", "ms", "ratio", "target", "growth", "MiB more", "")
+#: Those of words, on the left.
+WORDS = ("method", "cosines", "target", "")
 #: For the process that measures memory: freed arrays of a MiB and more are returned to the system.
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
+@torch.inference_mode()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of the requested part, or of both."""
     setup = Setup(model=options.model, quick=options.quick)
-    with contextlib.redirect_stdout(sys.stderr), one_thread(), torch.inference_mode():
-        if options.part == "growth":
-            rows, notes = growth(setup, options.only)
-        else:
-            rows, notes = ratios(setup, options.only), []
-        machine = conditions("cpu")
+    if options.part == "growth":
+        rows, notes = growth(setup, options.only)
+    else:
+        rows, notes = ratios(setup, options.only), []
     result: dict[str, Any] = {
-        "schema": SCHEMA,
         "rows": [{**asdict(row), "met": row.met} for row in rows],
         "notes": notes,
-        "conditions": machine,
+        "conditions": conditions("cpu"),
     }
     if options.part is None:
-        second = _second_process(argv)
+        second = _second_process(options)
         result["rows"] += second["rows"]
         result["notes"] += second["notes"]
-    if options.part != "growth":
-        print_table(result["rows"], result["notes"])
-    if options.write is not None:
-        write(result, options.write, "bench_select" + "_only" * bool(options.only))
-    say(result)
-    return 0
+    return result
 
 
-def _second_process(argv: Sequence[str] | None) -> dict[str, Any]:
+def _second_process(options: argparse.Namespace) -> dict[str, Any]:
     """Run the part `growth` in its own process, which returns freed memory to the system."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    command = [sys.executable, "-m", "lab.bench.selection_bench", "--part", "growth", *arguments]
-    if "--write" in command:
-        place = command.index("--write")
-        del command[place : place + 2]
+    words = ["--part", "growth", "--model", options.model, *["--quick"] * options.quick]
+    words += ["--only", ",".join(options.only)] if options.only else []
     done = subprocess.run(
-        command,
+        [sys.executable, "-m", "lab.bench.selection_bench", *words],
         env={**os.environ, **RETURNED},
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -111,17 +97,16 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
+def show(result: Mapping[str, Any]) -> None:
     """Print the rows, then the notes."""
     table = Table()
     for title in COLUMNS:
-        words = title in ("method", "cosines", "target", "")
-        table.add_column(title, justify="left" if words else "right")
-    for row in rows:
+        table.add_column(title, justify="left" if title in WORDS else "right")
+    for row in result["rows"]:
         table.add_row(*cells(row))
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(table)
-    for note in notes:
+    for note in result["notes"]:
         console.print(note)
 
 
@@ -145,28 +130,37 @@ goes towards 3.
 """
 
 
-def write(result: Mapping[str, Any], folder: Path, name: str = "bench_select") -> None:
-    """Write the rows as JSON and as a page."""
-    lines = ["| " + " | ".join(COLUMNS) + " |"]
-    numbers = [title not in ("method", "cosines", "target", "") for title in COLUMNS]
-    lines.append("| " + " | ".join("---:" if right else "---" for right in numbers) + " |")
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in result["rows"]]
-    lines += ["", *(f"- {note}" for note in result["notes"])]
-    page = PAGE.format(**result["conditions"]) + "\n".join(lines) + "\n"
-    leave(folder, name, page, result)
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
+    align = "".join("l" if title in WORDS else "r" for title in COLUMNS)
+    notes = "\n".join(f"- {note}" for note in result["notes"])
+    table = markdown_table(COLUMNS, map(cells, result["rows"]), align)
+    return f"{PAGE.format(**result['conditions'])}{table}\n{notes}"
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("select", "bench_select")
-    arguments.add_argument(
-        "--part", choices=("ratios", "growth"), help="run only this part; default: both"
-    )
-    arguments.add_argument("--quick", action="store_true", help="two rounds")
-    arguments.add_argument(
-        "--only", type=lambda text: text.split(","), default=(), help="names in conf/method"
-    )
-    arguments.add_argument("--model", default="seedling", help="a name in conf/model")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "selection_bench",
+    measure,
+    show,
+    page,
+    {
+        "--part": {
+            "choices": ("ratios", "growth"),
+            "help": "run only this part; default: both",
+        },
+        "--quick": {"action": "store_true", "help": "two rounds"},
+        "--only": {
+            "type": lambda text: text.split(","),
+            "default": (),
+            "help": "names in conf/method",
+        },
+        "--model": {"default": "seedling", "help": "a name in conf/model"},
+    },
+    name="bench_select",
+    apart=True,
+    one_thread=True,
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ matrix can stay below 1, and so can those that use its symmetry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from time import perf_counter, process_time
@@ -20,6 +19,7 @@ from espalier.harness.config.method_names import setting_names
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import TokenReducer
+from lab.bench.bench_page import one_thread
 from lab.bench.bench_setup import Figure, Setup, paired
 from lab.bench.synthetic_views import features, view_of
 
@@ -48,17 +48,6 @@ def selection(setup: Setup) -> list[Figure]:
 def configured_methods() -> list[str]:
     """Return the names of all settings: each variant of a method, and the former names."""
     return setting_names()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

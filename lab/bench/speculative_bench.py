@@ -18,7 +18,6 @@ last line of stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 import time
@@ -35,6 +34,7 @@ from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.terminal_tables import FIGURES
+from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.runs import admission
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
@@ -42,12 +42,10 @@ from espalier.harness.seedling.video.clip_benchmarks import sample_clip, samples
 from espalier.harness.seedling.video.events import MOST_FRAMES
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder
-from lab.bench.bench_page import CORES, LOAD, bench_command, leave, measured_on, parser, say
+from lab.bench.bench_page import CORES, LOAD, Bench, conditions, measured_on, printed_page
 from lab.bench.bench_setup import Setup
 from lab.bench.held_out_clips import FIRST_CLIP, clip_chat
-from lab.bench.selection_times import one_thread
 from lab.bench.speculative_goals import targets
-from lab.bench.speed_bench import conditions
 
 SCHEMA = 2
 
@@ -114,32 +112,21 @@ class AnswerKind:
     warming: int = 1
 
 
-@bench_command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 2 for bad input, else 0 (also if targets are missed)."""
-    options = _options(argv)
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the rows of the requested kinds, and of others those in the folder, with the targets."""
     setup = Setup(model=options.model, quick=options.quick)
-    with contextlib.redirect_stdout(sys.stderr), one_thread():
-        chosen = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
-        rows = [row for kind in chosen for row in rows_of(setup, kind)]
-        overhead = 1000 * machine_seconds(setup.repeats(20, 5))
-        machine = conditions("cpu")
-    before = earlier(options.write) if options.only else {}
-    rows, places = joined(rows, machine, before)
-    result = {
-        "schema": SCHEMA,
+    chosen = [kind for kind in kinds(setup) if kind.name in (options.only or KINDS)]
+    rows = [row for kind in chosen for row in rows_of(setup, kind)]
+    overhead = 1000 * machine_seconds(setup.repeats(20, 5))
+    machine = conditions("cpu")
+    rows, places = joined(rows, machine, earlier(options.write) if options.only else {})
+    return {
         "rows": rows,
         "machine_ms": overhead,
         "targets": targets(rows, overhead),
         "conditions": machine,
         "conditions_of": places,
     }
-    lines = page_lines(result)
-    print("\n".join(lines))
-    if options.write is not None:
-        write(result, lines, options.write)
-    say(result)
-    return 0
 
 
 def earlier(folder: Path | None) -> Mapping[str, Any]:
@@ -301,7 +288,7 @@ ABOUT = {
 }
 
 
-def page_lines(result: Mapping[str, Any]) -> list[str]:
+def tables(result: Mapping[str, Any]) -> str:
     """Return both tables in Markdown."""
     head = ["answers", "method", "n", *FIGURES, "decode, 95 %", "end to end, 95 %", "bound"]
     rows = [
@@ -327,16 +314,16 @@ def page_lines(result: Mapping[str, Any]) -> list[str]:
         for goal in result["targets"]
     ]
     note = f"One round of the state machine alone takes {result['machine_ms']:.3f} ms."
-    return [
-        *_table(head, rows),
+    goal_head = (
+        "answers",
+        "method",
+        "target of parallel decoding",
+        "measured",
+        "95 %",
+        "asked",
         "",
-        note,
-        "",
-        *_table(
-            ["answers", "method", "target of parallel decoding", "measured", "95 %", "asked", ""],
-            goals,
-        ),
-    ]
+    )
+    return f"{markdown_table(head, rows, 'l')}\n{note}\n\n{markdown_table(goal_head, goals, 'l')}"
 
 
 def _sure(row: Mapping[str, Any]) -> list[str]:
@@ -350,34 +337,36 @@ def _range(interval: Sequence[float] | None) -> str:
     return "-" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def write(result: Mapping[str, Any], lines: Sequence[str], folder: Path) -> None:
-    """Write the figures as JSON and as a page."""
+def page(result: Mapping[str, Any]) -> str:
+    """Return the page in Markdown."""
     places = result["conditions_of"]
     about = [
         f"- {remark} On {measured_on(places[kind], CORES, LOAD)}."
         for kind, remark in ABOUT.items()
         if kind in places
     ]
-    page = "\n".join([PAGE, *about, "", *lines])
-    leave(folder, "bench_sd", page, result)
+    return "\n".join([PAGE, *about, "", tables(result)])
 
 
-def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser("sd", "bench_sd")
-    arguments.add_argument("--quick", action="store_true", help="few answers")
-    arguments.add_argument(
-        "--only",
-        choices=KINDS,
-        action="append",
-        help="kinds of answers to measure; others keep the folder's figures; default: all",
-    )
-    arguments.add_argument("--model", default="seedling", help="a name in conf/model, for pictures")
-    return arguments.parse_args(argv)
+BENCH = Bench(
+    "speculative_bench",
+    measure,
+    printed_page(tables),
+    page,
+    {
+        "--quick": {"action": "store_true", "help": "few answers"},
+        "--only": {
+            "choices": KINDS,
+            "action": "append",
+            "help": "kinds of answers to measure; others keep the folder's figures; default: all",
+        },
+        "--model": {"default": "seedling", "help": "a name in conf/model, for pictures"},
+    },
+    name="bench_sd",
+    one_thread=True,
+    schema=SCHEMA,
+)
+main = BENCH.main
 
 
 if __name__ == "__main__":

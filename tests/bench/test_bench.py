@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from lab.bench import selection_bench as bench_select
 from lab.bench import selection_times as bench_selection
 from lab.bench import speed_bench as bench
 from lab.bench import synthetic_views as bench_views
+from lab.bench.bench_page import choose
 from lab.bench.bench_setup import Figure, Setup, TimedPair, paired
 
 
@@ -63,10 +65,10 @@ def test_targets_are_upper_or_lower() -> None:
 
 
 def test_parts_are_chosen_by_name_in_their_own_order() -> None:
-    assert bench.choose(None) == tuple(bench.PARTS)
-    assert bench.choose("samples, machinery") == ("machinery", "samples")
+    assert choose(None, bench.PARTS) == tuple(bench.PARTS)
+    assert choose("samples, machinery", bench.PARTS) == ("machinery", "samples")
     with pytest.raises(UserError, match=r"--only='memroy'.*did you mean memory.*batching"):
-        bench.choose("memroy")
+        choose("memroy", bench.PARTS)
 
 
 def test_views_carry_every_signal_in_its_shape() -> None:
@@ -188,10 +190,8 @@ def test_both_parts_on_tiny_sizes(
     monkeypatch.setattr(bench_select_parts, "RATIOS", ((36, 96, 3),))
     monkeypatch.setattr(bench_select_parts, "GROWTH", (40, 80))
 
-    def in_this_process(argv: Sequence[str]) -> dict[str, Any]:
-        assert bench_select.main(["--part", "growth"]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-        return found
+    def in_this_process(options: Namespace) -> dict[str, Any]:
+        return bench_select.measure(Namespace(**{**vars(options), "part": "growth"}))
 
     monkeypatch.setattr(bench_select, "_second_process", in_this_process)
     assert bench_select.main(["--write", str(tmp_path)]) == 0
@@ -220,12 +220,15 @@ def test_both_parts_on_tiny_sizes(
 
 def test_the_second_process_is_told_all_but_where_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
-        assert command[3:] == ["--part", "growth", "--quick"]
+        assert command[3:] == [
+            *("--part", "growth", "--model", "seedling", "--quick", "--only", "fastv,dart"),
+        ]
         assert env["MALLOC_MMAP_THRESHOLD_"] == "1048576"
         return SimpleNamespace(stdout='noise\n{"rows": []}\n')
 
     monkeypatch.setattr(bench_select.subprocess, "run", run)
-    assert bench_select._second_process(["--write", "docs", "--quick"]) == {"rows": []}
+    options = Namespace(model="seedling", quick=True, only=["fastv", "dart"], write="docs")
+    assert bench_select._second_process(options) == {"rows": []}
 
 
 def test_last_line_is_json_with_every_figure(

@@ -41,7 +41,7 @@ WHOLE = replace(ROW, name="whole cache", ratio=0.0, kv_bytes=10 * 2**20, gain=Ga
 
 
 def verdicts(*rows: CacheRow) -> list[str]:
-    return [line.split(":")[0] for line in targets([WHOLE, *rows])]
+    return [line.split(":")[0] for line in targets([row.entry() for row in (WHOLE, *rows)])]
 
 
 def test_a_target_is_met_or_missed() -> None:
@@ -93,7 +93,11 @@ def test_a_page_has_a_table_for_each_length() -> None:
     here |= {"torch": "2", "transformers": "5"}
     rows = [WHOLE, ROW, replace(WHOLE, tokens=500), replace(ROW, tokens=500)]
     other = [replace(one, instance="wider") for one in (WHOLE, ROW)]
-    assert page([*rows, *other], {"conditions": here}).count("## 1,000 tokens") == 2
-    text = page(rows, {"conditions": here})
+
+    def paged(*rows: CacheRow) -> str:
+        return page({"conditions": here, "rows": [row.entry() for row in rows]})
+
+    assert paged(*rows, *other).count("## 1,000 tokens") == 2
+    text = paged(*rows)
     assert text.count("## 1,000 tokens, 900 of them visual") == 1
     assert text.count("| snapkv | 0.9 | 1005 | 5.0 (0.50%) | 3 (1 MiB) | 2.00 |") == 2

@@ -10,7 +10,7 @@ import pytest
 from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.errors import UserError
 from lab.bench.bench_setup import Setup
-from lab.bench.speculative_bench import KINDS, earlier, joined, kinds, page_lines
+from lab.bench.speculative_bench import KINDS, earlier, joined, kinds, tables
 from lab.bench.speculative_goals import Goal, targets
 from tests.decoding.test_summary import decoded
 
@@ -103,7 +103,7 @@ def test_every_speed_up_is_judged_with_its_interval() -> None:
     assert gained["bound"] == pytest.approx(2.0)
     assert gained["verdict"] == "not believable"
     assert by["parallelvlm", "end to end over plain decoding"]["verdict"] == "not believable"
-    lines = page_lines({"rows": rows, "targets": found, "machine_ms": 1.0})
+    lines = tables({"rows": rows, "targets": found, "machine_ms": 1.0}).splitlines()
     assert any("not believable" in line for line in lines)
     widths = {line.count("|") for line in lines if line.startswith("| captions")}
     assert widths == {line.count("|") for line in lines if line.startswith("| answers")}

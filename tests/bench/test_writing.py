@@ -2,65 +2,57 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
-from lab.bench import decode_bench as decode
-from lab.bench import diffusion_page
-from lab.bench import engine_bench as engine
-from lab.bench import onepass_bench as onepass
-from lab.bench import selection_bench as select
-from lab.bench import speculative_bench as sd
+from lab.bench import (
+    decode_bench,
+    diffusion_bench,
+    engine_bench,
+    interval_coverage,
+    kv_bench,
+    onepass_bench,
+    prefetch_bench,
+    selection_bench,
+    speculative_bench,
+)
 from lab.bench.bench_page import (
     CORES,
     LOAD,
     OFFLINE,
+    Bench,
+    Result,
     bench_command,
-    finish,
     goal,
     leave,
     measured_on,
-    parser,
+    printed_page,
 )
-from lab.bench.bench_setup import Figure
 
-Result = dict[str, Any]
-
-
-def of_engine(result: Result, folder: Path) -> None:
-    engine.write(result, [Figure.from_entry(one) for one in result["figures"]], folder)
-
-
-#: What writes page and figures, by the name of both.
-WRITERS: dict[str, Callable[[Result, Path], None]] = {
-    "bench_decode": decode.write,
-    "bench_diffusion": lambda result, folder: leave(
-        folder, "bench_diffusion", diffusion_page.page(result), result
-    ),
-    "bench_engine": of_engine,
-    "bench_onepass": lambda result, folder: leave(
-        folder, "bench_onepass", onepass.page(result), result
-    ),
-    "bench_sd": lambda result, folder: sd.write(result, sd.page_lines(result), folder),
-    "bench_select": select.write,
+BENCHES = {
+    module.BENCH.name: module.BENCH
+    for module in (
+        *(decode_bench, diffusion_bench, engine_bench, interval_coverage, kv_bench),
+        *(onepass_bench, prefetch_bench, selection_bench, speculative_bench),
+    )
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", [*BENCHES, "bench_select_only"])
 def test_pages_are_those_of_the_figures_beside_them(name: str, tmp_path: Path) -> None:
-    docs = ROOT / "lab" / "measured"
-    WRITERS[name](json.loads((docs / f"{name}.json").read_text()), tmp_path)
-    for suffix in (".json", ".md"):
-        assert (tmp_path / f"{name}{suffix}").read_bytes() == (
-            docs / f"{name}{suffix}"
-        ).read_bytes()
+    measured = ROOT / "lab" / "measured"
+    result = json.loads((measured / f"{name}.json").read_text())
+    page = BENCHES[name.removesuffix("_only")].page
+    assert page is not None
+    leave(tmp_path, name, page(result), result)
+    for file in (f"{name}.json", f"{name}.md"):
+        assert (tmp_path / file).read_bytes() == (measured / file).read_bytes()
 
 
 def test_a_command_is_offline_and_ends_in_one_line(
@@ -84,14 +76,22 @@ def test_a_command_is_offline_and_ends_in_one_line(
 def test_without_a_folder_figures_are_said_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = parser("any", "bench_any").parse_args([])
-    finish(options.write, "bench_any", "# Page", {"schema": 1})
-    assert capsys.readouterr().out == '{"schema": 1}\n'
-    options = parser("any", "bench_any").parse_args(["--write", str(tmp_path / "new" / "docs")])
-    finish(options.write, "bench_any", "# Page", {"schema": 1})
-    assert (options.write / "bench_any.md").read_text() == "# Page\n"
-    assert (options.write / "bench_any.json").read_text() == '{\n "schema": 1\n}\n'
-    assert not hasattr(parser("any").parse_args([]), "write")
+    def measure(options: argparse.Namespace) -> dict[str, object]:
+        print("noise from a library")
+        return {"value": 2 * options.half, "conditions": {}}
+
+    def page(result: Result) -> str:
+        return f"# Page of {result['value']}"
+
+    half = {"--half": {"type": int, "default": 1}}
+    bench = Bench("any", measure, printed_page(page), page, half, name="bench_any")
+    assert bench.main([]) == 0
+    figures = '{"schema": 1, "value": 2, "conditions": {}}'
+    assert capsys.readouterr() == (f"# Page of 2\n{figures}\n", "noise from a library\n")
+    folder = tmp_path / "new" / "docs"
+    assert bench.main(["--half", "2", "--write", str(folder)]) == 0
+    assert (folder / "bench_any.md").read_text() == "# Page of 4\n"
+    assert json.loads((folder / "bench_any.json").read_text())["value"] == 4
 
 
 def test_a_figure_that_is_no_number_leaves_what_was_there(tmp_path: Path) -> None:

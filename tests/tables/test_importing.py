@@ -10,7 +10,6 @@ import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.published_tables import FOLDER, papers, read_cells, read_paper
-from lab.tables_import import import_tables, main
 from tests.tables.stored import CELLS, write_paper
 
 TABLES = {
@@ -37,14 +36,6 @@ def test_provenance_is_that_of_the_files() -> None:
         assert hashlib.sha256(content).hexdigest() == line["sha256"], line["file"]
 
 
-def test_importing_what_is_there_changes_nothing(tmp_path: Path) -> None:
-    for path in FOLDER.glob("*.yaml"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    import_tables(FOLDER, tmp_path)
-    for path in FOLDER.glob("*_table*.csv"):
-        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), path.name
-
-
 LINES = CELLS.splitlines(keepends=True)
 
 
@@ -66,22 +57,11 @@ LINES = CELLS.splitlines(keepends=True)
         ("".join(LINES[:-1]), "5 cells; valid: 6"),
     ],
 )
-def test_a_damaged_table_is_refused_by_file_and_line(
-    cells: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = write_paper(tmp_path / "known")
-    before = (known / "toy_table1.csv").read_bytes()
-    assert main([str(write_paper(tmp_path / "damaged", cells)), "--out", str(known)]) == 2
-    line = capsys.readouterr().err
+def test_a_damaged_table_is_refused_by_file_and_line(cells: str, told: str, tmp_path: Path) -> None:
+    folder = write_paper(tmp_path / "damaged", cells)
+    with pytest.raises(UserError) as refusal:
+        read_cells(read_paper("toy", folder), "1", folder)
+    line = str(refusal.value)
     assert "toy_table1.csv" in line
     assert told in line
-    assert line.count("\n") == 1
-    assert (known / "toy_table1.csv").read_bytes() == before
-
-
-def test_a_table_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    known = write_paper(tmp_path / "known")
-    source = write_paper(tmp_path / "source")
-    (source / "toy_table9.csv").write_text("")
-    with pytest.raises(UserError, match=r"toy_table9\.csv is no table"):
-        import_tables(source, known)
+    assert "\n" not in line
