@@ -32,8 +32,8 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
 from espalier.methods.base import TokenReducer
+from lab.bench.bench_page import one_thread
 from lab.bench.diffusion_sides import DiffusionSide
-from lab.bench.selection_times import one_thread
 
 MODEL = "seedling_diffusion"
 #: Questions that are timed: kinds and numbers of each benchmark, about this many held-out scenes.
