@@ -76,7 +76,7 @@ def _methods(refused: Collection[str] | None, listed: OwnChoices) -> str:
     head = ("method",) if refused is None else ("method", "runs")
     hints = ["method.variant=NAME: official is the released code, paper the paper's text"]
     if refused:
-        hints.append("no: the same command with this method says why")
+        hints.append("no: the same command with this method gives the reason")
     return _page((*head, "[variants, the default first]"), parts, [*hints, *listed.notes])
 
 

@@ -98,7 +98,7 @@ def by_kind(default: Any, values: Mapping[str, Any], *, _root_: Container) -> An
         benchmark = OmegaConf.select(_root_, "benchmark.name")
         tell_once(
             f"method={method}: {value} instead of {default}, as its paper has it for {kind} "
-            f"(benchmark={benchmark}); extra.params of the row says what ran, method.params.<key> sets it"
+            f"(benchmark={benchmark}); extra.params of the row has what ran, method.params.<key> sets it"
         )
     return value
 

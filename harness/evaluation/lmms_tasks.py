@@ -188,7 +188,7 @@ def load_tasks(
             raise UserError(
                 f"benchmark.task={name!r}: its data cannot be loaded: No locks available in "
                 f"{str(datasets.config.HF_DATASETS_CACHE)!r}; valid: HF_DATASETS_CACHE=<a folder on a local disk>, "
-                "whose file system has locks"
+                "on a file system with locks"
             ) from error
         if isinstance(cause, UserError) or cause is None or not configs:
             raise cause or error from error

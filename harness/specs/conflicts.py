@@ -210,7 +210,7 @@ def _unlogged(key: str) -> Conflict:
     return Conflict(
         f"log.{key}",
         lambda case: case.value("log.name") == "none" and case.value(f"log.{key}"),
-        "with log=none says nothing",
+        "has no effect with log=none",
         "log=wandb",
         UserError,
     )
@@ -592,7 +592,7 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             "benchmark",
             lambda case: "server" in case.spec.benchmark.needs,
             ": scored by a submission server alone (benchmark.needs=[server])",
-            "a split whose answers are public",
+            "a split with public answers",
             UserError,
         ),
         Conflict(

@@ -105,8 +105,8 @@ the one named. To run both in one sweep: `-m method=fastv method.variant=paper,o
 DIFFERENCES = """\
 ## Differences
 
-What each method follows where paper and code leave a choice, and where it departs from that, as its file says. Methods
-without a line depart in nothing that is known.
+What each method follows where paper and code leave a choice, and where it departs from that, as stated in its file.
+Methods without a line depart in nothing that is known.
 """
 
 #: The mark of a paragraph in a method's docstring that the page lists under `Differences`.

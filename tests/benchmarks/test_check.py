@@ -83,7 +83,7 @@ def test_videos_are_shown_to_a_tiny_model(repositories: Repositories) -> None:
 
 def test_another_number_of_rows_than_the_file_says_is_told(repositories: Repositories) -> None:
     findings, _ = check("videomme", repositories("videomme"))
-    assert findings[0].detail.endswith("3 rows (the benchmark's file says 2700)")
+    assert findings[0].detail.endswith("3 rows (the benchmark's file states 2700)")
 
 
 @pytest.mark.parametrize(

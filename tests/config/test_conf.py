@@ -201,7 +201,7 @@ def test_sweep_expands_into_cells_with_the_model_outermost() -> None:
     assert command.argv[:2] == ("-m", "model=seedling,seedling_draft")
 
 
-#: Configs of methods that the sweep leaves out, as its file says.
+#: Configs of methods that the sweep leaves out, as stated in its file.
 NOT_SWEPT = {
     "dycoke_decode",
     "rtprune_dynamic",

@@ -496,7 +496,7 @@ def test_releases_without_their_files_are_refused(source: Path) -> None:
     for name, words in (
         ("tokenizer.model", "no sentencepiece model"),
         ("tokenizer_config.json", "no usable tokenizer_config.json"),
-        ("conversation.py", "tells no chat format"),
+        ("conversation.py", "names no chat format"),
         ("config.json", "no usable config.json"),
     ):
         (source / name).rename(source / f"{name}.away")

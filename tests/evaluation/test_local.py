@@ -293,5 +293,5 @@ def test_a_cache_without_locks_is_told_with_what_helps(
     line = refused(opened, tmp_path / "task", tmp_path / "copy")
     assert "No locks available" in line
     assert line.endswith(
-        "; valid: HF_DATASETS_CACHE=<a folder on a local disk>, whose file system has locks"
+        "; valid: HF_DATASETS_CACHE=<a folder on a local disk>, on a file system with locks"
     )

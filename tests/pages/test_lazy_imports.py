@@ -1,4 +1,4 @@
-"""An import inside a function says why it is there: what it would cost at the top of the file."""
+"""A comment at an import inside a function states its cost at the top of the file."""
 
 from __future__ import annotations
 

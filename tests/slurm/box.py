@@ -76,7 +76,7 @@ def install() -> None:
     """Install SLURM from the machine's packages where it is missing.
 
     Raises:
-        NotHere: that cannot be done, and the line says why.
+        NotHere: that cannot be done, with the reason in one line.
     """
     os.environ["PATH"] += f":{DAEMONS}"
     missing = [name for name in NEEDED if shutil.which(name) is None]

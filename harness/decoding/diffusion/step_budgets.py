@@ -110,7 +110,7 @@ def base_ratio(method: TokenReducer, budget: Budget, facts: ModelFacts) -> float
     valid = ("kept",) if further else ("kept", "average")
     if budget.rule not in valid:
         raise BudgetError(
-            f"budget={budget.rule!r} cannot be followed by {name}, whose ratio sets the shares of its steps or stages; "
+            f"budget={budget.rule!r} cannot be followed by {name}: its ratio sets the shares of its steps or stages; "
             f"valid: {', '.join(valid)}"
         )
     full_share = shortened_layer(site) / depth

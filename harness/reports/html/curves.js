@@ -108,7 +108,7 @@ function costPlot(panel, curves) {
       unread: row.unread, title: `${curveName(name)}: ${percent(row.value)} %${row.unread ? UNREAD : ""} at ${how.show(how.of(row))}${row.ratio ? `, ${amount(row)}` : ""}` })).sort((a, b) => a.x - b.x),
   }));
   const all = lines.flatMap((line) => line.points);
-  if (!all.length) return element("p", { class: "none" }, "No row tells this cost.");
+  if (!all.length) return element("p", { class: "none" }, "No row has this cost.");
   const [least, most] = [Math.min, Math.max].map((end) => end(...all.map((point) => point.x)));
   const made = plot({ width: wide(), lines, join: false, names: false, front: front(all), title: `${panel.benchmark}, score by ${how.label}`,
     xs: costAxis(least, most, how.label) });

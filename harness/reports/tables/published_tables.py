@@ -319,7 +319,7 @@ def read_cells(paper: Paper, number: str, folder: Path = FOLDER) -> tuple[Printe
         cells[cell.key] = cell
     if len(cells) != entry.cells:
         raise UserError(
-            f"{path}: {len(cells)} cells; valid: {entry.cells}, as {paper.slug}.yaml says"
+            f"{path}: {len(cells)} cells; valid: {entry.cells}, as {paper.slug}.yaml states"
         )
     return tuple(cells.values())
 

@@ -234,7 +234,7 @@ class Examination:
             f"{place}, split {self.loaded.tasks[0].config.test_split or dataset.split}: {rows} rows"
         )
         if dataset.samples is not None and rows != dataset.samples:
-            summary += f" (the benchmark's file says {dataset.samples})"
+            summary += f" (the benchmark's file states {dataset.samples})"
         return summary
 
     def rows(self) -> str:

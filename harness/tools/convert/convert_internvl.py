@@ -178,7 +178,7 @@ def read_prompt(file: Path, name: str) -> ChatFrame:
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except FOREIGN as error:
-        raise UserError(f"{str(file)!r} tells no chat format ({error})") from error
+        raise UserError(f"{str(file)!r} names no chat format ({error})") from error
     formats = [_keywords(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     template = next((entry for entry in formats if entry.get("name") == name), None)
     if template is None:
