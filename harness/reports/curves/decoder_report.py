@@ -449,7 +449,21 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     return CurvesPage(values, figures, parts, notes)
 
 
-REPORT = Report("decoder_report", "decoders.md", __doc__, read_page, PRESETS)
+REPORT = Report(
+    "decoder_report",
+    "Speculative decoding",
+    "speculative",
+    "lab/measured/speculative",
+    {
+        "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
+        "ratio": "By the share of visual tokens that the draft does without.",
+        "guidance": "Drafted tokens accepted, by what chooses the draft's visual tokens.",
+    },
+    "decoders.md",
+    __doc__,
+    read_page,
+    PRESETS,
+)
 main = REPORT.main
 
 if __name__ == "__main__":
