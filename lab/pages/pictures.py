@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from espalier import results
 from espalier.harness.paths import DEMO, ROOT
 from espalier.harness.reports.curves.diffusion_report import draw_steps
-from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.figures import STYLE
 from espalier.harness.specs.commands import command
 from espalier.harness.stats import Interval
 from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid

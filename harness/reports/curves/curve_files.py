@@ -20,8 +20,17 @@ from espalier.harness.errors import (
 from espalier.harness.reports.curves.comparison import panel_of, points_of, read_panels
 from espalier.harness.reports.curves.curve_points import FLOORS, FULL, CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
-from espalier.harness.reports.curves.figures import Plot, Series, draw, percent_spot, save
-from espalier.harness.reports.curves.plot_style import NOTE, UNDRAWABLE, line_look, looks
+from espalier.harness.reports.curves.figures import (
+    NOTE,
+    UNDRAWABLE,
+    Plot,
+    Series,
+    draw,
+    line_look,
+    looks,
+    percent_spot,
+    save,
+)
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     filter_results,

@@ -19,8 +19,17 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
 from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.reports.curves.curve_table import Columns, cell_table
-from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, marker, percent_spot
-from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS
+from espalier.harness.reports.curves.figures import (
+    COLOURS,
+    GREYS,
+    MARKERS,
+    Plot,
+    Series,
+    Spot,
+    draw,
+    marker,
+    percent_spot,
+)
 from espalier.harness.reports.curves.report_page import CurvesPage, Report
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,

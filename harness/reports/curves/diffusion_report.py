@@ -26,8 +26,15 @@ from espalier.harness.reports.curves.curve_points import (
     title_of,
 )
 from espalier.harness.reports.curves.curve_table import gains_over, grid_table
-from espalier.harness.reports.curves.figures import Plot, Series, draw, marker, percent_spot
-from espalier.harness.reports.curves.plot_style import COLOURS, GREYS
+from espalier.harness.reports.curves.figures import (
+    COLOURS,
+    GREYS,
+    Plot,
+    Series,
+    draw,
+    marker,
+    percent_spot,
+)
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,

@@ -18,8 +18,16 @@ from espalier.harness.reports.curves.curve_points import (
     title_of,
     verdict,
 )
-from espalier.harness.reports.curves.figures import DASHED, Plot, Series, Spot, draw, marker, save
-from espalier.harness.reports.curves.plot_style import COLOURS
+from espalier.harness.reports.curves.figures import (
+    COLOURS,
+    DASHED,
+    Plot,
+    Series,
+    Spot,
+    draw,
+    marker,
+    save,
+)
 from espalier.harness.reports.curves.report_page import config_names, name_and_share, write_page
 from espalier.harness.reports.printed_text import markdown_table, readable
 from espalier.harness.specs.commands import RUN

@@ -23,7 +23,7 @@ from espalier.harness.paths import DEMO, ROOT, short_path
 from espalier.harness.reports.curves import cache_report, decoder_report, diffusion_report
 from espalier.harness.reports.curves.comparison import averages, panel_of
 from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, CurvePanel
-from espalier.harness.reports.curves.plot_style import UNDRAWABLE, looks
+from espalier.harness.reports.curves.figures import UNDRAWABLE, looks
 from espalier.harness.reports.curves.report_page import Report
 from espalier.harness.reports.curves.stored_rows import StoredResult
 from espalier.harness.reports.frame import at
