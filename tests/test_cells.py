@@ -167,7 +167,8 @@ def store(tmp_path: Path) -> Path:
 
 
 def curves(panel: CurvePanel) -> dict[str, float]:
-    return {curve.name: round(curve.points[0].score.value, 3) for curve in panel.curves}
+    first = panel.points.drop_duplicates("curve")
+    return {point.curve: round(point.score.value, 3) for point in first.itertuples()}
 
 
 def test_the_newest_row_is_not_taken_for_another_policy(store: Path) -> None:
@@ -200,13 +201,13 @@ def test_a_gain_is_over_random_under_the_same_policy(tmp_path: Path) -> None:
     add_run(tmp_path, "random", 0.5, 0.5)
     add_run(tmp_path, "clever", 0.5, 0.3, under=closed)
     (panel,) = read_panels(tmp_path, ["boxes"])
-    assert {curve.name: curve.floor for curve in panel.curves} == {
+    assert dict(zip(panel.points.curve, panel.points.floor, strict=True)) == {
         "clever positions=renumbered": None,
         "random": None,
     }
     add_run(tmp_path, "random", 0.5, 0.2, label="other", under=closed)
     (panel,) = read_panels(tmp_path, ["boxes"], nearest=True)
-    floors = {curve.name: curve.floor for curve in panel.curves}
+    floors = dict(zip(panel.points.curve, panel.points.floor, strict=True))
     assert floors["clever positions=renumbered"] == "random other positions=renumbered"
 
 

@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from espalier.harness.cli import curves, report
 from espalier.harness.errors import JudgeLost, StoreLost, UserError, plain, plain_page, plain_values
 from espalier.harness.paths import DEMO
-from espalier.harness.reports.curves.curve_points import CurvePanel
+from espalier.harness.reports.curves.curve_points import POINT, CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.tables import rebuild
 from espalier.harness.runs import streams
@@ -91,7 +92,7 @@ def test_answers_and_runs_are_shown_without_what_steers(text: str, terminal: boo
 
 def test_html_of_names_is_text_in_markdown() -> None:
     hostile = "<script>alert(1)</script>"
-    panel = CurvePanel(benchmark=hostile, metric=hostile, n_samples=1, full=None, curves=())
+    panel = CurvePanel(hostile, hostile, 1, full=None, points=pd.DataFrame(columns=POINT))
     page = plain_page(markdown([panel]))
     assert "<script" not in page
     assert "</script" not in page

@@ -11,7 +11,6 @@ FORMATS = {
     "internvl": "espalier.harness.tools.convert.convert_internvl",
     "llava": "espalier.harness.tools.convert.convert_llava",
     "llava_onevision": "espalier.harness.tools.convert.convert_llava_onevision",
-    "llava_video": "espalier.harness.tools.convert.convert_llava_video",
 }
 
 

@@ -169,7 +169,7 @@ class LlavaVideoAdapter(ReleasedAdapter):
         if not spec.architecture:
             raise UserError(
                 f"model={spec.name}: the release's config.json does not describe its tower; valid: "
-                "model=llava_video_7b with model.path=<this folder>, or espalier convert llava_video"
+                "model=llava_video_7b with model.path=<this folder>"
             )
         return super().checkpoint_config(spec)
 

@@ -1,4 +1,4 @@
-"""Compare printed numbers with formulas: `python -m lab.analytic.formulas [--cells] [--write FOLDER]`.
+"""Compare printed numbers with formulas: `python -m lab.analytic.formulas [--cells]`.
 
 Published cells are read from results/papers/*.csv, known misprints from misprints.csv in the same folder; no model is
 needed. Exit status 0: every cell equals the formula's value within its tolerance, or is a known misprint. 1: some cell
@@ -10,16 +10,15 @@ does not; standard error names it. 2: a table is missing or damaged, or no formu
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from espalier.harness.errors import UserError, print_lines
+from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.cell_verdicts import FORMULA_COLUMNS, FormulaValue
-from espalier.harness.reports.tables.published_tables import FOLDER, KEYS
+from espalier.harness.reports.tables.published_tables import FOLDER
 from espalier.harness.specs.commands import PlainParser, command
 from lab.analytic import aircache_formulas as analytic_aircache
 from lab.analytic import d2pruner_formulas as analytic_d2pruner
@@ -69,14 +68,6 @@ def formulas(folder: Path = FOLDER) -> dict[tuple[str, ...], FormulaValue]:
         source = f"{claim.source}, fitted: {claim.fitted}" if claim.fitted else claim.source
         values.setdefault(claim.cell.key, FormulaValue(claim.value, source, misprint, claim.basis))
     return values
-
-
-def write(judged: Sequence[JudgedClaim], folder: Path) -> None:
-    """Write analytic.md (both tables) and analytic.csv (a line for each cell) into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = f"{summary_table(judged)}\n{cells_table(judged)}"
-    (folder / "analytic.md").write_text(page, encoding="utf-8")
-    (folder / "analytic.csv").write_text(csv_lines(judged), encoding="utf-8")
 
 
 def write_values(folder: Path = FOLDER) -> None:
@@ -171,48 +162,6 @@ def total(judged: Sequence[JudgedClaim]) -> str:
     )
 
 
-def summary_table(judged: Sequence[JudgedClaim]) -> str:
-    """Return the summary in Markdown."""
-    return _markdown(SUMMARY, summary(judged))
-
-
-def cells_table(judged: Sequence[JudgedClaim]) -> str:
-    """Return all cells in Markdown."""
-    return _markdown(CELLS, cells(judged))
-
-
-def csv_lines(judged: Iterable[JudgedClaim]) -> str:
-    """Return all cells as CSV, starting with the columns of the published tables."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow(
-        (
-            *KEYS,
-            "unit",
-            "printed",
-            "formula",
-            "residual",
-            "allowed",
-            "exact",
-            "verdict",
-            "source",
-            "note",
-            "fitted",
-        )
-    )
-    for item in judged:
-        claim, cell = item.claim, item.claim.cell
-        exact = "" if claim.exact is None else repr(claim.exact)
-        numbers = (repr(claim.value), repr(claim.residual), repr(claim.tolerance), exact)
-        out.writerow(
-            (
-                *(*cell.key, cell.unit, cell.value, *numbers),
-                *(item.verdict, claim.source, item.note, claim.fitted),
-            )
-        )
-    return text.getvalue()
-
-
 def _column(item: JudgedClaim) -> tuple[str, str]:
     return f"{item.claim.cell.paper} {item.claim.cell.table}", item.claim.column
 
@@ -224,20 +173,12 @@ def _sorted(judged: Iterable[JudgedClaim]) -> list[JudgedClaim]:
     return sorted(claims, key=lambda item: first[_column(item)])
 
 
-def _markdown(heading: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [heading, ["---"] * len(heading), *lines]
-    return "".join(f"| {' | '.join(part.replace('|', '/') for part in row)} |\n" for row in rows)
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts; return the exit status."""
     about = (__doc__ or "").partition("\n")[0]
     parser = PlainParser(prog="python -m lab.analytic.formulas", description=about)
     parser.add_argument("--cells", action="store_true", help="print a line for each cell")
-    parser.add_argument(
-        "--write", type=Path, metavar="FOLDER", help="write analytic.md and analytic.csv"
-    )
     parser.add_argument("--values", action="store_true", help="write formulas.csv of the papers")
     parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
     options = parser.parse_args(argv)
@@ -249,8 +190,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.values:
         write_values(options.published)
     print(console(judged, options.cells), end="")
-    if options.write is not None and not _try_write(judged, options.write):
-        return 2
     off = [item for item in judged if item.verdict == "off"]
     for item in off:
         cell = item.claim.cell
@@ -264,16 +203,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     return 1 if off or unconfirmed else 0
-
-
-def _try_write(judged: Sequence[JudgedClaim], folder: Path) -> bool:
-    """Write the files; on failure print one line and return False."""
-    try:
-        write(judged, folder)
-    except OSError as error:
-        print_lines(f"error: --write {folder}: {error.strerror}", file=sys.stderr)
-        return False
-    return True
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.figures import STYLE
 from lab.bench.bench_page import conditions, leave
 from lab.bench.guided_words import KINDS, CaptionRecord, Guided, Setting, summarised
 from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid

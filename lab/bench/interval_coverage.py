@@ -14,12 +14,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.stats import (
     Interval,
     average_retention,
@@ -69,19 +70,12 @@ def mean_of_first(ours: Array, _: Array) -> Interval:
     return mean_interval(ours)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One population, number of samples and loss: coverage and mean width of one interval, and of the bootstrap."""
-
-    kind: str
-    population: str
-    samples: int
-    loss: float
-    interval: str
-    coverage: float
-    width: float
-    bootstrap_coverage: float | None = None
-    bootstrap_width: float | None = None
+#: A population, a number of samples and a loss: coverage and mean width of one interval, and of the bootstrap.
+Cell = dict[str, Any]
+COLUMNS = (
+    *("kind", "population", "samples", "loss", "interval"),
+    *("coverage", "width", "bootstrap_coverage", "bootstrap_width"),
+)
 
 
 def simulated(population: Population, n: int, loss: float, runs: int) -> Iterator[Cell]:
@@ -110,11 +104,9 @@ def simulated(population: Population, n: int, loss: float, runs: int) -> Iterato
         if abs(np.mean(covers[:MEASURED]) - covered) > 1e-9:
             raise AssertionError(f"ends and roots differ: {population.name}, {n}, {loss}, {name}")
         low, high = np.quantile(means, (0.025, 0.975), axis=0)
-        yield Cell(
-            *(population.kind, population.name, n, loss, name),
-            *(float(np.mean(covers)), width),
-            *_covered(low, high, truth),
-        )
+        place = (population.kind, population.name, n, loss, name)
+        numbers = (float(np.mean(covers)), width, *_covered(low, high, truth))
+        yield dict(zip(COLUMNS, (*place, *numbers), strict=True))
 
 
 def _holds(interval: Rule, parts: Split, pair: tuple[Array, Array], truth: float) -> bool:
@@ -155,11 +147,12 @@ def averages(benchmarks: int, n: int, loss: float, runs: int) -> Cell:
         draws = np.random.default_rng(0)
         ratios = [drawn_shares(of_retention(*pair), draws, WEIGHTS, 0.0)[:, 0] for pair in pairs]
         plain.append(np.quantile(np.mean(ratios, axis=0), (0.025, 0.975)))
-    return Cell(
-        *("average", average_name(benchmarks), n, loss, "average retention"),
+    numbers = (
         *_covered([item.low for item in intervals], [item.high for item in intervals], 1 - loss),
         *_covered([low for low, _ in plain], [high for _, high in plain], 1 - loss),
     )
+    place = ("average", average_name(benchmarks), n, loss, "average retention")
+    return dict(zip(COLUMNS, (*place, *numbers), strict=True))
 
 
 def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
@@ -180,9 +173,8 @@ def table_seconds(cells: int = 100, n: int = 500) -> dict[str, float]:
 
 def page(result: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
-    cells, runs, seconds = (result[name] for name in ("cells", "runs", "seconds"))
-    cells = [Cell(**cell) for cell in cells]
-    lowest = min(cell.coverage for cell in cells)
+    runs, seconds = result["runs"], result["seconds"]
+    cells = pd.DataFrame(result["cells"])
     lines = [
         "# Coverage of the intervals\n",
         "`python -m lab.bench.interval_coverage --write lab/measured` writes this page: share of simulated runs "
@@ -191,56 +183,54 @@ def page(result: Mapping[str, Any]) -> str:
         f"({math.ceil(runs * AVERAGED / RUNS)} of averages; widths over {min(runs, MEASURED)}). "
         "Small: the percentile bootstrap over samples, which this harness used before; of averages the Bayesian "
         f"bootstrap over samples, over which the goal is a width of at most {WIDTH} times. "
-        f"The lowest coverage of all {len(cells)} cells is {lowest:.3f}; {GOAL} is the goal.\n",
+        f"The lowest coverage of all {len(cells)} cells is {cells.coverage.min():.3f}; {GOAL} is the goal.\n",
         "A coverage of 1.000 at a loss of 0 or 0.2 % is no mistake: with hardly a changed answer to be seen an "
         "interval can only bound the unseen changes, and a bound of 3.7 / n is always true there.\n",
         *_widths(cells),
         "A table of 100 cells of 500 samples (score, retention and difference of each) takes "
         f"{seconds['intervals']:.2f} s, its p-values {seconds['pvalues']:.2f} s of the processor, on one thread.\n",
     ]
-    for name in dict.fromkeys(cell.interval for cell in cells):
-        lines += [f"## {name[0].upper()}{name[1:]}\n", *_table(cells, name), ""]
+    for name, group in cells.groupby("interval", sort=False):
+        lines += [f"## {name[0].upper()}{name[1:]}\n", _table(group)]
     return "\n".join(lines)
 
 
-def _widths(cells: Sequence[Cell]) -> Iterator[str]:
+def _widths(cells: pd.DataFrame) -> Iterator[str]:
     """Yield the least coverage of averages, and their largest width over that of the Bayesian bootstrap by loss."""
-    averages_only = [cell for cell in cells if cell.kind == "average"]
-    if not averages_only:
+    averages_only = cells[cells.kind == "average"]
+    if averages_only.empty:
         return
-    widths = []
-    for loss in sorted({cell.loss for cell in averages_only if cell.loss > 0}):
-        row = [cell for cell in averages_only if cell.loss == loss and cell.bootstrap_width]
-        widest = max(row, key=lambda cell: cell.width / (cell.bootstrap_width or 1.0))
-        widths.append(
-            f"{widest.width / (widest.bootstrap_width or 1.0):.2f} at a loss of {100 * loss:g} % "
-            f"({widest.population}, n = {widest.samples}; the bootstrap covers {widest.bootstrap_coverage:.3f} there)"
-        )
-    lowest = min(cell.coverage for cell in averages_only)
+    lossy = averages_only[averages_only.loss > 0]
+    ratios = lossy.assign(ratio=lossy.width / lossy.bootstrap_width).sort_values("ratio")
+    widths = [
+        f"{widest.ratio:.2f} at a loss of {100 * widest.loss:g} % ({widest.population}, n = {widest.samples}; "
+        f"the bootstrap covers {widest.bootstrap_coverage:.3f} there)"
+        for widest in ratios.groupby("loss").tail(1).sort_values("loss").itertuples()
+    ]
     yield (
-        f"Averages cover {lowest:.3f} at least. Their largest width over that of the Bayesian bootstrap: "
-        f"{', '.join(widths)}. What the benchmarks of an average share (harness/stats/score_intervals.py) was chosen "
-        "on populations of this page, not on others.\n"
+        f"Averages cover {averages_only.coverage.min():.3f} at least. Their largest width over that of the Bayesian "
+        f"bootstrap: {', '.join(widths)}. What the benchmarks of an average share "
+        "(harness/stats/score_intervals.py) was chosen on populations of this page, not on others.\n"
     )
 
 
-def _table(cells: Sequence[Cell], name: str) -> Iterator[str]:
-    ours = [cell for cell in cells if cell.interval == name]
-    losses = sorted({cell.loss for cell in ours})
-    yield f"| population | n | {' | '.join(f'loss {100 * loss:g} %' for loss in losses)} |"
-    yield "| --- | ---: |" + " ---: |" * len(losses)
-    for place in dict.fromkeys((cell.kind, cell.population, cell.samples) for cell in ours):
-        row = {
-            cell.loss: cell for cell in ours if (cell.kind, cell.population, cell.samples) == place
-        }
-        texts = " | ".join(_text(row[loss]) for loss in losses)
-        yield f"| {place[0]}: {place[1]} | {place[2]} | {texts} |"
+def _table(cells: pd.DataFrame) -> str:
+    losses = sorted(set(cells.loss))
+    lines = [
+        [f"{kind}: {population}", str(samples), *map(_text, row.sort_values("loss").itertuples())]
+        for (kind, population, samples), row in cells.groupby(
+            ["kind", "population", "samples"], sort=False
+        )
+    ]
+    return markdown_table(
+        ["population", "n", *(f"loss {100 * loss:g} %" for loss in losses)], lines
+    )
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Any) -> str:
     mark = "**" if cell.coverage < GOAL else ""
     text = f"{mark}{cell.coverage:.3f}{mark} / {100 * cell.width:.2f}"
-    if cell.bootstrap_coverage is None or cell.bootstrap_width is None:
+    if pd.isna(cell.bootstrap_coverage):
         return text
     return f"{text} <sub>{cell.bootstrap_coverage:.3f} / {100 * cell.bootstrap_width:.2f}</sub>"
 
@@ -275,7 +265,7 @@ def grid(runs: int, journal: Path | None) -> Iterator[Cell]:
                     )
                     done[name, n, loss] = new_cells
                     if journal is not None:
-                        line = {"runs": runs, "cells": [asdict(cell) for cell in new_cells]}
+                        line = {"runs": runs, "cells": new_cells}
                         with journal.open("a", encoding="utf-8") as file:
                             file.write(json.dumps(line) + "\n")
                 yield from done[name, n, loss]
@@ -290,8 +280,8 @@ def read_journal(path: Path, runs: int) -> dict[tuple[str, int, float], list[Cel
         except json.JSONDecodeError:
             continue
         if entry["runs"] == runs:
-            cells = [Cell(**cell) for cell in entry["cells"]]
-            cells_by_key[cells[0].population, cells[0].samples, cells[0].loss] = cells
+            first = entry["cells"][0]
+            cells_by_key[first["population"], first["samples"], first["loss"]] = entry["cells"]
     return cells_by_key
 
 
@@ -300,9 +290,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     seconds = table_seconds()
     places = {population.name: place for place, population in enumerate(POPULATIONS)}
     cells = sorted(
-        grid(options.runs, options.journal), key=lambda cell: places.get(cell.population, 0)
+        grid(options.runs, options.journal), key=lambda cell: places.get(cell["population"], 0)
     )
-    return {"runs": options.runs, "seconds": seconds, "cells": [asdict(cell) for cell in cells]}
+    return {"runs": options.runs, "seconds": seconds, "cells": cells}
 
 
 BENCH = Bench(

@@ -39,8 +39,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.synthetic_prompts import EDGE, QUESTION, words
 from espalier.harness.media.frames import Clip
-from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, save
-from espalier.harness.reports.curves.plot_style import line_look, looks
+from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, line_look, looks, save
 from espalier.harness.runs.environment import device_name
 from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.served.backend_check import check_backend

@@ -30,7 +30,7 @@ from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.reports.curves.plot_style import RESOLUTION, STYLE
+from espalier.harness.reports.curves.figures import RESOLUTION, STYLE
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scene, Scenes
 from espalier.harness.specs.commands import command

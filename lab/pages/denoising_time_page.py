@@ -23,8 +23,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, save
-from espalier.harness.reports.curves.plot_style import COLOURS
+from espalier.harness.reports.curves.figures import COLOURS, Plot, Series, Spot, draw, save
 from espalier.harness.reports.curves.stored_rows import read_results
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes

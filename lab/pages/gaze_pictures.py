@@ -166,7 +166,7 @@ def draw(questions: Sequence[Gaze], out: Path, ratio: float) -> None:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    from espalier.harness.reports.curves.plot_style import STYLE
+    from espalier.harness.reports.curves.figures import STYLE
 
     layers, methods = list(questions[0].attention), list(questions[0].kept)
     # One scale for all maps; a quarter of all attention on one token is rare, and would leave the others dark.

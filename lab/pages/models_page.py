@@ -27,7 +27,6 @@ CONVERTED = {
     "llava": "llava",
     "llava_next": "llava",
     "llava_onevision": "llava_onevision",
-    "llava_video": "llava_video",
     "internvl": "internvl",
 }
 

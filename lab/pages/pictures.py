@@ -25,9 +25,8 @@ from matplotlib.figure import Figure
 
 from espalier import results
 from espalier.harness.paths import DEMO, ROOT
-from espalier.harness.reports.curves.curve_points import CurvePoint
 from espalier.harness.reports.curves.diffusion_report import draw_steps
-from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.figures import STYLE
 from espalier.harness.specs.commands import command
 from espalier.harness.stats import Interval
 from lab.pages.picture_grid import Estimate, GridPanel, Mark, PictureGrid, draw_grid
@@ -181,18 +180,18 @@ def merging() -> Figure:
         ]
         frame = pd.DataFrame(cells, columns=["steps", "ratio", "score", "flops", "ms"])
         if len(frame):
-            frame["point"] = [_percent_point(text) for text in frame.score]
+            frame["score"] = frame.score.map(_percent_interval)
             frame["flops"] = frame.flops.map(float) * 1e9
             named = {"metric": TITLES[_benchmark(table)], "n_samples": 40}
             frames[_benchmark(table)] = frame.assign(**named)
     return draw_steps(frames, "D3ToM (paper)")
 
 
-def _percent_point(text: str) -> CurvePoint:
+def _percent_interval(text: str) -> Interval:
     parsed = interval_of(text)
     assert parsed is not None  # the page is written by its report
     value, (low, high) = parsed
-    return CurvePoint(0.0, Interval(value / 100, low / 100, high / 100))
+    return Interval(value / 100, low / 100, high / 100)
 
 
 #: Paths without suffix, what draws them, and their suffixes; the HTML report shows SVG files of lab/measured.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from espalier.harness.seedling import weights_dir
@@ -33,15 +32,7 @@ from lab.training.fast_math import use_attention, use_bf16_products
 from lab.training.language_losses import answer_loss
 from lab.training.language_stage import maybe_subset
 from lab.training.release_stage import load_exported
-from lab.training.stage_runtime import (
-    TrainingLog,
-    Worker,
-    cosine_lr,
-    load_checkpoint,
-    make_optimiser,
-    save_checkpoint,
-    set_lr,
-)
+from lab.training.stage_runtime import Training, Worker, cosine_lr
 from lab.training.tower_stage import tower_of
 
 CHECKPOINT = "crowd.pt"
@@ -112,19 +103,9 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     tower, projector = tower_of(model), model.model.multi_modal_projector
     use_bf16_products(projector)
     use_bf16_products(model.model.language_model)
-    parameters = [*(p for p in model.parameters() if p.requires_grad), *namer.parameters()]
-    optimiser = make_optimiser(parameters, phase_lr(0, plan), plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", "crowd")
-    first_step = 0
-    if checkpoint := load_checkpoint(out / CHECKPOINT):
-        model.load_state_dict(checkpoint["model"])
-        namer.load_state_dict(checkpoint["namer"])
-        optimiser.load_state_dict(checkpoint["optimiser"])
-        first_step = checkpoint["step"]
-    losses: list[tuple[float, ...]] = []
-    for step in range(first_step, plan["steps"]):
+
+    def learn(step: int) -> dict[str, torch.Tensor]:
         phase = phase_of(step, plan)
-        set_lr(optimiser, phase_lr(step, plan))
         index = worker.share(step, plan["batch"], plan["first_index"])
         lesson = make_lesson(
             tower, "train", seed, index, phase["mix"], plan["weights"], plan["distort"]
@@ -145,22 +126,19 @@ def train_crowd(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
             order = order.gather(1, positions - len(PREFIX))
         tokens = watched.states[looking["layers"][-1]][:, len(PREFIX) :][:, : order.shape[1]]
         ordinal = namer.order_loss(tokens, order)
-        optimiser.zero_grad()
         total = loss + plan["place"] * place + plan["order"] * ordinal
         (total + looking["weight"] * (gaze + counting)).backward()
-        worker.average_gradients(parameters)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        return dict(zip(TERMS, (loss, place, ordinal, gaze, counting), strict=True))
 
-        done = step + 1
-        losses.append(tuple(term.item() for term in (loss, place, ordinal, gaze, counting)))
-        if not worker.leads:
-            continue
-        if done % plan["log_every"] == 0:
-            means = np.mean(losses[-plan["log_every"] :], axis=0).tolist()
-            log.write(step=done, **dict(zip(TERMS, means, strict=True)))
-        if done % plan["save_every"] == 0 or done == plan["steps"]:
-            state = {"model": model.state_dict(), "namer": namer.state_dict(), "step": done}
-            save_checkpoint(out / CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
-        if done % plan["validate_every"] == 0 or done == plan["steps"]:
-            log.write(step=done, val=validate_crowd(model, tower, "val", plan["validation"]))
+    Training(
+        worker,
+        plan,
+        out / CHECKPOINT,
+        {"model": model, "namer": namer},
+        [*(p for p in model.parameters() if p.requires_grad), *namer.parameters()],
+        lr=lambda step: phase_lr(step, plan),
+    ).run(
+        learn,
+        plan["log_every"],
+        lambda: [{"val": validate_crowd(model, tower, "val", plan["validation"])}],
+    )

@@ -28,15 +28,7 @@ from lab.training.noised_batch import (
     use_denoising_attention,
 )
 from lab.training.release_stage import load_exported
-from lab.training.stage_runtime import (
-    TrainingLog,
-    Worker,
-    cosine_lr,
-    load_checkpoint,
-    make_optimiser,
-    save_checkpoint,
-    set_lr,
-)
+from lab.training.stage_runtime import Training, Worker
 from lab.training.tower_stage import tower_of
 
 Rows = tuple[list[int], list[list[SceneQuestion]]]
@@ -189,18 +181,8 @@ def train_denoising(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     use_bf16_products(model.model.multi_modal_projector)
     use_bf16_products(model.model.language_model)
     average = copy.deepcopy(model).requires_grad_(False)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", "denoising")
-    first_step = 0
-    if checkpoint := load_checkpoint(out / "denoising.pt"):
-        model.load_state_dict(checkpoint["model"])
-        average.load_state_dict(checkpoint["average"])
-        optimiser.load_state_dict(checkpoint["optimiser"])
-        first_step = checkpoint["step"]
-    losses: list[float] = []
-    for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+
+    def learn(step: int) -> dict[str, torch.Tensor]:
         single = shown_alone(step, plan)
         index = worker.share(step, plan["batch"], plan["first_index"])
         drawn = draw(scenes, tower, "train", seed, index, plan)
@@ -213,21 +195,14 @@ def train_denoising(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         inside = drawn.targets.owner >= 0
         visual, positions = maybe_subset(visual, inside, plan["mixtures"], seed, step)
         loss = batch_loss(model, visual, positions, parts, plan, single, rng)
-        optimiser.zero_grad()
         loss.backward()
-        worker.average_gradients(parameters)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        move_average(average, model, step, plan["average"])
+        return {"loss": loss}
 
-        done = step + 1
-        losses.append(loss.item())
-        if not worker.leads:
-            continue
-        if done % 50 == 0:
-            log.write(step=done, loss=float(np.mean(losses[-50:])))
-        if done % plan["save_every"] == 0 or done == plan["steps"]:
-            state = {"model": model.state_dict(), "average": average.state_dict(), "step": done}
-            save_checkpoint(out / "denoising.pt", {**state, "optimiser": optimiser.state_dict()})
-        if done % plan["validate_every"] == 0 or done == plan["steps"]:
-            log.write(step=done, val=validation(average, tower, scenes, plan))
+    modules = {"model": model, "average": average}
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    Training(worker, plan, out / "denoising.pt", modules, parameters).run(
+        learn,
+        50,
+        lambda: [{"val": validation(average, tower, scenes, plan)}],
+        after=lambda step: move_average(average, model, step, plan["average"]),
+    )

@@ -13,15 +13,7 @@ from lab.training.dialogue_packs import IGNORE, packed_hidden, use_packed_attent
 from lab.training.fast_math import use_bf16_products
 from lab.training.language_losses import answer_loss, make_batch, validate
 from lab.training.seedling_model import build_model
-from lab.training.stage_runtime import (
-    TrainingLog,
-    Worker,
-    cosine_lr,
-    load_checkpoint,
-    make_optimiser,
-    save_checkpoint,
-    set_lr,
-)
+from lab.training.stage_runtime import Training, Worker, load_checkpoint
 from lab.training.tower_stage import tower_of
 
 
@@ -74,16 +66,8 @@ def train_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
     tower = tower_of(draft)
     use_bf16_products(draft.model.multi_modal_projector)
     use_bf16_products(draft.model.language_model)
-    parameters = [p for p in draft.parameters() if p.requires_grad]
-    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", "draft")
-    first_step = 0
-    if checkpoint := load_checkpoint(out / "draft.pt"):
-        draft.load_state_dict(checkpoint["model"])
-        optimiser.load_state_dict(checkpoint["optimiser"])
-        first_step = checkpoint["step"]
-    for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+
+    def learn(step: int) -> dict[str, torch.Tensor]:
         index = worker.share(step, plan["batch"], plan["first_index"])
         batch = make_batch(scenes, tower, "train", seed, index, batch_plan, weights)
         answered = batch.packed.labels != IGNORE
@@ -98,20 +82,10 @@ def train_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         ).sum(-1)
         loss = (distance * label_weights).sum() / label_weights.sum()
         loss = loss + plan["answer_weight"] * answer_loss(logits, labels, label_weights)
-        optimiser.zero_grad()
         loss.backward()
-        worker.average_gradients(parameters)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean()
+        return {"loss": loss, "agreement": agreement}
 
-        done = step + 1
-        if not worker.leads:
-            continue
-        if done % 100 == 0:
-            agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean()
-            log.write(step=done, loss=loss.item(), agreement=agreement.item())
-        if done % plan["validate_every"] == 0 or done == plan["steps"]:
-            log.write(step=done, val=validate(draft, tower, scenes, "val", 96))
-        if done % plan["save_every"] == 0 or done == plan["steps"]:
-            state = {"model": draft.state_dict(), "optimiser": optimiser.state_dict()}
-            save_checkpoint(out / "draft.pt", {**state, "step": done})
+    parameters = [p for p in draft.parameters() if p.requires_grad]
+    training = Training(worker, plan, out / "draft.pt", {"model": draft}, parameters)
+    training.run(learn, 100, lambda: [{"val": validate(draft, tower, scenes, "val", 96)}])

@@ -20,15 +20,7 @@ from lab.training.language_losses import (
     validate,
 )
 from lab.training.seedling_model import build_model
-from lab.training.stage_runtime import (
-    TrainingLog,
-    Worker,
-    cosine_lr,
-    load_checkpoint,
-    make_optimiser,
-    save_checkpoint,
-    set_lr,
-)
+from lab.training.stage_runtime import Training, Worker, load_checkpoint
 from lab.training.tower_stage import tower_of
 
 FORKS = ("subsets", "mixtures")
@@ -48,11 +40,10 @@ def model_with_tower(name: str, tower_file: Path, init_range: float) -> Any:
     return model
 
 
-def resume_point(out: Path, branch: str) -> dict[str, Any] | None:
-    """Returns where to continue: the branch's own checkpoint, else the fork unless "full"."""
-    checkpoint = load_checkpoint(out / f"language_{branch}.pt")
-    if checkpoint or branch == "full":
-        return checkpoint
+def fork_of(out: Path, branch: str) -> dict[str, Any] | None:
+    """Returns where a branch begins if it has no checkpoint: at the fork, unless it is "full"."""
+    if branch == "full" or (out / f"language_{branch}.pt").exists():
+        return None
     fork = load_checkpoint(out / "language_fork.pt")
     if fork is None:
         raise FileNotFoundError(f"{out}/language_fork.pt: run the language stage first")
@@ -79,17 +70,8 @@ def train_language(worker: Worker, recipe: dict[str, Any], out: Path, branch: st
     use_bf16_products(model.model.multi_modal_projector)
     use_bf16_products(model.model.language_model)
     gain = nn.Parameter(torch.tensor(1.0))
-    parameters = [*(p for p in model.parameters() if p.requires_grad), gain]
-    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", f"language_{branch}")
-    first_step = 0
-    if checkpoint := resume_point(out, branch):
-        model.load_state_dict(checkpoint["model"])
-        gain.data.copy_(checkpoint["gain"])
-        optimiser.load_state_dict(checkpoint["optimiser"])
-        first_step = checkpoint["step"]
-    for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+
+    def learn(step: int) -> dict[str, torch.Tensor]:
         few = step < plan["few_objects_until"] * plan["steps"]
         index = worker.share(step, plan["batch"], plan["first_index"])
         batch = make_batch(
@@ -105,25 +87,24 @@ def train_language(worker: Worker, recipe: dict[str, Any], out: Path, branch: st
         answered = batch.packed.labels != IGNORE
         logits = model.lm_head(hidden[answered])
         loss = answer_loss(logits, batch.packed.labels[answered], batch.packed.weights[answered])
-        optimiser.zero_grad()
         (loss + plan["align"] * align).backward()
-        worker.average_gradients(parameters)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        return {"loss": loss, "align": align}
 
-        done = step + 1
-        if not worker.leads:
-            continue
-        if done % 100 == 0:
-            log.write(step=done, loss=loss.item(), align=align.item())
-        if done % plan["validate_every"] == 0 or done == plan["steps"]:
-            log.write(step=done, val=validate(model, tower, scenes, "val", 96))
-        if done in (plan["fork_at"], plan["steps"]) or done % plan["save_every"] == 0:
-            state = {"model": model.state_dict(), "gain": gain.data, "step": done}
-            state["optimiser"] = optimiser.state_dict()
-            save_checkpoint(out / f"language_{branch}.pt", state)
-            if done == plan["fork_at"]:
-                save_checkpoint(out / "language_fork.pt", state)
+    def fork(step: int) -> None:
+        if worker.leads and step + 1 == plan["fork_at"]:
+            training.save(step + 1, out / "language_fork.pt")
+
+    training = Training(
+        worker,
+        plan,
+        out / f"language_{branch}.pt",
+        {"model": model, "gain": nn.ParameterList([gain])},
+        [*(p for p in model.parameters() if p.requires_grad), gain],
+        start=fork_of(out, branch),
+    )
+    training.run(
+        learn, 100, lambda: [{"val": validate(model, tower, scenes, "val", 96)}], after=fork
+    )
 
 
 def maybe_subset(

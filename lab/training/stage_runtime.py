@@ -181,6 +181,99 @@ class TrainingLog:
             sys.stdout.write(line + "\n")
 
 
+class Training:
+    """The steps of a stage: it resumes from its checkpoint, learns, and writes its log and checkpoints.
+
+    Attributes:
+        optimiser: AdamW of all parameters.
+        log: of the stage.
+        first_step: number of the next step.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        plan: dict[str, Any],
+        path: Path,
+        modules: dict[str, nn.Module],
+        parameters: Sequence[nn.Parameter],
+        lr: Callable[[int], float] | None = None,
+        stage: str = "",
+        start: dict[str, Any] | None = None,
+    ) -> None:
+        """Takes up where the checkpoint ends.
+
+        Args:
+            worker: This process.
+            plan: The recipe's part for the stage.
+            path: The checkpoint.
+            modules: What the checkpoint holds, by name.
+            parameters: What learns.
+            lr: The learning rate of a step; by default a warm-up and a cosine.
+            stage: Name in the log; by default the checkpoint's.
+            start: A checkpoint to start from if there is none of its own.
+        """
+        self._worker, self._plan, self._path, self._modules = worker, plan, path, modules
+        self._parameters = list(parameters)
+        self._lr = lr or (lambda step: cosine_lr(step, plan["steps"], plan["warmup"], plan["lr"]))
+        self.optimiser = make_optimiser(
+            self._parameters, self._lr(0), plan["betas"], plan["weight_decay"]
+        )
+        self.log = TrainingLog(path.with_name("log.jsonl"), stage or path.stem)
+        self.first_step = 0
+        if checkpoint := load_checkpoint(path) or start:
+            for name, module in modules.items():
+                module.load_state_dict(checkpoint[name])
+            self.optimiser.load_state_dict(checkpoint["optimiser"])
+            self.first_step = checkpoint["step"]
+
+    def run(
+        self,
+        learn: Callable[[int], dict[str, torch.Tensor]],
+        log_every: int,
+        validate: Callable[[], Iterable[dict[str, Any]]],
+        after: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """Runs all steps; only the leading worker writes.
+
+        Args:
+            learn: Computes the gradients of a step and returns its losses.
+            log_every: Steps of a line of the log, which has the means of the losses.
+            validate: Returns records of the log.
+            after: Called with the number of each step when the parameters have moved.
+        """
+        steps, sums = self._plan["steps"], dict[str, Any]()
+        for step in range(self.first_step, steps):
+            set_lr(self.optimiser, self._lr(step))
+            self.optimiser.zero_grad()
+            for name, loss in learn(step).items():
+                sums[name] = sums.get(name, 0.0) + loss.detach()
+            self._worker.average_gradients(self._parameters)
+            torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+            self.optimiser.step()
+            after(step)
+            done = step + 1
+            if not self._worker.leads:
+                continue
+            if done % log_every == 0:
+                means = {name: total.item() / log_every for name, total in sums.items()}
+                self.log.write(step=done, **means)
+                sums = {}
+            if done % self._plan["save_every"] == 0 or done == steps:
+                self.save(done)
+            if done % self._plan["validate_every"] == 0 or done == steps:
+                for record in validate():
+                    self.log.write(step=done, **record)
+
+    def save(self, done: int, path: Path | None = None) -> None:
+        """Writes the checkpoint after `done` steps, or another one."""
+        state: dict[str, Any] = {
+            name: module.state_dict() for name, module in self._modules.items()
+        }
+        state |= {"optimiser": self.optimiser.state_dict(), "step": done}
+        save_checkpoint(path or self._path, state)
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}

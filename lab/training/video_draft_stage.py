@@ -21,14 +21,7 @@ from lab.training.fast_math import use_fast_products
 from lab.training.language_losses import answer_loss
 from lab.training.naming_losses import Namers
 from lab.training.release_stage import load_exported
-from lab.training.stage_runtime import (
-    TrainingLog,
-    Worker,
-    load_checkpoint,
-    make_optimiser,
-    save_checkpoint,
-    set_lr,
-)
+from lab.training.stage_runtime import Training, Worker
 from lab.training.tower_stage import tower_of
 from lab.training.video_lessons import Feed, Lesson
 from lab.training.video_model import build_video_model, video_weights_dir
@@ -88,41 +81,29 @@ def train_video_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None
     use_fast_products(draft.model.language_model, worker.device)
     for module in (target, draft, namers):
         module.to(worker.device)
-    parameters = [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()]
-    optimiser = make_optimiser(parameters, plan["lr"], plan["betas"], plan["weight_decay"])
-    log = TrainingLog(out / "log.jsonl", stage_of("video_draft", plan))
-    first_step = 0
-    if checkpoint := load_checkpoint(out / DRAFT_CHECKPOINT):
-        draft.load_state_dict(checkpoint["model"])
-        namers.load_state_dict(checkpoint["namers"])
-        optimiser.load_state_dict(checkpoint["optimiser"])
-        first_step = checkpoint["step"]
-    lessons = Feed(worker, plan, seed).lessons(tower_of(draft), first_step)
-    sums: dict[str, torch.Tensor] = {}
-    for step in range(first_step, plan["steps"]):
-        set_lr(optimiser, restarted_lr(step, plan))
-        optimiser.zero_grad()
+
+    def learn_lessons(step: int) -> dict[str, torch.Tensor]:
+        sums: dict[str, torch.Tensor] = {}
         for lesson, features in islice(lessons, plan["parts"]):
             teacher = target if step >= plan["distilled_from"] else None
             learn(_losses(draft, teacher, namers, plan, lesson, features), plan, sums)
-        worker.average_gradients(parameters)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
+        return sums
 
-        done = step + 1
-        if not worker.leads:
-            continue
-        if done % plan["log_every"] == 0:
-            log.write(
-                step=done,
-                **{name: total.item() / plan["log_every"] for name, total in sums.items()},
-            )
-            sums = {}
-        if done % plan["save_every"] == 0 or done == plan["steps"]:
-            state = {"model": draft.state_dict(), "namers": namers.state_dict(), "step": done}
-            save_checkpoint(out / DRAFT_CHECKPOINT, {**state, "optimiser": optimiser.state_dict()})
-        if done % plan["validate_every"] == 0 or done == plan["steps"]:
-            log.write(step=done, val=validate_video(draft, plan["validation"]))
+    training = Training(
+        worker,
+        plan,
+        out / DRAFT_CHECKPOINT,
+        {"model": draft, "namers": namers},
+        [*(p for p in draft.parameters() if p.requires_grad), *namers.parameters()],
+        lr=lambda step: restarted_lr(step, plan),
+        stage=stage_of("video_draft", plan),
+    )
+    lessons = Feed(worker, plan, seed).lessons(tower_of(draft), training.first_step)
+    training.run(
+        learn_lessons,
+        plan["log_every"],
+        lambda: [{"val": validate_video(draft, plan["validation"])}],
+    )
 
 
 def _losses(

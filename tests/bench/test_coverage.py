@@ -23,10 +23,10 @@ def of(name: str) -> Population:
     ],
 )
 def test_intervals_cover_where_a_loss_is_rare_or_long(name: str, n: int, loss: float) -> None:
-    found = {cell.interval: cell for cell in coverage.simulated(of(name), n, loss, 400)}
+    found = {cell["interval"]: cell for cell in coverage.simulated(of(name), n, loss, 400)}
     # Of 400 draws at a coverage of 0.95 fewer than 0.918 hold the truth one time in a thousand.
-    assert {one for one, cell in found.items() if cell.coverage < 0.918} == set()
-    assert found["retention"].bootstrap_coverage < 0.9
+    assert {one for one, cell in found.items() if cell["coverage"] < 0.918} == set()
+    assert found["retention"]["bootstrap_coverage"] < 0.9
 
 
 def test_a_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,5 +48,5 @@ def test_a_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def averaged(count: int, n: int, loss: float) -> coverage.Cell:
-    name = coverage.average_name(count)
-    return coverage.Cell("average", name, n, loss, "average retention", 1.0, 0.1)
+    place = ("average", coverage.average_name(count), n, loss, "average retention")
+    return dict(zip(coverage.COLUMNS, (*place, 1.0, 0.1, None, None), strict=True))

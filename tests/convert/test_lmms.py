@@ -1,4 +1,4 @@
-"""Tiny releases of LLaVA-OneVision and LLaVA-Video, under the original names, become checkpoints of their source."""
+"""Tiny releases under the original names: LLaVA-OneVision's is converted, LLaVA-Video's is loaded as it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import espalier
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.errors import UserError
-from espalier.harness.tools.convert import convert_llava_onevision, convert_llava_video
+from espalier.harness.tools.convert import convert_llava_onevision
 from tests.convert.test_llava import copied, released
 from tests.families.onevision import ONEVISION, PINPOINTS, VIDEO, video, watch
 from tests.tiny import load_tiny, picture, save_tiny
@@ -27,7 +27,6 @@ SPECS = {
     ),
 }
 TOKENS = {"llava_video": 288, "llava_onevision": 300}
-CONVERSIONS = {"llava_video": convert_llava_video, "llava_onevision": convert_llava_onevision}
 CHATS = [watch("w1 w2 w3", video(0)), watch("w4", video(1), picture(0, 35, 35))]
 
 
@@ -39,7 +38,7 @@ def releases(tmp_path_factory):
 
 @pytest.fixture
 def release(releases):
-    return releases["llava_video"]
+    return releases["llava_onevision"]
 
 
 def release_of(kind, tmp_path_factory):
@@ -99,17 +98,14 @@ def changed_shard(folder, change):
     save_file(change(load_file(path)), path)
 
 
-@pytest.mark.parametrize("kind", SPECS)
-def test_converted_release_loads_and_gives_the_logits_of_its_source(
-    releases, kind, tmp_path, capsys
-):
-    folder, source = releases[kind]
-    assert CONVERSIONS[kind].main([str(folder), str(tmp_path / "out")]) == 0
+def test_converted_release_loads_and_gives_the_logits_of_its_source(release, tmp_path, capsys):
+    folder, source = release
+    assert convert_llava_onevision.main([str(folder), str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "1/2 model-00001-of-00002.safetensors" in printed
     assert "2/2" in printed
     assert f"model.path={tmp_path / 'out'}" in printed
-    adapter = load_tiny(SPECS[kind], tmp_path / "out")
+    adapter = load_tiny(SPECS["llava_onevision"], tmp_path / "out")
     assert adapter.processor.tokenizer.padding_side == "left"
     inputs, expected = adapter.encode(CHATS), source.encode(CHATS)
     assert torch.equal(inputs["input_ids"], expected["input_ids"])
@@ -140,18 +136,15 @@ def test_a_tied_head_need_not_be_there(releases, tmp_path):
         assert len(words) == 320
 
 
-def test_pooling_of_a_checkpoint_can_be_chosen(release, tmp_path):
-    folder, _ = release
-    assert convert_llava_video.main([str(folder), str(tmp_path / "out")]) == 0
+def test_pooling_of_a_checkpoint_can_be_chosen(video_release):
+    folder, _ = video_release
     for how, side in (("average", 2), ("bilinear", 3)):
-        adapter = load_tiny(
-            replace(SPECS["llava_video"], processor={"video_pooling": how}), tmp_path / "out"
-        )
+        adapter = load_tiny(replace(SPECS["llava_video"], processor={"video_pooling": how}), folder)
         assert adapter.layout(adapter.encode([watch("w", video(0))])).counts == (3 * side**2,)
 
 
 def refusal(arguments, capsys):
-    assert convert_llava_video.main([str(item) for item in arguments]) == 2
+    assert convert_llava_onevision.main([str(item) for item in arguments]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert message.count("\n") == 1
@@ -173,8 +166,8 @@ def test_unknown_missing_and_misshapen_tensors_are_refused(release, tmp_path, ca
 
 def test_releases_of_other_models_are_refused(release, tmp_path, capsys):
     folder, _ = release
-    frame = copied(folder, tmp_path / "frame", mm_newline_position="one_token")
-    assert "mm_newline_position='one_token'" in refusal([frame, tmp_path / "out"], capsys)
+    frame = copied(folder, tmp_path / "frame", mm_newline_position="grid")
+    assert "mm_newline_position='grid'" in refusal([frame, tmp_path / "out"], capsys)
     text = copied(folder, tmp_path / "text", image_grid_pinpoints="(1x1),...,(6x6)")
     assert "image_grid_pinpoints" in refusal([text, tmp_path / "out"], capsys)
     (tmp_path / "empty").mkdir()
@@ -189,13 +182,20 @@ def test_an_unconverted_release_of_onevision_is_refused_with_the_command(release
         load_tiny(SPECS["llava_onevision"], folder)
 
 
-def test_a_release_of_llava_video_loads_without_conversion(release, tmp_path):
-    sharded, source = release
-    folder = copied(sharded, tmp_path / "release")
+@pytest.fixture(scope="module")
+def video_release(releases, tmp_path_factory):
+    """The release of LLaVA-Video in one file, as a folder without an index has to be."""
+    sharded, source = releases["llava_video"]
+    folder = copied(sharded, tmp_path_factory.mktemp("video") / "release")
     shards = sorted(folder.glob("*.safetensors"))
     save_file(load_file(shards[0]) | load_file(shards[1]), folder / "model.safetensors")
     for shard in shards:
         shard.unlink()
+    return folder, source
+
+
+def test_a_release_of_llava_video_loads_without_conversion(video_release, tmp_path):
+    folder, source = video_release
     adapter = load_tiny(SPECS["llava_video"], folder)
     inputs, expected = adapter.encode(CHATS), source.encode(CHATS)
     assert torch.equal(inputs["input_ids"], expected["input_ids"])

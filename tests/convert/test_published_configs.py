@@ -116,9 +116,7 @@ def test_a_published_config_of_onevision_is_the_one_of_the_config_file(tmp_path:
     shapes = {released(name): tuple(value.shape) for name, value in skeleton.state_dict().items()}
     shapes["model.embed_tokens.weight"] = (152064, 3584)
     release = Release(tmp_path, ONEVISION, (), shapes)
-    config = configuration(
-        type(expected), release, "LLaVA-OneVision", tokenizer, newline="one_token"
-    )
+    config = configuration(release, tokenizer)
     rows = {"vocab_size": padded_rows(config.text_config.vocab_size)}
     ids: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     assert {**config.text_config.to_dict(), **rows, **ids} == expected.text_config.to_dict() | ids

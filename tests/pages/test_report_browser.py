@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from espalier.harness.reports.curves.plot_style import looks
+from espalier.harness.reports.curves.figures import looks
 from espalier.harness.reports.html.page import LIMIT, assemble
 from tests.pages.test_report import content, root
 from tests.report.test_curves import add_run

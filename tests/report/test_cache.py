@@ -105,7 +105,7 @@ def test_random_tokens_are_no_floor_of_random_entries(root: Path) -> None:
     add(root, "random", 0.3)
     add(root, "clever", 0.4)
     (panel,) = read_panels(root, ["reading"])
-    floors = {curve.name: curve.floor for curve in panel.curves}
+    floors = dict(zip(panel.points.curve, panel.points.floor, strict=True))
     assert floors["aircache"] == "random_kv"
     assert floors["clever"] == "random"
     assert floors["random"] is None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from lmms_eval.tasks.pope.utils import pope_aggregate_f1_score
+from pandas.testing import assert_frame_equal
 
 from espalier.harness.cli.curves import main
 from espalier.harness.cost.budget import Budget
@@ -17,7 +19,7 @@ from espalier.harness.evaluation.sample_contributions import influence
 from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import file_name, write_curves
-from espalier.harness.reports.curves.curve_points import Curve
+from espalier.harness.reports.curves.curve_points import CurvePanel, title_of
 from espalier.harness.reports.curves.figures import spread
 from espalier.harness.reports.curves.method_report import DOTS, draw_gains, write_report
 from espalier.harness.reports.curves.report_page import config_names
@@ -82,6 +84,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def points_of_curve(panel: CurvePanel, curve: str) -> list[Any]:
+    return [*panel.points[panel.points.curve == curve].itertuples()]
+
+
+def floors_of(panel: CurvePanel) -> dict[str, str | None]:
+    return dict(zip(panel.points.curve, panel.points.floor, strict=True))
+
+
 def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
     (panel,) = read_panels(root, ["boxes"])
     assert (panel.metric, panel.n_samples, panel.ratios) == ("acc", N, (0.0, 0.5, 0.9))
@@ -89,23 +99,21 @@ def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
     assert panel.full.value == pytest.approx(0.9)
     assert panel.full.low < 0.9 < panel.full.high
     # Methods first, controls last.
-    names = [curve.name for curve in panel.curves]
-    assert names == ["clever", "clever layer=2", "random", "random layer=2"]
-    clever, late, random, _ = panel.curves
-    assert (clever.floor, late.floor, random.floor) == ("random", "random layer=2", None)
-    end = clever.points[-1]
+    floors = floors_of(panel)
+    assert [*floors.items()] == [
+        ("clever", "random"),
+        ("clever layer=2", "random layer=2"),
+        *(("random", None), ("random layer=2", None)),
+    ]
+    start, _, end = points_of_curve(panel, "clever")
     assert end.score.value == pytest.approx(0.81)
-    assert end.retention is not None
-    assert end.gain is not None
     assert end.retention.value == pytest.approx(0.9)
     assert end.gain.value == pytest.approx(0.36)
     assert end.gain.low > 0.28
-    assert end.pvalue is not None
-    assert end.pvalue < 0.001
+    assert end.gain_p < 0.001
     # Nothing is chosen at ratio 0.
-    assert clever.points[0].gain is None
-    assert clever.points[0].retention is not None
-    assert clever.points[0].retention.value == 1.0
+    assert start.gain is None
+    assert start.retention.value == 1.0
 
 
 def test_losses_are_corrected_over_all_points_of_a_panel_as_gains_are(tmp_path: Path) -> None:
@@ -115,14 +123,12 @@ def test_losses_are_corrected_over_all_points_of_a_panel_as_gains_are(tmp_path: 
         for method, mean in zip(("first", "second"), means, strict=True):
             add_run(tmp_path, method, ratio, mean)
     (panel,) = read_panels(tmp_path, ["boxes"])
-    points = [point for curve in panel.curves for point in curve.points]
-    scores = [point.scores for point in points]
-    losses = [paired_pvalue(ours, panel.unpruned) for ours in scores if ours is not None]
-    assert [point.loss_pvalue for point in points] == pytest.approx(holm(losses))
+    points = panel.points
+    losses = [paired_pvalue(ours, panel.unpruned) for ours in points.scores]
+    assert [*points.lost_p] == pytest.approx(holm(losses))
     assert holm(losses) != pytest.approx(losses)
-    gains = [point for point in points if point.pvalue is not None]
-    corrected = holm([point.pvalue for point in gains if point.pvalue is not None])
-    assert [point.corrected_pvalue for point in gains] == pytest.approx(corrected)
+    gains = points[points.gain_p.notna()]
+    assert [*gains.gain_p_holm] == pytest.approx(holm([*gains.gain_p]))
 
 
 def test_files_and_table(root: Path, tmp_path: Path) -> None:
@@ -147,8 +153,7 @@ def test_files_and_table(root: Path, tmp_path: Path) -> None:
 def test_seeds_are_averaged_within_a_sample(root: Path) -> None:
     add_run(root, "random", 0.9, 0.65, seed=1)
     (panel,) = read_panels(root, ["boxes"])
-    random = next(curve for curve in panel.curves if curve.name == "random")
-    assert random.points[-1].score.value == pytest.approx((0.45 + 0.65) / 2)
+    assert points_of_curve(panel, "random")[-1].score.value == pytest.approx((0.45 + 0.65) / 2)
 
 
 def test_smaller_runs_and_other_models_do_not_mix_in(root: Path) -> None:
@@ -158,7 +163,8 @@ def test_smaller_runs_and_other_models_do_not_mix_in(root: Path) -> None:
     add_run(root, "clever", 0.75, 0.5, model="huge")
     with pytest.raises(UserError, match="valid for --model: huge, tiny"):
         read_panels(root, ["boxes"])
-    assert read_panels(root, ["boxes"], model="tiny") == [panel]
+    (again,) = read_panels(root, ["boxes"], model="tiny")
+    assert_frame_equal(again.points, panel.points)
 
 
 def test_command_line(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -242,31 +248,27 @@ def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> Non
     assert file_name("a|b") != file_name("a/b") == "a_b"
 
 
-def uncorrected(curve: Curve) -> Curve:
-    return replace(
-        curve, points=tuple(replace(point, corrected_pvalue=None) for point in curve.points)
-    )
-
-
 def test_a_method_between_layers_is_compared_with_random_between_layers(against: Path) -> None:
     (strict,) = read_panels(against, ["boxes"])
     (near,) = read_panels(against, ["boxes"], nearest=True)
-    floors = [{curve.name: curve.floor for curve in panel.curves} for panel in (strict, near)]
+    floors = [floors_of(panel) for panel in (strict, near)]
     assert [found["pyramiddrop paper"] for found in floors] == [None, "random layer=2"]
     assert all(found["divprune"] == "random" for found in floors)
     assert all(found["fastv paper"] == "random layer=2" for found in floors)
     # Nothing else moves, but corrections for the number of comparisons: what has a floor of its own place keeps it.
-    kept = [
-        [uncorrected(curve) for curve in panel.curves if curve.floor] for panel in (strict, near)
-    ]
-    assert kept[0] == [curve for curve in kept[1] if curve.name != "pyramiddrop paper"]
+    kept, moved = (
+        panel.points[panel.points.floor.notna()].drop(columns="gain_p_holm")
+        for panel in (strict, near)
+    )
+    others = moved[moved.curve != "pyramiddrop paper"]
+    assert_frame_equal(kept.reset_index(drop=True), others.reset_index(drop=True))
 
 
 def test_without_random_between_layers_such_methods_have_no_floor(against: Path) -> None:
     for path in against.glob("runs/boxes-random-layer=2*"):
         (path / "row.json").unlink()
     (panel,) = read_panels(against, ["boxes"], nearest=True)
-    assert {curve.floor for curve in panel.curves if curve.layer} == {None}
+    assert {point.floor for point in panel.points.itertuples() if point.layer} == {None}
 
 
 def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
@@ -274,8 +276,8 @@ def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
     extra = {"headline": "acc", "label": "", "sites": sites}
     add_run(against, "tome", 0.9, 0.5, extra=extra)
     (panel,) = read_panels(against, ["boxes"])
-    (curve,) = [curve for curve in panel.curves if curve.name == "tome paper"]
-    assert (curve.layer, curve.floor) == (0, "random")
+    (point,) = points_of_curve(panel, "tome paper")
+    assert (point.layer, point.floor) == (0, "random")
 
 
 def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: Path) -> None:
@@ -332,7 +334,7 @@ def test_a_policy_off_its_default_stays_in_a_configs_name() -> None:
         "divprune layer=2": "divprune layer=2",
     }
     for name, title in curves.items():
-        assert Curve(name, True, None, ()).title(names) == title
+        assert title_of(name, names) == title
 
 
 def test_a_row_that_lacks_samples_is_counted_on_the_page(against: Path, tmp_path: Path) -> None:
@@ -358,7 +360,7 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     half, _ = figure.axes
     labels = [tick.get_text() for tick in half.get_yticklabels()]
     assert labels[0] == "before the decoder"
-    assert labels.index("between decoder layers") == 1 + len(shown[0].curves)
+    assert labels.index("between decoder layers") == shown[0].points.curve.nunique()
     dots = {
         labels[int(line.get_ydata()[0])]: (line.get_xdata()[0], line.get_markerfacecolor())
         for line in half.get_lines()
@@ -414,12 +416,10 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
     full = add_f1(tmp_path, "none", 0.0, 0.95)
     clever, random = add_f1(tmp_path, "clever", 0.5, 0.85), add_f1(tmp_path, "random", 0.5, 0.7)
     (panel,) = read_panels(tmp_path, ["yes_no"])
-    point = next(curve for curve in panel.curves if curve.name == "clever").points[0]
+    (point,) = points_of_curve(panel, "clever")
     assert panel.full is not None
     assert panel.full.value == pytest.approx(full)
     assert point.score.value == pytest.approx(clever)
-    assert point.retention is not None
-    assert point.gain is not None
     assert point.retention.value == pytest.approx(clever / full)
     assert point.gain.value == pytest.approx(clever - random)
     assert 0 < point.gain.low < clever - random < point.gain.high
@@ -460,7 +460,7 @@ def test_curves_that_evict_behind_answers_of_one_token_say_so(
     assert (len(panel.notes) == 1) == told
     if told:
         assert panel.notes[0].startswith("aircache, random+h2o: every answer is one token")
-    assert all(curve.floor is None for curve in panel.curves)
+    assert not panel.points.floor.any()
 
 
 @pytest.mark.slow

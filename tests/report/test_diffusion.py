@@ -78,9 +78,9 @@ def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
     assert (first.steps, second.steps, first.length) == (16, 8, 16)
     for dealt, lost in ((first, 0.0), (second, 0.1)):
         start, half, tenth = cost_frame([dealt], "d3tom paper").itertuples()
-        assert start.point.score.value == pytest.approx(0.9 - lost)
+        assert start.score.value == pytest.approx(0.9 - lost)
         assert (start.ratio, half.ratio, tenth.ratio) == (0, 0.5, 0.9)
-        assert tenth.point.score.value == pytest.approx(0.7 - lost)
+        assert tenth.score.value == pytest.approx(0.7 - lost)
         assert start.ms == pytest.approx(dealt.steps)
         assert start.flops == GIGA * dealt.steps
 

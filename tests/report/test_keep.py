@@ -32,13 +32,11 @@ def root(tmp_path: Path) -> Path:
 
 def test_points_are_compared_at_equal_numbers_and_have_them_as_headings(root: Path) -> None:
     boxes, words = read_panels(root, ["boxes", "words"])
-    clever, random = boxes.curves
-    assert [(point.keep, point.gain is not None) for point in clever.points] == [
-        (192, True),
-        (64, True),
-    ]
-    assert clever.floor == random.name
-    assert [boxes.heading(ratio) for ratio in boxes.ratios] == [
+    clever = boxes.points[boxes.points.curve == "clever"]
+    assert [*clever.keep] == [192, 64]
+    assert clever.gain.notna().all()
+    assert set(clever.floor) == {"random"}
+    assert [*boxes.headings.values()] == [
         "192 tokens (33.33 %)",
         "64 tokens (11.11 %)",
     ]
@@ -64,9 +62,7 @@ def test_the_figure_has_the_numbers_on_its_axis(root: Path) -> None:
 def test_numbers_beside_ratios_stand_at_their_share(root: Path) -> None:
     add_run(root, "clever", 0.5, 0.85)
     (panel,) = read_panels(root, ["boxes"])
-    assert [panel.heading(ratio) for ratio in panel.ratios] == [
-        *("50 %", "192 tokens (33.33 %)", "64 tokens (11.11 %)")
-    ]
+    assert [*panel.headings.values()] == [*("50 %", "192 tokens (33.33 %)", "64 tokens (11.11 %)")]
     figure = draw_curves([panel])
     assert labels(figure) == ["50", "66.67", "88.89"]
     assert "removed (%)" in figure.axes[0].get_xlabel()

@@ -35,7 +35,7 @@ from espalier.harness.seedling.crowd import (
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import CELL, PATCH, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
-from lab.training import crowd_release, crowd_stage
+from lab.training import crowd_release, crowd_stage, stage_runtime
 from lab.training.crowd_gaze import (
     GAZE_ATTENTION,
     Watched,
@@ -431,14 +431,14 @@ def test_an_interrupted_training_continues_as_if_it_had_not_been(tmp_path: Path,
     class StopError(Exception):
         pass
 
-    saved = crowd_stage.save_checkpoint
+    saved = stage_runtime.save_checkpoint
 
     def save_and_stop(path, state):
         saved(path, state)
         raise StopError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crowd_stage, "save_checkpoint", save_and_stop)
+        patch.setattr(stage_runtime, "save_checkpoint", save_and_stop)
         with pytest.raises(StopError):
             train_crowd(Worker(0, 1), half, tmp_path / "parts")
     train_crowd(Worker(0, 1), tiny_recipe, tmp_path / "parts")

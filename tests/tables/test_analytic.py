@@ -264,22 +264,15 @@ def test_an_unknown_command_is_refused(capsys) -> None:
     assert "misprints" in capsys.readouterr().err
 
 
-def test_cells_and_files(tmp_path, capsys, judged) -> None:
-    assert analytic.main(["--cells", "--write", str(tmp_path / "out")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(judged) + 2
-    with (tmp_path / "out" / "analytic.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [float(line["formula"]) for line in lines] == [verdict.claim.value for verdict in judged]
-    assert [line["verdict"] for line in lines] == [verdict.verdict for verdict in judged]
-    assert [line["fitted"] for line in lines] == [verdict.claim.fitted for verdict in judged]
-    columns = {
-        (line["paper"], line["table"], verdict.claim.column)
-        for line, verdict in zip(lines, judged, strict=True)
-    }
-    page = (tmp_path / "out" / "analytic.md").read_text()
-    assert (
-        page.count("\n") == len(columns) + len(judged) + 5
-    )  # two heads, their rules and a line between
+def test_each_cell_has_a_line(capsys, judged) -> None:
+    assert analytic.main(["--cells"]) == 0
+    head, *lines, _ = capsys.readouterr().out.splitlines()
+    assert head.split("  ")[0] == "cell"
+    assert len(lines) == len(judged)
+    for line, verdict in zip(lines, judged, strict=True):
+        assert line.startswith(verdict.claim.cell.name)
+        assert f"{verdict.claim.value:.6g}" in line
+        assert verdict.claim.fitted in line
 
 
 def test_quotients_are_allowed_what_rounding_takes() -> None:
@@ -311,9 +304,3 @@ def test_no_model_library_is_loaded() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys) -> None:
-    (tmp_path / "file").touch()
-    assert analytic.main(["--write", str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err.startswith("error: --write ")

@@ -17,7 +17,7 @@ import run
 from espalier.harness.config.grids import grids_of
 from espalier.harness.config.group_table import listing
 from espalier.harness.paths import ROOT
-from espalier.harness.reports.curves.plot_style import STYLE
+from espalier.harness.reports.curves.figures import STYLE
 from espalier.harness.reports.tables import table_picture as picture
 from espalier.harness.reports.tables.cell_runs import LISTED, preset, runs_of, titles
 from espalier.harness.reports.tables.published_tables import read_paper

@@ -14,7 +14,7 @@ import pandas as pd
 from espalier.harness.cost.budget import Budget
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import draw_curves
-from espalier.harness.reports.curves.curve_points import FULL, Curve, percent, share
+from espalier.harness.reports.curves.curve_points import FULL, percent, share
 from espalier.harness.reports.curves.curve_table import Columns, cell_table, gains_over, grid_table
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import (
@@ -168,9 +168,9 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     keys = set(used.run_key)
     panels = read_panels(store, (), used.model.iloc[0], "kept", keys, where=where) if keys else []
 
-    def rank(curve: Curve) -> float:
+    def rank(points: pd.DataFrame) -> float:
         """Return the sort key of a curve: best at the largest ratio first."""
-        return -curve.points[-1].score.value
+        return -float(points.score.iloc[-1].value)
 
     grids = []
     for (benchmark, ratio), cells in settings.groupby(["benchmark", "ratio"]):
@@ -197,7 +197,17 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     return CurvesPage(values, figures, parts, marked=frame.unread.any())
 
 
-REPORT = Report("cache_report", "caches.md", __doc__, read_page, PRESETS)
+REPORT = Report(
+    "cache_report",
+    "Cache compression",
+    "cache",
+    "lab/measured/kv",
+    {"curves": "Score by the share of visual cache entries kept."},
+    "caches.md",
+    __doc__,
+    read_page,
+    PRESETS,
+)
 main = REPORT.main
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.evaluation.samples import Key
@@ -15,9 +17,8 @@ from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FLOORS,
     FULL,
-    Curve,
+    POINT,
     CurvePanel,
-    CurvePoint,
     Scores,
     only,
 )
@@ -43,7 +44,7 @@ from espalier.harness.stats import (
     paired_pvalue,
 )
 from espalier.harness.stats import retention_interval as retained
-from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
+from espalier.harness.store.row_text import FOOTNOTE, amount_text, is_marked, mark
 
 #: A method at one amount: the name of its curve, the share removed, and the tokens kept where these were set.
 MethodPoint = tuple[str, float, int | None]
@@ -121,43 +122,47 @@ def panel_of(
         UserError: as `read_panels`.
     """
     compared = runs_of(benchmark, results, swept)
-    runs = compared.runs
-    seeds: dict[str, dict[float, list[RunScores]]] = {}
-    for run in sorted(runs, key=lambda run: run.row["ratio"]):
-        seeds.setdefault(run.name, {}).setdefault(run.row["ratio"], []).append(run)
+    runs: dict[str, dict[float, list[RunScores]]] = {}
+    for run in sorted(compared.runs, key=lambda run: run.row["ratio"]):
+        runs.setdefault(run.name, {}).setdefault(run.row["ratio"], []).append(run)
     # Average over seeds first, so that each sample counts once.
     scores = {
-        name: {
-            ratio: by_unit(compared.scores(group), compared.units)
-            for ratio, group in by_ratio.items()
-        }
-        for name, by_ratio in seeds.items()
+        (name, ratio): by_unit(compared.scores(group), compared.units)
+        for name, by_ratio in runs.items()
+        for ratio, group in by_ratio.items()
     }
-    first_runs = {run.name: run for run in reversed(runs)}
-    methods = {name: run.row["method"] for name, run in first_runs.items()}
-    unpruned_name = next((name for name, method in methods.items() if method == FULL), None)
-    unpruned = {} if unpruned_name is None else scores.pop(unpruned_name)
-    full = unpruned[min(unpruned)] if unpruned else None
-    floors = [run for name, run in first_runs.items() if methods[name] in FLOORS]
-    curves = []
-    for name in sorted(scores, key=lambda name: (methods[name] in CONTROLS, name)):
+    first_runs = {run.name: run for run in reversed(compared.runs)}
+    controls = {name: run.row["method"] in CONTROLS for name, run in first_runs.items()}
+    full_name = next((name for name, run in first_runs.items() if run.row["method"] == FULL), None)
+    full = None if full_name is None else scores[full_name, min(runs.pop(full_name))]
+    floors = [run for run in first_runs.values() if run.row["method"] in FLOORS]
+    lines = []
+    for name in sorted(runs, key=lambda name: (controls[name], name)):
         floor = _floor(first_runs[name], floors, nearest)
         floor = None if floor == name else floor
-        points = tuple(
-            _point(group, ratio, scores[name][ratio], scores.get(floor or "", {}).get(ratio), full)
-            for ratio, group in seeds[name].items()
-        )
-        curves.append(Curve(name, methods[name] in CONTROLS, floor, points, first_runs[name].layer))
-    unread = {run.name for run in runs if is_marked(run.row)}
+        shared = {"control": controls[name], "floor": floor, "layer": first_runs[name].layer}
+        lines += [
+            {
+                **{"curve": name, **shared},
+                **_point(group, scores[name, ratio], scores.get((floor or "", ratio)), full),
+            }
+            for ratio, group in runs[name].items()
+        ]
+    points = pd.DataFrame(lines, columns=POINT, dtype=object)
+    corrected = {"gain_p_holm": _corrected(points.gain_p), "lost_p": _corrected(points.lost_p)}
+    unread = {run.name for run in compared.runs if is_marked(run.row)}
     return CurvePanel(
         benchmark=benchmark,
         metric=compared.metric,
         n_samples=compared.n_samples,
         full=None if full is None else mean_interval(full),
-        curves=_corrected(curves),
+        points=points.assign(**corrected),
         unpruned=full,
-        full_mark=mark(unpruned_name in unread),
-        notes=(*notes, *compared.notes, *_single_token_note(runs), *[FOOTNOTE] * bool(unread)),
+        full_mark=mark(full_name in unread),
+        notes=(
+            *(*notes, *compared.notes, *_single_token_note(compared.runs)),
+            *[FOOTNOTE] * bool(unread),
+        ),
     )
 
 
@@ -249,52 +254,51 @@ def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False
 
 def points_of(panels: Sequence[CurvePanel]) -> PointFrame:
     """Return a line for each point of panels; the unpruned model has its own, `none` at ratio 0."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     for panel in panels:
-        curves = panel.curves
+        points = panel.points.to_dict("records")
         if panel.full is not None:
-            point = CurvePoint(0.0, panel.full, flops=1.0, unread=bool(panel.full_mark))
-            curves = (Curve(UNPRUNED, True, None, (point,)), *curves)
-        lines += [
-            {
-                **{
-                    "benchmark": panel.benchmark,
-                    "metric": panel.metric,
-                    "n_samples": panel.n_samples,
-                },
-                **{"curve": curve.name, "control": curve.control, "floor": curve.floor},
-                **{"ratio": point.ratio, "keep": point.keep, "flops_share": point.flops},
-                **point.score.named("score"),
-                **(point.retention.named("retention") if point.retention else {}),
-                **(point.gain.named("gain") if point.gain else {}),
-                "lost_p": point.loss_pvalue,
-                "gain_p": point.pvalue,
-                "gain_p_holm": point.corrected_pvalue,
-                "unread": point.unread,
-            }
-            for curve in curves
-            for point in curve.points
-        ]
+            unpruned = {"curve": UNPRUNED, "control": True, "ratio": 0.0, "score": panel.full}
+            points.insert(0, {**unpruned, "flops_share": 1.0, "unread": bool(panel.full_mark)})
+        shared = {
+            "benchmark": panel.benchmark,
+            "metric": panel.metric,
+            "n_samples": panel.n_samples,
+        }
+        lines += [{**shared, **point, **_numbers(point)} for point in points]
     return PointFrame(typed({name: [line.get(name) for line in lines] for name in POINTS}, POINTS))
 
 
-def averages(panels: Sequence[CurvePanel]) -> dict[tuple[str, float | str], Interval]:
+def _numbers(point: Mapping[str, Any]) -> dict[str, float]:
+    """Return the intervals of a point as numbers, by the columns of `POINTS`."""
+    return {
+        column: number
+        for quantity in ("score", "retention", "gain")
+        if isinstance(interval := point.get(quantity), Interval)
+        for column, number in interval.named(quantity).items()
+    }
+
+
+def averages(panels: Sequence[CurvePanel]) -> pd.DataFrame:
     """Return the mean retention of each (curve, amount) that all panels have with an unpruned score above zero.
 
-    All benchmarks have the same weight; samples are resampled within each benchmark.
+    All benchmarks have the same weight; samples are resampled within each benchmark. The columns are `curve`, `amount`,
+    `ratio` and `keep` of the first panel, `unread` and `retention`, an Interval.
     """
-    pairs: dict[tuple[str, float | str], list[tuple[Scores, Scores]]] = {}
-    for panel in panels:
-        for curve in panel.curves:
-            for point in curve.points:
-                if point.retention and point.scores is not None and panel.unpruned is not None:
-                    pair = (point.scores, panel.unpruned)
-                    pairs.setdefault((curve.name, point.amount), []).append(pair)
-    return {
-        key: average_retention(scores)
-        for key, scores in pairs.items()
-        if len(scores) == len(panels)
-    }
+    columns = ["curve", "amount", "ratio", "keep", "unread", "retention"]
+    every = pd.concat([panel.points.assign(panel=place) for place, panel in enumerate(panels)])
+    paired = every[every.retention.notna()]
+    lines = []
+    for _, cells in paired.groupby(["curve", "amount"], sort=False):
+        pairs = [
+            (ours, full)
+            for ours, place in zip(cells.scores, cells.panel, strict=True)
+            if (full := panels[place].unpruned) is not None
+        ]
+        if len(pairs) == len(panels):
+            first = cells.iloc[0]
+            lines.append((*first[columns[:4]], cells.unread.any(), average_retention(pairs)))
+    return pd.DataFrame(lines, columns=columns, dtype=object)
 
 
 def _single_token_note(runs: Sequence[RunScores]) -> list[str]:
@@ -329,46 +333,31 @@ def _floor(run: RunScores, floors: Sequence[RunScores], nearest: bool) -> str | 
 
 
 def _point(
-    runs: Sequence[RunScores],
-    ratio: float,
-    scores: Scores,
-    floor: Scores | None,
-    full: Scores | None,
-) -> CurvePoint:
+    runs: Sequence[RunScores], scores: Scores, floor: Scores | None, full: Scores | None
+) -> dict[str, Any]:
     """Return the point of one curve at one ratio, p-values uncorrected; `runs` differ in their seed."""
+    ratio, keep = runs[0].row["ratio"], only([run.row.get("keep") for run in runs])
     # At ratio 0 nothing is removed, so there is no gain.
     floor = None if ratio == 0 else floor
     unpruned = full if full is not None and full.mean() > 0 else None
-    return CurvePoint(
-        ratio=ratio,
-        score=mean_interval(scores),
-        retention=None if unpruned is None else retained(scores, unpruned),
-        gain=None if floor is None else difference_interval(scores, floor),
-        pvalue=None if floor is None else paired_pvalue(scores, floor),
-        flops=fmean(run.row["flops"]["share_of_full"] for run in runs),
-        loss_pvalue=None if unpruned is None or ratio == 0 else paired_pvalue(scores, unpruned),
-        scores=scores,
-        unread=any(is_marked(run.row) for run in runs),
-        keep=only([run.row.get("keep") for run in runs]),
-    )
+    unread = any(is_marked(run.row) for run in runs)
+    return {
+        "ratio": ratio,
+        "keep": keep,
+        "amount": ratio if keep is None else amount_text(ratio, keep),
+        "score": mean_interval(scores),
+        "retention": None if unpruned is None else retained(scores, unpruned),
+        "gain": None if floor is None else difference_interval(scores, floor),
+        "gain_p": None if floor is None else paired_pvalue(scores, floor),
+        "lost_p": None if unpruned is None or ratio == 0 else paired_pvalue(scores, unpruned),
+        "flops_share": fmean(run.row["flops"]["share_of_full"] for run in runs),
+        "scores": scores,
+        "unread": unread,
+        "mark": mark(unread),
+    }
 
 
-def _corrected(curves: Sequence[Curve]) -> tuple[Curve, ...]:
-    """Correct the p-values of a panel: against random dropping and against the unpruned model separately."""
-    points = [point for curve in curves for point in curve.points]
-    gains = iter(holm([point.pvalue for point in points if point.pvalue is not None]))
-    losses = iter(holm([point.loss_pvalue for point in points if point.loss_pvalue is not None]))
-    return tuple(
-        replace(
-            curve,
-            points=tuple(
-                replace(
-                    point,
-                    corrected_pvalue=None if point.pvalue is None else next(gains),
-                    loss_pvalue=None if point.loss_pvalue is None else next(losses),
-                )
-                for point in curve.points
-            ),
-        )
-        for curve in curves
-    )
+def _corrected(pvalues: pd.Series) -> pd.Series:
+    """Return the p-values of a panel after Holm's correction over those that there are."""
+    known = pvalues.dropna()
+    return pd.Series(holm([*known]), known.index, dtype=object).reindex(pvalues.index)

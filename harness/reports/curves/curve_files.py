@@ -20,8 +20,17 @@ from espalier.harness.errors import (
 from espalier.harness.reports.curves.comparison import panel_of, points_of, read_panels
 from espalier.harness.reports.curves.curve_points import FLOORS, FULL, CurvePanel
 from espalier.harness.reports.curves.curve_table import markdown
-from espalier.harness.reports.curves.figures import Plot, Series, draw, percent_spot, save
-from espalier.harness.reports.curves.plot_style import NOTE, UNDRAWABLE, line_look, looks
+from espalier.harness.reports.curves.figures import (
+    NOTE,
+    UNDRAWABLE,
+    Plot,
+    Series,
+    draw,
+    line_look,
+    looks,
+    percent_spot,
+    save,
+)
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
     filter_results,
@@ -92,7 +101,11 @@ def draw_curves(
     """
     if names is not None:
         panels = [panel.plain(names) for panel in panels]
-    looks_by_name = looks((curve.name, curve.control) for panel in panels for curve in panel.curves)
+    looks_by_name = looks(
+        pair
+        for panel in panels
+        for pair in zip(panel.points.curve, panel.points.control, strict=True)
+    )
     plots = []
     for panel in panels:
         counts = [panel.keep(ratio) for ratio in panel.ratios]
@@ -106,16 +119,16 @@ def draw_curves(
             level = f"unpruned{panel.full_mark}", Interval(*ends)
         series = [
             Series(
-                curve.name,
+                name,
                 [
                     percent_spot(places[p.ratio], p.score, p.mark, bare=p.ratio in bare)
-                    for p in curve.points
+                    for p in points.itertuples()
                 ],
-                line_look(looks_by_name[curve.name]),
+                line_look(looks_by_name[name]),
                 # The lightest grey is too light for letters.
-                NOTE if curve.control else looks_by_name[curve.name]["color"],
+                NOTE if points.control.iloc[0] else looks_by_name[name]["color"],
             )
-            for curve in panel.curves
+            for name, points in panel.points.groupby("curve", sort=False)
         ]
         plots.append(
             Plot(

@@ -1,17 +1,18 @@
-"""What a comparison of runs yields: a panel for each benchmark, of curves of points with intervals and tests."""
+"""What a comparison of runs yields: a panel for each benchmark, a frame of points with intervals and tests."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from espalier.harness.errors import UserError
 from espalier.harness.stats import Interval
-from espalier.harness.store.row_text import amount_text, mark
+from espalier.harness.store.row_text import amount_text
 
 #: The method without reduction, the random baseline, and all controls (methods that no paper proposes).
 FULL = "none"
@@ -28,110 +29,112 @@ FLOORS = (FLOOR, "random_kv")
 Scores = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class CurvePoint:
-    """One method at one ratio.
+#: Columns of a panel's points: one line for each curve and ratio, curves of controls last, ratios increasing.
+POINT = (
+    # Name of the curve; whether it is a control; name of the random baseline that `gain` refers to; decoder layer
+    # before which tokens are first removed, 0 for any site before the decoder.
+    *("curve", "control", "floor", "layer"),
+    # Share of visual tokens removed; tokens that stay of each sample, where the runs set that and not the ratio; what
+    # points of several benchmarks have in common, the ratio or `64 tokens`, which are other shares there.
+    *("ratio", "keep", "amount"),
+    # Intervals: mean over samples (seeds averaged first); this over the unpruned score, paired by sample, None without
+    # an unpruned run; less that of random dropping at the same layer under the same policy, None without such a run.
+    *("score", "retention", "gain"),
+    # p-values of the paired tests, McNemar's for right or wrong scores, else a permutation test: of `gain`, then after
+    # Holm's correction over all comparisons with random dropping in the panel; against the unpruned model, corrected.
+    *("gain_p", "gain_p_holm", "lost_p"),
+    # Share of the unreduced prefill's FLOPs: at equal token counts, methods at later layers cost more.
+    "flops_share",
+    # Scores by unit of statistics; whether too many answers of a run could not be read, and the footnote mark for it.
+    *("scores", "unread", "mark"),
+)
 
-    Attributes:
-        ratio: share of visual tokens removed.
-        score: mean over samples (seeds averaged first).
-        retention: score divided by the unpruned score, paired by sample; None without an unpruned run.
-        gain: score minus that of random dropping at the same layer under the same policy; None without such a run.
-        pvalue: of the paired test of `gain`: McNemar's for right/wrong scores, else a permutation test.
-        corrected_pvalue: `pvalue` after Holm's correction over all comparisons with random dropping in the panel.
-        loss_pvalue: of the paired test against the unpruned model, Holm-corrected over the panel.
-        flops: share of the unreduced prefill's FLOPs; at equal token counts, methods at later layers cost more.
-        unread: whether too many answers of one of its runs could not be read.
-        keep: tokens that stay of each sample, where the runs set that and not the ratio.
+
+def verdict(gain: Interval | None) -> str:
+    """Return whether the interval of a gain lies `above` 0, `below` 0, or contains 0 (empty)."""
+    if gain is None or gain.low <= 0 <= gain.high:
+        return ""
+    return "above" if gain.low > 0 else "below"
+
+
+def title_of(curve: str, names: Mapping[str, str]) -> str:
+    """Return the name of a curve's config file, plus the words that are not of the file (the engine's policy).
+
+    Args:
+        curve: its name.
+        names: of config files, by the names of curves with the same settings; without one the curve's stays.
     """
-
-    ratio: float
-    score: Interval
-    retention: Interval | None = None
-    gain: Interval | None = None
-    pvalue: float | None = None
-    flops: float | None = None
-    corrected_pvalue: float | None = None
-    loss_pvalue: float | None = None
-    scores: Scores | None = field(default=None, repr=False, compare=False)
-    unread: bool = False
-    keep: int | None = None
-
-    @property
-    def mark(self) -> str:
-        """The footnote mark after its numbers, or empty."""
-        return mark(self.unread)
-
-    @property
-    def amount(self) -> float | str:
-        """What points of several benchmarks have in common: the ratio, or `64 tokens`, which are other shares there."""
-        return self.ratio if self.keep is None else amount_text(self.ratio, self.keep)
-
-    @property
-    def verdict(self) -> Literal["above", "below", ""]:
-        """Whether the interval of the gain lies above 0, below 0, or contains 0 (empty)."""
-        if self.gain is None or self.gain.low <= 0 <= self.gain.high:
-            return ""
-        return "above" if self.gain.low > 0 else "below"
+    words = curve.split()
+    for end in range(len(words), 0, -1):
+        file = names.get(" ".join(words[:end]))
+        if file is not None:
+            return " ".join([file, *words[end:]])
+    return curve
 
 
-@dataclass(frozen=True)
-class Curve:
-    """All points of one method by increasing ratio.
+def methods_of(curves: Collection[str]) -> set[str]:
+    """Return the names of the methods of curves."""
+    return {curve.split()[0] for curve in curves}
 
-    Attributes:
-        floor: name of the random baseline's curve that `gain` refers to.
-        layer: decoder layer before which tokens are first removed, 0 for any site before the decoder.
+
+def grid(
+    cells: pd.DataFrame,
+    line: str,
+    column: str,
+    heads: Collection[Any],
+    text: Callable[[Any], str],
+    gap: str = "-",
+) -> dict[Any, list[str]]:
+    """Return the texts of a frame's rows by two of its columns: a list for each value of the first, in their order.
+
+    Args:
+        cells: the rows.
+        line: the first column.
+        column: the second one.
+        heads: its values, in the order of each list.
+        text: of a row.
+        gap: where no row has both values.
     """
-
-    name: str
-    control: bool
-    floor: str | None
-    points: tuple[CurvePoint, ...]
-    layer: int | None = None
-
-    def at(self, ratio: float) -> CurvePoint | None:
-        """Return the point at a ratio, if there is one."""
-        return next((point for point in self.points if point.ratio == ratio), None)
-
-    def title(self, names: Mapping[str, str]) -> str:
-        """Return the name of its config file, plus the words that are not of the file (the engine's policy).
-
-        Args:
-            names: of config files, by the names of curves with the same settings; without one the curve's stays.
-        """
-        words = self.name.split()
-        for end in range(len(words), 0, -1):
-            file = names.get(" ".join(words[:end]))
-            if file is not None:
-                return " ".join([file, *words[end:]])
-        return self.name
+    texts: dict[Any, dict[Any, str]] = {}
+    for cell in cells.itertuples():
+        line_texts = texts.setdefault(getattr(cell, line), dict.fromkeys(heads, gap))
+        line_texts[getattr(cell, column)] = text(cell)
+    return {first: [*line_texts.values()] for first, line_texts in texts.items()}
 
 
 @dataclass(frozen=True)
 class BaselineGroup:
-    """Random dropping at one site and all curves compared with it, in the order of their display."""
+    """Random dropping at one site and all curves compared with it.
 
-    floor: Curve
-    curves: tuple[Curve, ...]
+    Attributes:
+        layer: of random dropping, as in `POINT`.
+        points: of random dropping, then of the curves in the order of their display.
+    """
+
+    layer: int | None
+    points: pd.DataFrame
 
     @property
     def title(self) -> str:
         """Where the methods act."""
-        return "between decoder layers" if self.floor.layer else "before the decoder"
+        return "between decoder layers" if self.layer else "before the decoder"
 
-    def name(self, curve: Curve, names: Mapping[str, str]) -> str:
-        """Return a curve's title, with its layer in brackets where that is not random dropping's."""
-        where = f" (layer {curve.layer})" if curve.layer != self.floor.layer else ""
-        return f"{curve.title(names)}{where}"
+    def names(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return the title of each curve, with its layer in brackets where that is not random dropping's."""
+        layers = dict(zip(self.points.curve, self.points.layer, strict=True))
+        return {
+            curve: title_of(curve, names) + (f" (layer {layer})" if layer != self.layer else "")
+            for curve, layer in layers.items()
+        }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CurvePanel:
     """One benchmark: its headline metric, the unpruned score if measured, and the curves.
 
     Attributes:
         full: the unpruned score.
+        points: of all curves, columns as in `POINT`.
         notes: lines on excluded results and on marks.
         full_mark: footnote mark of `full`.
         unpruned: the unpruned model's score of each unit of statistics, as `scores` of a point.
@@ -141,24 +144,28 @@ class CurvePanel:
     metric: str
     n_samples: int
     full: Interval | None
-    curves: tuple[Curve, ...]
+    points: pd.DataFrame
     notes: tuple[str, ...] = ()
     full_mark: str = ""
-    unpruned: Scores | None = field(default=None, repr=False, compare=False)
+    unpruned: Scores | None = None
 
     @property
     def ratios(self) -> tuple[float, ...]:
         """All ratios that some curve has, increasing."""
-        return tuple(sorted({point.ratio for curve in self.curves for point in curve.points}))
+        return tuple(sorted(set(self.points.ratio)))
 
     def keep(self, ratio: float) -> int | None:
         """Return the tokens that stay at a ratio, if all points there set them and not the ratio."""
-        return only([point.keep for curve in self.curves if (point := curve.at(ratio))])
+        return only(self.points.keep[self.points.ratio == ratio])
 
-    def heading(self, ratio: float) -> str:
-        """Return the heading of the points at a ratio: the share kept, `10 %`, or `64 tokens (11.11 %)`."""
-        keep = self.keep(ratio)
-        return share(ratio) if keep is None else f"{amount_text(ratio, keep)} ({share(ratio)})"
+    @property
+    def headings(self) -> dict[float, str]:
+        """The heading of the points at each ratio: the share kept, `10 %`, or `64 tokens (11.11 %)`."""
+        keeps = {ratio: self.keep(ratio) for ratio in self.ratios}
+        return {
+            ratio: share(ratio) if keep is None else f"{amount_text(ratio, keep)} ({share(ratio)})"
+            for ratio, keep in keeps.items()
+        }
 
     def full_text(self, words: str) -> str:
         """Return the unpruned score in percent, and the settings of its measurement; empty if it was not measured."""
@@ -166,11 +173,12 @@ class CurvePanel:
 
     def plain(self, names: Mapping[str, str]) -> CurvePanel:
         """Return the curves that bear their methods' plain names; variants are close to them."""
-        titles = [(curve, curve.title(names)) for curve in self.curves]
-        plain = [
-            replace(curve, name=title) for curve, title in titles if title == curve.name.split()[0]
+        titles = pd.Series([title_of(curve, names) for curve in self.points.curve], dtype=object)
+        is_plain = [
+            title == curve.split()[0]
+            for title, curve in zip(titles, self.points.curve, strict=True)
         ]
-        return replace(self, curves=tuple(plain))
+        return replace(self, points=self.points.assign(curve=titles)[is_plain])
 
     def groups(self) -> list[BaselineGroup]:
         """Return the curves by the random dropping that their gains refer to: before the decoder first, best first.
@@ -178,25 +186,23 @@ class CurvePanel:
         Raises:
             UserError: there is no random dropping to compare with.
         """
-        last = self.ratios[-1] if self.curves else 0.0
-        floors = [
-            curve for curve in self.curves if curve.floor is None and curve.name.split()[0] == FLOOR
-        ]
+        last = self.points[self.points.ratio == max(self.ratios, default=0.0)]
+        # A curve without a point at the largest ratio is last.
+        ranks = {point.curve: -point.score.value for point in last.itertuples()}
+        ranked = self.points.assign(rank=[ranks.get(curve, 1.0) for curve in self.points.curve])
+        ranked = ranked.sort_values(["rank", "curve"], kind="stable")
+        floors = {
+            point.curve: point.layer
+            for point in self.points.itertuples()
+            if point.floor is None and point.curve.split()[0] == FLOOR
+        }
         if not floors:
             raise UserError(f"report needs method={FLOOR} among the runs of {self.benchmark}")
-
-        def rank(curve: Curve) -> tuple[float, str]:
-            point = curve.at(last)
-            return (1.0 if point is None else -point.score.value, curve.name)
-
         return [
             BaselineGroup(
-                floor,
-                tuple(
-                    sorted((curve for curve in self.curves if curve.floor == floor.name), key=rank)
-                ),
+                layer, pd.concat([ranked[ranked.curve == floor], ranked[ranked.floor == floor]])
             )
-            for floor in sorted(floors, key=lambda curve: curve.layer or 0)
+            for floor, layer in sorted(floors.items(), key=lambda pair: pair[1] or 0)
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,13 +10,15 @@ import pandas as pd
 from espalier.harness.reports.curves.comparison import averages
 from espalier.harness.reports.curves.curve_points import (
     BaselineGroup,
-    Curve,
     CurvePanel,
-    CurvePoint,
+    grid,
     share,
+    title_of,
+    verdict,
 )
 from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.stats import Interval
+from espalier.harness.store.row_text import mark
 
 #: The text of a frame's row, by heading of the column.
 Columns = Mapping[str, Callable[[Any], str]]
@@ -39,21 +41,9 @@ def grid_table(
     text: Callable[[Any], str],
     align: str = "lr",
 ) -> str:
-    """Return a table of a frame's rows by two of its columns, `-` where no row has both values.
-
-    Args:
-        cells: the rows.
-        line: the column with a line for each value, in the order of the rows.
-        column: the other one.
-        heads: its values with their headings.
-        text: of a row.
-        align: as of `markdown_table`.
-    """
-    texts: dict[Any, dict[Any, str]] = {}
-    for cell in cells.itertuples():
-        line_texts = texts.setdefault(getattr(cell, line), dict.fromkeys(heads, "-"))
-        line_texts[getattr(cell, column)] = text(cell)
-    lines = [[str(first), *line_texts.values()] for first, line_texts in texts.items()]
+    """Return a table of a frame's rows by two of its columns; `heads` are the headings of the second one's values."""
+    texts = grid(cells, line, column, heads, text)
+    lines = [[str(first), *line_texts] for first, line_texts in texts.items()]
     return markdown_table([line, *heads.values()], lines, align)
 
 
@@ -64,28 +54,16 @@ def markdown(panels: Sequence[CurvePanel]) -> str:
 
 def _over_all(panels: Sequence[CurvePanel]) -> list[str]:
     """Return a table of mean retention over several benchmarks, for curves and ratios that all of them have."""
-    retentions = averages(panels)
-    if len(panels) < 2 or not retentions:
+    means = averages(panels)
+    if len(panels) < 2 or means.empty:
         return []
-    ratios = {point.amount: point.ratio for curve in panels[0].curves for point in curve.points}
-    amounts = sorted({amount for _, amount in retentions}, key=lambda amount: ratios[amount])
-    marks = {
-        (curve.name, point.amount): point.mark
-        for panel in panels
-        for curve in panel.curves
-        for point in curve.points
-        if point.unread
-    }
-    lines = [
-        [name, *(_interval(retentions.get(key)) + marks.get(key, "") for key in keys)]
-        for name in dict.fromkeys(name for name, _ in retentions)
-        if (keys := [(name, amount) for amount in amounts])
-    ]
+    amounts = means.sort_values("ratio", kind="stable").amount.unique()
     heads = [share(amount) if isinstance(amount, float) else amount for amount in amounts]
+    texts = grid(means, "curve", "amount", amounts, _mean_retention, "")
     return [
         f"### Mean retention over {len(panels)} benchmarks\n\n"
         "In percent of the unpruned score, each benchmark weighed alike, its samples resampled within it.\n\n"
-        + markdown_table(["method", *heads], lines)
+        + markdown_table(["method", *heads], [[name, *line] for name, line in texts.items()])
     ]
 
 
@@ -101,18 +79,17 @@ def note_paragraphs(panel: CurvePanel) -> list[str]:
 
 def gains(panel: CurvePanel, group: BaselineGroup, names: Mapping[str, str]) -> str:
     """Return a table of scores by ratio with gains over random dropping; random dropping is the first line."""
-    lines = [
-        [group.name(curve, names), *_texts(panel, curve, _gained, "-")]
-        for curve in (group.floor, *group.curves)
-    ]
-    return markdown_table(["method", *map(panel.heading, panel.ratios)], lines)
+    titles, heads = group.names(names), panel.headings
+    texts = grid(group.points, "curve", "ratio", heads, _gained)
+    lines = [[titles[curve], *line] for curve, line in texts.items()]
+    return markdown_table(["method", *heads.values()], lines)
 
 
 def gains_over(
     panel: CurvePanel,
     floor: str,
     names: Mapping[str, str],
-    rank: Callable[[Curve], Any],
+    rank: Callable[[pd.DataFrame], Any],
     full: str,
     title: str = "",
     setting: str = "",
@@ -123,17 +100,16 @@ def gains_over(
         panel: of one benchmark.
         floor: name of the baseline's curve, which is the first line.
         names: of config files, by curve name.
-        rank: sort key of the other curves.
+        rank: sort key of the other curves, of their points.
         full: what the unpruned model's score was measured with.
         title: of the heading; by default the benchmark.
         setting: words on how scores were measured.
     """
-    first, *compared_curves = sorted(
-        panel.curves, key=lambda curve: (curve.name != floor, rank(curve))
-    )
-    table = gains(panel, BaselineGroup(first, tuple(compared_curves)), names)
+    curves = [points for _, points in panel.points.groupby("curve", sort=False)]
+    curves.sort(key=lambda points: (points.curve.iloc[0] != floor, rank(points)))
+    group = BaselineGroup(curves[0].layer.iloc[0], pd.concat(curves))
     line = f"{panel.metric} on {panel.n_samples} samples{setting}{panel.full_text(full)}."
-    return f"### {title or panel.benchmark}\n\n{line}\n\n{table}"
+    return f"### {title or panel.benchmark}\n\n{line}\n\n{gains(panel, group, names)}"
 
 
 def sign_table(
@@ -146,9 +122,14 @@ def sign_table(
 
     `+` is above random dropping, `-` below, `.` neither, a gap where there is no point.
     """
+    signs = [grid(panel.points, "curve", "ratio", panel.ratios, _sign, " ") for panel in panels]
+    _, *curves = dict.fromkeys(group.points.curve)
     lines = [
-        [curve.title(names), *(_signs(panel, curve.name) for panel in panels)]
-        for curve in group.curves
+        [
+            title_of(curve, names),
+            *(f"`{''.join(by_curve[curve])}`" if curve in by_curve else "" for by_curve in signs),
+        ]
+        for curve in curves
     ]
 
     def rank(line: Sequence[str]) -> tuple[int, str]:
@@ -158,85 +139,80 @@ def sign_table(
     return markdown_table([group.title, *heads], sorted(lines, key=rank), "l")
 
 
-def _signs(panel: CurvePanel, name: str) -> str:
-    curve = next((curve for curve in panel.curves if curve.name == name), None)
-    if curve is None:
-        return ""
-    signs = {"above": "+", "below": "-", "": "."}
-    texts = _texts(panel, curve, lambda point: signs[point.verdict] + point.mark, " ")
-    return f"`{''.join(texts)}`"
+def _sign(point: Any) -> str:
+    sign = {"above": "+", "below": "-", "": "."}[verdict(point.gain)]
+    return f"{sign}{point.mark}"
 
 
-def _texts(
-    panel: CurvePanel, curve: Curve, text: Callable[[CurvePoint], str], gap: str = ""
-) -> list[str]:
-    """Return the text of a curve's point at each ratio of a panel, `gap` where it has none."""
-    return [gap if point is None else text(point) for point in map(curve.at, panel.ratios)]
-
-
-def _gained(point: CurvePoint) -> str:
+def _gained(point: Any) -> str:
     if point.gain is None:
-        return point.score.percent + point.mark
-    note = f" **{point.verdict}**{_star(point.corrected_pvalue)}" if point.verdict else ""
+        return _score(point)
+    judged = verdict(point.gain)
+    note = f" **{judged}**{_star(point.gain_p_holm)}" if judged else ""
     return f"{100 * point.score.value:.1f}{point.mark}, {point.gain.points}{note}"
 
 
 def _benchmark(panel: CurvePanel) -> str:
-    heads = ["method", *map(panel.heading, panel.ratios)]
+    heads, points = panel.headings, panel.points
 
-    def table(text: Callable[[CurvePoint], str], curves: Iterable[Curve]) -> str:
+    def table(text: Callable[[Any], str], points: pd.DataFrame) -> str:
+        texts = grid(points, "curve", "ratio", heads, text, "")
         return markdown_table(
-            heads, ([curve.name, *_texts(panel, curve, text)] for curve in curves)
+            ["method", *heads.values()], [[name, *line] for name, line in texts.items()]
         )
 
+    scores = grid(points, "curve", "ratio", heads, _score, "")
     lines = [
-        [
-            curve.name,
-            *_texts(panel, curve, lambda point: point.score.percent + point.mark),
-            _costs(curve),
-        ]
-        for curve in panel.curves
+        [name, *line, _costs(points[points.curve == name].flops_share)]
+        for name, line in scores.items()
     ]
     if panel.full is not None:
-        gaps = [""] * (len(panel.ratios) - 1)
+        gaps = [""] * (len(heads) - 1)
         lines.insert(0, ["unpruned", panel.full.percent + panel.full_mark, *gaps, "100 %"])
     parts = [
         f"### {panel.benchmark}: {panel.metric}, {panel.n_samples} samples\n",
         "Score in percent with its 95 % interval, by share of visual tokens kept; last, the prefill FLOPs that these "
         "shares leave.\n",
-        markdown_table([*heads, "FLOPs"], lines),
+        markdown_table(["method", *heads.values(), "FLOPs"], lines),
     ]
     if panel.full is not None:
         parts += [
             "Retention: score in percent of the unpruned score, paired by sample; `*` where it differs from it, "
             "corrected for all cells of this table.\n",
-            table(_retention, panel.curves),
+            table(_retention, points),
         ]
-    if any(point.gain for curve in panel.curves for point in curve.points):
+    if points.gain.notna().any():
         parts += [
             "Points above random dropping at the same layer, paired by sample, with the p-value of "
             "the exact paired test; `*` where it is below 0.05 when corrected for all cells of this table.\n",
-            table(_gain, (curve for curve in panel.curves if curve.floor is not None)),
+            table(_gain, points[points.floor.notna()]),
         ]
     return "\n".join([*parts, *note_paragraphs(panel)])
 
 
-def _costs(curve: Curve) -> str:
+def _costs(shares: pd.Series) -> str:
     """Return the shares of prefill FLOPs along a curve in percent."""
-    shares = [f"{100 * point.flops:.0f}" for point in curve.points if point.flops is not None]
-    return " / ".join(shares) + " %" if shares else ""
+    return " / ".join(f"{100 * flops:.0f}" for flops in shares) + " %"
+
+
+def _score(point: Any) -> str:
+    return f"{point.score.percent}{point.mark}"
+
+
+def _mean_retention(mean: Any) -> str:
+    return f"{mean.retention.percent}{mark(mean.unread)}"
 
 
 def _interval(interval: Interval | None) -> str:
     return "" if interval is None else interval.percent
 
 
-def _retention(point: CurvePoint) -> str:
-    return _interval(point.retention) + _star(point.loss_pvalue) + point.mark
+def _retention(point: Any) -> str:
+    return f"{_interval(point.retention)}{_star(point.lost_p)}{point.mark}"
 
 
-def _gain(point: CurvePoint) -> str:
-    if point.gain is None or point.pvalue is None:
+def _gain(point: Any) -> str:
+    if point.gain is None:
         return ""
-    pvalue_text = "p < 0.001" if point.pvalue < 0.001 else f"p = {point.pvalue:.3f}"
-    return f"{point.gain.points}, {pvalue_text}{_star(point.corrected_pvalue)}{point.mark}"
+    pvalue_text = "p < 0.001" if point.gain_p < 0.001 else f"p = {point.gain_p:.3f}"
+    return f"{point.gain.points}, {pvalue_text}{_star(point.gain_p_holm)}{point.mark}"

@@ -19,8 +19,17 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
 from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.reports.curves.curve_table import Columns, cell_table
-from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, marker, percent_spot
-from espalier.harness.reports.curves.plot_style import COLOURS, GREYS, MARKERS
+from espalier.harness.reports.curves.figures import (
+    COLOURS,
+    GREYS,
+    MARKERS,
+    Plot,
+    Series,
+    Spot,
+    draw,
+    marker,
+    percent_spot,
+)
 from espalier.harness.reports.curves.report_page import CurvesPage, Report
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
@@ -449,7 +458,21 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     return CurvesPage(values, figures, parts, notes)
 
 
-REPORT = Report("decoder_report", "decoders.md", __doc__, read_page, PRESETS)
+REPORT = Report(
+    "decoder_report",
+    "Speculative decoding",
+    "speculative",
+    "lab/measured/speculative",
+    {
+        "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
+        "ratio": "By the share of visual tokens that the draft does without.",
+        "guidance": "Drafted tokens accepted, by what chooses the draft's visual tokens.",
+    },
+    "decoders.md",
+    __doc__,
+    read_page,
+    PRESETS,
+)
 main = REPORT.main
 
 if __name__ == "__main__":

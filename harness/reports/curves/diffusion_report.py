@@ -17,10 +17,24 @@ from matplotlib.figure import Figure
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.comparison import panel_of
-from espalier.harness.reports.curves.curve_points import FLOOR, FULL, CurvePanel, CurvePoint, share
+from espalier.harness.reports.curves.curve_points import (
+    FLOOR,
+    FULL,
+    CurvePanel,
+    methods_of,
+    share,
+    title_of,
+)
 from espalier.harness.reports.curves.curve_table import gains_over, grid_table
-from espalier.harness.reports.curves.figures import Plot, Series, draw, marker, percent_spot
-from espalier.harness.reports.curves.plot_style import COLOURS, GREYS
+from espalier.harness.reports.curves.figures import (
+    COLOURS,
+    GREYS,
+    Plot,
+    Series,
+    draw,
+    marker,
+    percent_spot,
+)
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import (
     StoredResult,
@@ -87,7 +101,7 @@ def read_step_panels(
         for steps in sorted(set(group.steps), reverse=True):
             members = group[group.steps == steps]
             panel = panel_of(benchmark, [*members.result])
-            if FLOOR not in {curve.name for curve in panel.curves}:
+            if FLOOR not in set(panel.points.curve):
                 raise UserError(
                     f"no rows of method={FLOOR} on {benchmark} in {steps} steps to compare; valid: a store of `{RUN} "
                     "+experiment=diffusion`"
@@ -106,20 +120,16 @@ def cost_frame(step_panels: Sequence[StepPanel], curve: str) -> pd.DataFrame:
     lines = []
     for step_panel in step_panels:
         panel, costs = step_panel.panel, step_panel.costs
-        points = [] if panel.full is None else [(FULL, CurvePoint(0.0, panel.full))]
-        points += [
-            (curve, point)
-            for shown_curve in panel.curves
-            for point in shown_curve.points
-            if shown_curve.name == curve and point.ratio
-        ]
+        followed = panel.points[(panel.points.curve == curve) & (panel.points.ratio > 0)]
+        points = [] if panel.full is None else [(FULL, 0.0, panel.full, "")]
+        points += followed[["curve", "ratio", "score", "mark"]].itertuples(index=False, name=None)
         lines += [
-            (panel.metric, panel.n_samples, step_panel.steps, point, *costs[name, point.ratio])
-            for name, point in points
-            if (name, point.ratio) in costs
+            (panel.metric, panel.n_samples, step_panel.steps, *point, *costs[point[:2]])
+            for point in points
+            if point[:2] in costs
         ]
-    frame = pd.DataFrame(lines, columns=["metric", "n_samples", "steps", "point", "flops", "ms"])
-    return frame.assign(ratio=[point.ratio for point in frame.point])
+    columns = ("metric", "n_samples", "steps", "curve", "ratio", "score", "mark", "flops", "ms")
+    return pd.DataFrame(lines, columns=columns)
 
 
 def draw_steps(frames: Mapping[str, pd.DataFrame], name: str) -> Figure:
@@ -147,7 +157,7 @@ def draw_steps(frames: Mapping[str, pd.DataFrame], name: str) -> Figure:
                     [
                         percent_spot(
                             places[cell.steps, cell.ratio],
-                            cell.point.score,
+                            cell.score,
                             f"{cell.flops / 1e9:.1f}",
                         )
                         for cell in frame[(frame.ratio == 0) == is_full].itertuples()
@@ -172,8 +182,8 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     """Return the page of a store's denoised answers; Raises as `read_step_panels`."""
     by_benchmark = read_step_panels(store, model, where)
     panels = [panel for step_panels in by_benchmark.values() for panel in step_panels]
-    methods = {curve.name.split()[0] for panel in panels for curve in panel.panel.curves}
-    names = config_names(methods, Budget("kept", 0.0))
+    curves = {curve for panel in panels for curve in panel.panel.points.curve}
+    names = config_names(methods_of(curves), Budget("kept", 0.0))
     frames = {name: cost_frame(group, FOLLOWED) for name, group in by_benchmark.items()}
     costs = []
     for name, group in by_benchmark.items():
@@ -185,7 +195,7 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
             panel.panel,
             FLOOR,
             names,
-            lambda curve: curve.title(names),
+            lambda points: title_of(points.curve.iloc[0], names),
             "with every token",
             f"{panel.panel.benchmark}, {panel.steps} steps",
             f", answers of {panel.length} places",
@@ -202,10 +212,20 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
 
 
 def _cost(cell: Any) -> str:
-    return f"{cell.point.score.percent}{cell.point.mark}; {cell.flops / 1e9:.2f}; {cell.ms:.0f}"
+    return f"{cell.score.percent}{cell.mark}; {cell.flops / 1e9:.2f}; {cell.ms:.0f}"
 
 
-REPORT = Report("diffusion_report", "denoisers.md", __doc__, read_page, {})
+REPORT = Report(
+    "diffusion_report",
+    "Denoised answers",
+    "diffusion",
+    "lab/measured/diffusion",
+    {"merging": "Score by denoising steps and share kept, with the FLOPs of an answer."},
+    "denoisers.md",
+    __doc__,
+    read_page,
+    {},
+)
 main = REPORT.main
 
 if __name__ == "__main__":

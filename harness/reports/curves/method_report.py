@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves import curve_table
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import file_name
-from espalier.harness.reports.curves.curve_points import BaselineGroup, CurvePanel, CurvePoint
-from espalier.harness.reports.curves.figures import DASHED, Plot, Series, Spot, draw, marker, save
-from espalier.harness.reports.curves.plot_style import COLOURS
+from espalier.harness.reports.curves.curve_points import (
+    BaselineGroup,
+    CurvePanel,
+    methods_of,
+    title_of,
+    verdict,
+)
+from espalier.harness.reports.curves.figures import (
+    COLOURS,
+    DASHED,
+    Plot,
+    Series,
+    Spot,
+    draw,
+    marker,
+    save,
+)
 from espalier.harness.reports.curves.report_page import config_names, name_and_share, write_page
 from espalier.harness.reports.printed_text import markdown_table, readable
 from espalier.harness.specs.commands import RUN
@@ -37,12 +52,12 @@ def draw_gains(
     starts = []
     for group in groups:
         starts.append(len(rows))
-        titles = (group.title, *(group.name(curve, names) for curve in group.curves))
-        rows |= {len(rows) + offset: title for offset, title in enumerate(titles)}
+        _, *titles = group.names(names).values()
+        rows |= dict(enumerate((group.title, *titles), len(rows)))
     plots = [
         Plot(
             "dots",
-            panel.heading(ratio) + " kept",
+            f"{heading} kept",
             [
                 series
                 for start, group in zip(starts, groups, strict=True)
@@ -51,7 +66,7 @@ def draw_gains(
             ticks=rows,
             heads=frozenset(starts),
         )
-        for ratio in panel.ratios
+        for ratio, heading in panel.headings.items()
     ]
     title = f"{panel.benchmark}: {readable(panel.metric)}, {panel.n_samples} samples"
     foot = FOOT + (f"\n{FOOTNOTE}" if FOOTNOTE in panel.notes else "")
@@ -62,27 +77,30 @@ def _series(
     panel: CurvePanel, group: BaselineGroup, ratio: float, start: int, names: Mapping[str, str]
 ) -> Iterator[Series]:
     """Yield the dots of a group at a ratio, its random dropping as a line at 0, the unpruned model as a dashed line."""
-    end = start + len(group.curves) + 0.5
+    baseline, *curves = dict.fromkeys(group.points.curve)
+    at_ratio = group.points[group.points.ratio == ratio]
+    points = {point.curve: point for point in at_ratio.itertuples()}
+    end = start + len(curves) + 0.5
     zero = {"color": "#8A8A8A", "linewidth": 1.0, "zorder": 1}
-    floor = group.floor.at(ratio)
-    text = "" if floor is None else f"{group.floor.title(names)}: {_score(floor)}"
+    floor = points.get(baseline)
+    text = "" if floor is None else f"{title_of(baseline, names)}: {_score(floor)}"
     yield Series("random", [Spot(start, 0.0, text=text), Spot(end, 0.0)], zero)
     if floor is not None and panel.full is not None:
         full = 100 * (panel.full.value - floor.score.value)
         yield Series("unpruned", [Spot(start + 0.5, full), Spot(end, full)], DASHED, key=True)
-    for row, curve in enumerate(group.curves, start + 1):
-        point = curve.at(ratio)
+    for row, curve in enumerate(curves, start + 1):
+        point = points.get(curve)
         if point is None or point.gain is None:
             yield Series("", [Spot(row, None, text="-" if point is None else _score(point))], {})
             continue
-        name, colour, face = DOTS[point.verdict]
+        name, colour, face = DOTS[verdict(point.gain)]
         gain = point.gain
         spot = Spot(row, 100 * gain.value, 100 * gain.low, 100 * gain.high, _score(point))
-        look = marker("s" if curve.control else "o", color=colour, markerfacecolor=face, zorder=4)
-        yield Series(name + ", control" * curve.control, [spot], look, key=True)
+        look = marker("s" if point.control else "o", color=colour, markerfacecolor=face, zorder=4)
+        yield Series(name + ", control" * point.control, [spot], look, key=True)
 
 
-def _score(point: CurvePoint) -> str:
+def _score(point: Any) -> str:
     return f"{100 * point.score.value:.1f}{point.mark}"
 
 
@@ -99,8 +117,8 @@ def write_report(
     assert spec.report is not None  # checked by the caller
     folder, rule, model = spec.report, spec.budget.rule, spec.model.name
     panels = read_panels(spec.store, (), model, rule, run_keys, nearest=True)
-    methods = {curve.name.split()[0] for panel in panels for curve in panel.curves}
-    names = config_names(methods, spec.budget)
+    curves = {curve for panel in panels for curve in panel.points.curve}
+    names = config_names(methods_of(curves), spec.budget)
     gaps = [(gap.benchmark.name, *name_and_share(gap), reason) for gap, reason in left_out]
     folder.mkdir(parents=True, exist_ok=True)
     for panel in panels:
@@ -115,7 +133,7 @@ def write_report(
             groups=[
                 (
                     f"{group.title[0].upper()}{group.title[1:]}",
-                    group.floor.layer,
+                    group.layer,
                     curve_table.gains(panel, group, names),
                 )
                 for group in groups
@@ -130,7 +148,7 @@ def write_report(
         folder / "README.md",
         "overview.md",
         **{"model": model, "run": RUN},
-        shares=", ".join(map(panels[0].heading, panels[0].ratios)),
+        shares=", ".join(panels[0].headings.values()),
         marked=any(FOOTNOTE in panel.notes for panel in panels),
         tables=[
             curve_table.sign_table(panels, group, pages, names) for group in panels[0].groups()

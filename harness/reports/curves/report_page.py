@@ -56,6 +56,10 @@ class Report:
 
     Attributes:
         module: the file below `curves/` that specifies it.
+        title: of its figures.
+        block: of `extra` that the rows of the kind have.
+        folder: where the repository has its page.
+        captions: of its figures, by name of the file.
         template: of its page.
         about: help text of the command.
         read: returns the page of a store, of one model and of the rows that match `key=value` conditions.
@@ -63,6 +67,10 @@ class Report:
     """
 
     module: str
+    title: str
+    block: str
+    folder: str
+    captions: Mapping[str, str]
     template: str
     about: str | None
     read: Callable[[Path, str | None, Sequence[str]], CurvesPage]

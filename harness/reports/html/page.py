@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import isfinite
 from pathlib import Path
-from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -20,10 +20,13 @@ import pandas as pd
 
 from espalier.harness.errors import UserError, first_words
 from espalier.harness.paths import DEMO, ROOT, short_path
+from espalier.harness.reports.curves import cache_report, decoder_report, diffusion_report
 from espalier.harness.reports.curves.comparison import averages, panel_of
-from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, CurvePanel, CurvePoint
-from espalier.harness.reports.curves.plot_style import UNDRAWABLE, looks
+from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, CurvePanel
+from espalier.harness.reports.curves.figures import UNDRAWABLE, looks
+from espalier.harness.reports.curves.report_page import Report
 from espalier.harness.reports.curves.stored_rows import StoredResult
+from espalier.harness.reports.frame import at
 from espalier.harness.reports.printed_text import readable, render
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import fragment
@@ -55,22 +58,26 @@ class PageResults:
         """Record an excluded case."""
         self.left_out.setdefault(reason, []).append(case)
 
-    def sieve(self, reason_of: Callable[[StoredResult], tuple[str, str] | None]) -> None:
-        """Exclude the results that `reason_of` has a reason for, each with the words after its description."""
+    def sieve(
+        self,
+        reason: str,
+        is_out: Callable[[Row], bool],
+        words: Callable[[Row], str] = lambda row: "",
+    ) -> None:
+        """Exclude the results that `is_out` holds for, each with `words` after its description."""
         kept = []
         for result in self.rows:
-            reason = reason_of(result)
-            if reason is None:
-                kept.append(result)
+            if is_out(result.row):
+                self.drop(reason, f"{case_of(result.row)}{words(result.row)}")
             else:
-                self.drop(reason[0], f"{case_of(result.row)}{reason[1]}")
+                kept.append(result)
         self.rows = kept
 
     def newest(self, key: Callable[[Row], Hashable], reason: str) -> None:
         """Exclude all results of a key but the last."""
-        last = {key(result.row): id(result) for result in self.rows}
+        last = {key(result.row): id(result.row) for result in self.rows}
         kept = {*last.values()}
-        self.sieve(lambda result: None if id(result) in kept else (reason, ""))
+        self.sieve(reason, lambda row: id(row) not in kept)
 
 
 def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageResults:
@@ -93,30 +100,25 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
     )
     results.rows = [result for _, result in dated]
     results.newest(lambda row: row["run_key"], "the run is in several stores")
-    older = "the row is of an older version without settings"
-    results.sieve(lambda result: None if "settings" in result.row else (older, ""))
-
-    def other_policy(result: StoredResult) -> tuple[str, str] | None:
-        """Return the policy, unless it does not apply to the method or is the page's."""
-        policy = result.row["settings"]["engine"].get("positions")
-        reason = f"another position policy than {positions}"
-        return None if policy in (None, positions) else (reason, f", {policy}")
-
-    results.sieve(other_policy)
+    results.sieve(
+        "the row is of an older version without settings", lambda row: "settings" not in row
+    )
+    # A method that the policy does not apply to has none.
+    policy = at("settings.engine.positions")
+    results.sieve(
+        f"another position policy than {positions}",
+        lambda row: policy(row) not in (None, positions),
+        lambda row: f", {policy(row)}",
+    )
     # Of each model and benchmark only the results with the most samples can be paired.
-    largest: dict[tuple[str, str], int] = {}
+    largest: dict[tuple[str, str], int] = defaultdict(int)
     for result in results.rows:
-        group = result.row["model"], result.row["benchmark"]
-        largest[group] = max(largest.get(group, 0), result.row["n_samples"])
-
-    def fewer_samples(result: StoredResult) -> tuple[str, str] | None:
-        """Return the number of samples, unless it is the largest."""
-        samples = result.row["n_samples"]
-        required = largest[result.row["model"], result.row["benchmark"]]
-        reason = "another number of samples", f", {samples} and not {required}"
-        return None if samples == required else reason
-
-    results.sieve(fewer_samples)
+        largest[_place(result.row)] = max(largest[_place(result.row)], result.row["n_samples"])
+    results.sieve(
+        "another number of samples",
+        lambda row: row["n_samples"] != largest[_place(row)],
+        lambda row: f", {row['n_samples']} and not {largest[_place(row)]}",
+    )
     digested = memoized(settings_digest)
     results.newest(
         lambda row: (*identity(row), digested(row["settings"])),
@@ -132,6 +134,10 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
         cases = [f"{commit}: {count} rows" for commit, count in commits.most_common()]
         results.notes["rows of several code versions are compared"] = cases
     return results
+
+
+def _place(row: Row) -> tuple[str, str]:
+    return row["model"], row["benchmark"]
 
 
 def case_of(row: Row) -> str:
@@ -157,13 +163,6 @@ def _read(store: Path, results: PageResults, read: Walk) -> Iterable[tuple[float
             yield run.committed, StoredResult(run.path, run.row)
 
 
-#: Columns of a line, in this order; those of `TEXTS` are indices of a list of texts.
-TEXTS = ("model", "benchmark", "method", "curve", "kind", "metric", "rule", "device")
-NUMBERS = (
-    *("ratio", "keep", "seed", "samples", "value", "stderr"),
-    *("flops", "ms", "kv", "higher", "unread"),
-)
-
 #: Kinds of methods by site, in the order of the filter.
 KINDS = (
     "unpruned",
@@ -180,52 +179,61 @@ def kind_of(row: Row) -> str:
     """Return the kind of a row's method."""
     extra = row["extra"]
     sites = extra.get("sites") or []
-    if row["method"] == FULL:
-        return "unpruned"
-    if extra.get("speculative"):
-        return "speculative decoder"
-    if row["method"] in CONTROLS:
-        return "control"
-    if extra.get("cache") and not sites:
-        return "cache compressor"
-    if extra.get("diffusion"):
-        return "denoising steps"
-    inside = bool(sites) and sites[0]["where"] == "layer" and sites[0]["layer"] > 0
-    return "inside the LLM" if inside else "before the LLM"
+    tests = {
+        "unpruned": row["method"] == FULL,
+        "speculative decoder": extra.get("speculative"),
+        "control": row["method"] in CONTROLS,
+        "cache compressor": extra.get("cache") and not sites,
+        "denoising steps": extra.get("diffusion"),
+        "inside the LLM": sites and sites[0]["where"] == "layer" and sites[0]["layer"] > 0,
+        "before the LLM": True,
+    }
+    return next(kind for kind, holds in tests.items() if holds)
+
+
+def _headline(key: str) -> Callable[[Row], Any]:
+    """Return a function that reads a number of the headline metric."""
+    return lambda row: row["metrics"].get(row["extra"].get("headline"), {}).get(key)
+
+
+def _milliseconds(row: Row) -> float | None:
+    """Return the time of tower and prefill, None where one of them was not measured."""
+    times = [at(f"time.{phase}_ms")(row) for phase in ("vision", "prefill")]
+    return None if None in times else sum(times)
+
+
+#: Columns of a line on the page: texts, of which it holds indices of a list, and numbers.
+TEXTS: Mapping[str, Callable[[Row], str]] = {
+    **{key: at(key) for key in ("model", "benchmark", "method")},
+    "curve": name,
+    "kind": kind_of,
+    "metric": lambda row: readable(str(row["extra"].get("headline"))),
+    "rule": at("budget_rule"),
+    "device": lambda row: str(at("extra.environment.device_name")(row)),
+}
+NUMBERS: Mapping[str, Callable[[Row], float | None]] = {
+    **{key: at(key) for key in ("ratio", "keep")},
+    "seed": lambda row: row.get("seed", 0),
+    "samples": at("n_samples"),
+    **{key: _headline(key) for key in ("value", "stderr")},
+    "flops": at("flops.share_of_full"),
+    "ms": _milliseconds,
+    "kv": at("memory.kv_bytes"),
+    "higher": lambda row: int(row["extra"].get("higher_is_better", True)),
+    "unread": lambda row: int(is_marked(row)),
+}
 
 
 def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
     """Return columns with a value for each result: numbers, and texts as indices of the list of texts."""
-    line_values = [_line(result.row) for result in rows]
-    frame = pd.DataFrame(line_values, columns=[*TEXTS, *NUMBERS], dtype=object)
-    coded = {key: pd.factorize(frame[key]) for key in TEXTS}
-    columns = {key: codes.tolist() for key, (codes, _) in coded.items()}
-    columns |= {key: [_short(number) for number in frame[key]] for key in NUMBERS}
-    return {"texts": {key: [*names] for key, (_, names) in coded.items()}, "columns": columns}
-
-
-def _line(row: Row) -> dict[str, Any]:
-    extra, time = row["extra"], row.get("time", {})
-    metric = row["metrics"].get(extra.get("headline"), {})
-    times = [time.get("vision_ms"), time.get("prefill_ms")]
-    return {
-        **{key: row[key] for key in ("model", "benchmark", "method", "ratio")},
-        "keep": row.get("keep"),
-        "curve": name(row),
-        "kind": kind_of(row),
-        "metric": readable(str(extra.get("headline"))),
-        "rule": row["budget_rule"],
-        "device": str(extra.get("environment", {}).get("device_name")),
-        "seed": row.get("seed", 0),
-        "samples": row["n_samples"],
-        "value": metric.get("value"),
-        "stderr": metric.get("stderr"),
-        "flops": row.get("flops", {}).get("share_of_full"),
-        "ms": None if None in times else sum(times),
-        "kv": row.get("memory", {}).get("kv_bytes"),
-        "higher": int(extra.get("higher_is_better", True)),
-        "unread": int(is_marked(row)),
-    }
+    texts: dict[str, list[str]] = {}
+    columns: dict[str, list[Any]] = {}
+    for key, text in TEXTS.items():
+        codes, names = pd.factorize(pd.Series([text(result.row) for result in rows], dtype=object))
+        columns[key], texts[key] = codes.tolist(), [*names]
+    for key, number in NUMBERS.items():
+        columns[key] = [_short(number(result.row)) for result in rows]
+    return {"texts": texts, "columns": columns}
 
 
 def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -234,14 +242,19 @@ def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, A
     Curves that cannot be paired are excluded. Drafts and denoised answers have their own figures, because their ratio
     has another meaning.
     """
-    groups: dict[tuple[str, str, str], list[StoredResult]] = {}
-    for result in results.rows:
-        if not result.row["extra"].get("speculative") and not result.row["extra"].get("diffusion"):
-            key = (result.row["model"], result.row["benchmark"], result.row["budget_rule"])
-            groups.setdefault(key, []).append(result)
+
+    def key(result: StoredResult) -> tuple[str, ...]:
+        return tuple(result.row[name] for name in ("model", "benchmark", "budget_rule"))
+
+    shown = [
+        result
+        for result in results.rows
+        if not result.row["extra"].get("speculative") and not result.row["extra"].get("diffusion")
+    ]
     page_panels = []
-    measured: dict[tuple[str, str], list[CurvePanel]] = {}
-    for (model, benchmark, rule), rows in sorted(groups.items()):
+    measured: dict[tuple[str, str], list[CurvePanel]] = defaultdict(list)
+    for (model, benchmark, rule), group in groupby(sorted(shown, key=key), key):
+        rows = [*group]
         try:
             panel = panel_of(benchmark, rows)
         except UserError as error:
@@ -257,37 +270,35 @@ def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, A
                 "full": _ends(panel.full),
                 "curves": [
                     {
-                        **{"name": curve.name, "kind": kinds[curve.name], "floor": curve.floor},
-                        "points": [_point(point) for point in curve.points],
+                        **{"name": curve, "kind": kinds[curve], "floor": points.floor.iloc[0]},
+                        "points": [_point(point) for point in points.itertuples()],
                     }
-                    for curve in panel.curves
+                    for curve, points in panel.points.groupby("curve", sort=False)
                 ],
             }
         )
-        measured.setdefault((model, rule), []).append(panel)
-    means = []
-    for (model, rule), group in measured.items():
-        points = {point.amount: point for curve in group[0].curves for point in curve.points}
-        means += [
-            {
-                **{"model": model, "rule": rule, "curve": curve, "ratio": points[removed].ratio},
-                **{"keep": points[removed].keep, "benchmarks": len(group)},
-                "retention": _ends(interval),
-            }
-            for (curve, removed), interval in averages(group).items()
-        ]
+        measured[model, rule].append(panel)
+    means = [
+        {
+            **{"model": model, "rule": rule, "curve": mean.curve, "ratio": mean.ratio},
+            **{"keep": mean.keep, "benchmarks": len(compared)},
+            "retention": _ends(mean.retention),
+        }
+        for (model, rule), compared in measured.items()
+        for mean in averages(compared).itertuples()
+    ]
     return page_panels, means
 
 
-def _point(point: CurvePoint) -> dict[str, Any]:
+def _point(point: Any) -> dict[str, Any]:
     return {
         "ratio": point.ratio,
         "keep": point.keep,
-        "flops": _short(point.flops),
+        "flops": _short(point.flops_share),
         "score": _ends(point.score),
         "retention": _ends(point.retention),
         "gain": _ends(point.gain),
-        "chance": _short(point.corrected_pvalue),
+        "chance": _short(point.gain_p_holm),
         "unread": int(point.unread),
     }
 
@@ -304,12 +315,8 @@ def styles(page_lines: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def unscored(results: PageResults) -> None:
     """Exclude results without a value of their headline metric."""
-
-    def no_number(result: StoredResult) -> tuple[str, str] | None:
-        metric = result.row["metrics"].get(result.row["extra"].get("headline"), {})
-        return ("the headline has no number", "") if metric.get("value") is None else None
-
-    results.sieve(no_number)
+    value = _headline("value")
+    results.sieve("the headline has no number", lambda row: value(row) is None)
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:
@@ -404,62 +411,23 @@ def assemble(content: dict[str, Any]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class PictureSource:
-    """Figures of one kind: title, the row block of its results, report, folder in the repository, and captions.
-
-    The report has a name only, because it needs torch, which takes seconds to import.
-    """
-
-    title: str
-    block: str
-    report: str
-    folder: str
-    captions: dict[str, str]
-
-
-PICTURES = (
-    PictureSource(
-        "Speculative decoding",
-        "speculative",
-        "decoder_report:REPORT",
-        "lab/measured/speculative",
-        {
-            "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
-            "ratio": "By the share of visual tokens that the draft does without.",
-            "guidance": "Drafted tokens accepted, by what chooses the draft's visual tokens.",
-        },
-    ),
-    PictureSource(
-        "Cache compression",
-        "cache",
-        "cache_report:REPORT",
-        "lab/measured/kv",
-        {"curves": "Score by the share of visual cache entries kept."},
-    ),
-    PictureSource(
-        "Denoised answers",
-        "diffusion",
-        "diffusion_report:REPORT",
-        "lab/measured/diffusion",
-        {"merging": "Score by denoising steps and share kept, with the FLOPs of an answer."},
-    ),
-)
+#: Reports with pictures on the page.
+REPORTS = (decoder_report.REPORT, cache_report.REPORT, diffusion_report.REPORT)
 
 
 def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any]]:
     """Return titles, captions and figures; one that the results cannot provide is the repository's, if this is it."""
     entries = []
-    for kind in PICTURES:
-        drawn = _draw(kind, results, stores)
-        for stem, caption in kind.captions.items():
-            measured = ROOT / kind.folder / f"{stem}.svg"
+    for report in REPORTS:
+        drawn = _draw(report, results, stores)
+        for stem, caption in report.captions.items():
+            measured = ROOT / report.folder / f"{stem}.svg"
             if stem in drawn or measured.is_file():
                 encoded = base64.b64encode(drawn.get(stem) or measured.read_bytes()).decode()
-                origin = "the rows of this report" if stem in drawn else kind.folder
+                origin = "the rows of this report" if stem in drawn else report.folder
                 entries.append(
                     {
-                        "title": kind.title,
+                        "title": report.title,
                         "caption": f"{caption} Drawn from {origin}.",
                         "source": f"data:image/svg+xml;base64,{encoded}",
                     }
@@ -467,11 +435,10 @@ def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any
     return entries
 
 
-def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -> dict[str, bytes]:
-    """Return the figures of the first store with results of the kind."""
-    if not any(result.row["extra"].get(source.block) for result in results.rows):
+def _draw(report: Report, results: PageResults, stores: Sequence[Path]) -> dict[str, bytes]:
+    """Return the figures of the first store with results of the report's kind."""
+    if not any(result.row["extra"].get(report.block) for result in results.rows):
         return {}
-    report = resolve_name(f"espalier.harness.reports.curves.{source.report}")
     with TemporaryDirectory() as folder:
         for store in stores:
             try:
@@ -479,5 +446,5 @@ def _draw(source: PictureSource, results: PageResults, stores: Sequence[Path]) -
                 return {path.stem: path.read_bytes() for path in files if path.suffix == ".svg"}
             except UNDRAWABLE as error:
                 reason = error if isinstance(error, UserError) else first_words(error)
-                results.drop(f"no picture of {source.title.lower()}", f"{store}: {reason}")
+                results.drop(f"no picture of {report.title.lower()}", f"{store}: {reason}")
     return {}

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from espalier.harness.evaluation.samples import Key
 from espalier.harness.reports.curves.comparison import MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
-from espalier.harness.reports.curves.figures import Plot, marker
-from espalier.harness.reports.curves.plot_style import COLOURS
+from espalier.harness.reports.curves.figures import COLOURS, Plot, marker
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,

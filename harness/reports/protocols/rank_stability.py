@@ -15,8 +15,7 @@ from scipy import stats
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.samples import Key
 from espalier.harness.reports.curves.comparison import ComparedRuns
-from espalier.harness.reports.curves.figures import Plot, Series, Spot, marker
-from espalier.harness.reports.curves.plot_style import NOTE
+from espalier.harness.reports.curves.figures import NOTE, Plot, Series, Spot, marker
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,

@@ -12,7 +12,7 @@ from textwrap import fill
 from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves import figures
-from espalier.harness.reports.curves.plot_style import COLOURS, MARKERS
+from espalier.harness.reports.curves.figures import COLOURS, MARKERS
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.published_tables import FigurePanel
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable

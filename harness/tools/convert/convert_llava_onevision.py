@@ -37,6 +37,16 @@ from espalier.harness.tools.convert.convert_llava import (
     tower_of,
 )
 
+KIND = "LLaVA-OneVision"
+
+#: Settings that a release must have besides those of every release in LLaVA's format.
+_FIXED = {
+    "mm_spatial_pool_mode": "bilinear",
+    "mm_newline_position": "one_token",
+    "mm_spatial_pool_stride": 2,
+    "mm_patch_merge_type": "spatial_unpad",
+}
+
 #: SigLIP so400m has 16 heads; no tensor shows it.
 _TOWER_HEADS = 16
 
@@ -61,40 +71,33 @@ def read_tokenizer(release: Release) -> Any:
     return tokenizer
 
 
-def configuration(
-    config_class: Any, release: Release, kind: str, tokenizer: Any, newline: str
-) -> Any:
+def configuration(release: Release, tokenizer: Any) -> Any:
     """Return the model's configuration.
 
     Args:
-        config_class: the model's class of configuration.
         release: the release.
-        kind: what an error line calls the release.
         tokenizer: with the two placeholders.
-        newline: where the release writes newlines of a video (`mm_newline_position`).
 
     Raises:
-        UserError: it is not a release of `kind`, or one that the library's modules compute differently.
+        UserError: it is not a release of LLaVA-OneVision, or one that the library's modules compute differently.
     """
     config = release.config
-    pooling = {"mm_newline_position": newline, "mm_spatial_pool_stride": 2}
-    fixed = {**pooling, **SETTINGS, "mm_patch_merge_type": "spatial_unpad"}
-    require_settings(config, fixed, "converted")
+    require_settings(config, {**SETTINGS, **_FIXED}, "converted")
     for key in ("image_grid_pinpoints", "rope_theta"):
         if key not in config:
-            raise UserError(f"this is not a release of {kind}: config.json has no {key!r}")
+            raise UserError(f"this is not a release of {KIND}: config.json has no {key!r}")
     pinpoints = config["image_grid_pinpoints"]
     if not isinstance(pinpoints, list):
         raise UserError(
             f"config.json: image_grid_pinpoints={pinpoints!r} cannot be converted; valid: a list of sizes in pixels"
         )
-    text = text_of(config, release.shapes, kind, "qwen2", tokenizer.pad_token_id)
+    text = text_of(config, release.shapes, KIND, "qwen2", tokenizer.pad_token_id)
     check_tokens(len(tokenizer), text["vocab_size"])
-    return config_class(
+    return LlavaOnevisionConfig(
         text_config=text,
         vision_config={
             "model_type": "siglip_vision_model",
-            **tower_of(release.shapes, INSIDE, kind, config.get("mm_vision_tower")),
+            **tower_of(release.shapes, INSIDE, KIND, config.get("mm_vision_tower")),
             "num_attention_heads": _TOWER_HEADS,
             "vision_use_head": False,
         },
@@ -128,11 +131,8 @@ def convert(source: Path, target: Path, say: Say) -> None:
         UserError: the release is incomplete, holds unknown tensors, or `target` is in use.
     """
     release = open_release(source, target)
-    require_settings(release.config, {"mm_spatial_pool_mode": "bilinear"}, "converted")
     tokenizer = read_tokenizer(release)
-    config = configuration(
-        LlavaOnevisionConfig, release, "LLaVA-OneVision", tokenizer, newline="one_token"
-    )
+    config = configuration(release, tokenizer)
     # As many rows as in transformers' own checkpoints, which the model files state.
     rows = padded_rows(config.text_config.vocab_size)
     config.text_config.vocab_size = rows
