@@ -62,8 +62,10 @@ def test_fields_of_later_versions_do_not_matter() -> None:
 
 def test_damaged_scores_and_batch_sizes_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     scores = {"task": "t", "doc_id": 1, "scores": {"acc": 1.0}}
-    found = read_scorings([scores, {**scores, "scores": "all"}, {**scores, "scores": {"acc": "1"}}])
-    assert {key: scoring.scores for key, scoring in found.items()} == {("t", 1): {"acc": 1.0}}
+    scorings = read_scorings(
+        [scores, {**scores, "scores": "all"}, {**scores, "scores": {"acc": "1"}}]
+    )
+    assert {key: scoring.scores for key, scoring in scorings.items()} == {("t", 1): {"acc": 1.0}}
     assert len(capsys.readouterr().err.splitlines()) == 2
     assert journalled_batch_size([{"batch_size": "x"}, {"batch_size": 0}, {"batch_size": 4}]) == 4
 

@@ -149,22 +149,22 @@ CHOICE = "from espalier.harness.config.checkpoint_names import *; print(model_ch
 
 def test_an_id_of_the_local_cache_is_found(tmp_path: Path) -> None:
     environment = hub_cache(tmp_path)
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", CHOICE], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert (found.stdout, found.stderr) == ("checkpoint:me%2Ftiny\n", "")
+    assert (done.stdout, done.stderr) == ("checkpoint:me%2Ftiny\n", "")
 
 
 @pytest.mark.slow
 def test_an_id_of_the_local_cache_runs(tmp_path: Path) -> None:
     line = ["model=me/tiny", "method=fastv", "limit=2", f"store={tmp_path}", "engine.paired=0"]
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "run.py", *line],
         cwd=ROOT,
         env=hub_cache(tmp_path / "hf"),
         capture_output=True,
         text=True,
     )
-    row = json.loads(found.stdout.splitlines()[-1])
+    row = json.loads(done.stdout.splitlines()[-1])
     assert row["model"] == "tiny"
     assert row["settings"]["model"]["revision"] == f"me/tiny@{COMMIT}"

@@ -230,8 +230,8 @@ def test_a_changed_picture_changes_the_digests_that_the_key_is_made_of(tmp_path:
     folder = tmp_path / "task"
     folder.mkdir()
     (folder / "scene.png").write_bytes(png("blue"))
-    own = BenchmarkSpec("own", "own", folder, None, (), "")
-    assert task_files(own) == {folder: [folder / "scene.png"]}
+    benchmark = BenchmarkSpec("own", "own", folder, None, (), "")
+    assert task_files(benchmark) == {folder: [folder / "scene.png"]}
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "ftp", "s3", "gs", "gcs", "az", "ssh", "smb"])

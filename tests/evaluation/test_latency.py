@@ -85,14 +85,14 @@ def test_no_picture_and_no_word_more_would_fit(name: str, tokens: int) -> None:
         except UserError:
             return math.inf
 
-    found = compose_prompt(count, tokens)
-    assert size(found) <= tokens
-    assert size(replace(found, before=0, pictures=found.pictures + 1)) > tokens
-    if found.pictures > 1 or name == "one is all":
-        assert size(replace(found, before=found.before + 1)) > tokens
-    one = PromptComposition(0, 1, 1)
-    asked = [n for n in range(1, 200) if size(replace(one, after=n)) - size(one) < QUESTION]
-    assert found.after <= asked[-1]
+    composed = compose_prompt(count, tokens)
+    assert size(composed) <= tokens
+    assert size(replace(composed, before=0, pictures=composed.pictures + 1)) > tokens
+    if composed.pictures > 1 or name == "one is all":
+        assert size(replace(composed, before=composed.before + 1)) > tokens
+    least = PromptComposition(0, 1, 1)
+    lengths = [n for n in range(1, 200) if size(replace(least, after=n)) - size(least) < QUESTION]
+    assert composed.after <= lengths[-1]
 
 
 def test_a_prompt_that_holds_no_picture_is_told_with_the_least() -> None:
@@ -102,15 +102,15 @@ def test_a_prompt_that_holds_no_picture_is_told_with_the_least() -> None:
 
 def test_pixels_follow_seed_and_number_and_words_stand_around_them() -> None:
     made = PromptComposition(2, 2, 3)
-    first, one, two, last = parts(made, 0, 0)
+    first, left, right, last = parts(made, 0, 0)
     assert (first, last) == (words(2), "describe what is")
-    assert not isinstance(one, str)
-    assert not isinstance(two, str)
-    assert one.tobytes() != two.tobytes()
+    assert not isinstance(left, str)
+    assert not isinstance(right, str)
+    assert left.tobytes() != right.tobytes()
     again = parts(made, 0, 0)[1]
     other = [parts(made, 1, 0)[1], parts(made, 0, 1)[1]]
-    assert again.tobytes() == one.tobytes()  # type: ignore[union-attr]
-    assert all(picture.tobytes() != one.tobytes() for picture in other)  # type: ignore[union-attr]
+    assert again.tobytes() == left.tobytes()  # type: ignore[union-attr]
+    assert all(picture.tobytes() != left.tobytes() for picture in other)  # type: ignore[union-attr]
     assert len(parts(replace(made, before=0), 0, 0)) == 3
 
 
@@ -137,14 +137,14 @@ class Side:
 def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     called: list[str] = []
     sides = {"own": Side("own", called, 2.0), "plain": Side("plain", called, 6.0)}
-    found = alternate(sides, {}, ["0", "1"], 8, [], rounds=3)
+    rounds = alternate(sides, {}, ["0", "1"], 8, [], rounds=3)
     assert called[:2] != called[2:4] == called[6:8]
     assert sorted(called) == ["own"] * 4 + ["plain"] * 4
-    assert {name: len(turns) for name, turns in found.items()} == {"own": 3, "plain": 3}
+    assert {name: len(turns) for name, turns in rounds.items()} == {"own": 3, "plain": 3}
     # A record has its row's share of the batch's time.
-    assert [turn.step for turn in found["own"]] == [4.0] * 3
-    assert found["plain"][0].kv_bytes == 8000
-    assert found["own"][0].peak_bytes > 0
+    assert [turn.step for turn in rounds["own"]] == [4.0] * 3
+    assert rounds["plain"][0].kv_bytes == 8000
+    assert rounds["own"][0].peak_bytes > 0
 
 
 def turn(step: float, kv_bytes: int) -> LatencyRound:
@@ -180,10 +180,10 @@ def test_where_the_whole_cache_does_not_fit_the_method_stands_alone(
     answered: Any = SimpleNamespace(
         answered=lambda: (group, [0, 1, 2]), batch_size=2, encode=lambda block: {}
     )
-    own: Any = Side("own", [], 2.0)
-    pair: Any = SimpleNamespace(reduced=own, plain=Full())
+    side: Any = Side("own", [], 2.0)
+    pair: Any = SimpleNamespace(reduced=side, plain=Full())
     clocked = LatencyRun(spec_of().benchmark, 0)
-    opened: Any = SimpleNamespace(generator=own, paired=pair)
+    opened: Any = SimpleNamespace(generator=side, paired=pair)
     block = clocked.measure(answered, opened, SimpleNamespace(devices=[]))  # type: ignore[arg-type]
     assert block["plain"] is None
     assert "allocate memory" in block["note"]
@@ -201,10 +201,10 @@ def test_lengths_are_settings_that_a_sweep_goes_through() -> None:
         build_spec(cell).benchmark
         for cell in commands.cells_of("-m", "benchmark=latency", "benchmark.prompt_tokens=256,500")
     ]
-    assert [one.prompt_tokens for one in specs] == [256, 500]
-    asked = spec_of("benchmark.new_tokens=7", "engine.batch_size=3")
-    assert asked.benchmark.generation == {"min_new_tokens": 7, "max_new_tokens": 7}
-    assert asked.benchmark.limit == 3
+    assert [benchmark.prompt_tokens for benchmark in specs] == [256, 500]
+    spec = spec_of("benchmark.new_tokens=7", "engine.batch_size=3")
+    assert spec.benchmark.generation == {"min_new_tokens": 7, "max_new_tokens": 7}
+    assert spec.benchmark.limit == 3
     assert spec_of("limit=5", "engine.batch_size=3").benchmark.limit == 5
     with pytest.raises(UserError, match=r"engine\.batch_size='auto': benchmark=latency"):
         spec_of("engine.batch_size=auto")

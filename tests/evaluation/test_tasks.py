@@ -26,10 +26,10 @@ from tests.arithmetic import sums, write_task
 def test_a_data_set_is_read_at_the_revision_of_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: DatasetSpec, revision: str
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def load_dataset(**how: Any) -> None:
-        asked.append(how)
+        calls.append(how)
         raise ConnectionError("no network here")
 
     folder = write_task(tmp_path / "t", sums(1))
@@ -41,7 +41,7 @@ def test_a_data_set_is_read_at_the_revision_of_the_benchmark(
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(UserError, match="no network here"):
         load_tasks("sums", folder, pinned=dataset.pinned)
-    assert [how["revision"] for how in asked] == [revision]
+    assert [how["revision"] for how in calls] == [revision]
 
 
 def _of_data(lines: list[str], start: int, place: int) -> bool:

@@ -94,7 +94,7 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "benchmark", [*(one for one in choices("benchmark") if "seedling" in one), "latency"]
+    "benchmark", [*(name for name in choices("benchmark") if "seedling" in name), "latency"]
 )
 def test_benchmarks_made_here_need_none(benchmark: str) -> None:
     check_cells(commands.cells_of(f"benchmark={benchmark}"), dry=False)

@@ -264,10 +264,10 @@ def test_the_worst_samples_and_the_running_score_are_in_the_mirror(made: Path) -
     steps = [
         {
             item.key or "/".join(item.nested_key): json.loads(item.value_json)
-            for item in one.history.item
+            for item in record.history.item
         }
-        for one in records(file)
-        if one.HasField("history")
+        for record in records(file)
+        if record.HasField("history")
     ]
     assert [step.get("progress/samples") for step in steps] == [0, 3, 4, None]
     assert [step.get("progress/accuracy") for step in steps] == [None, 1.0, 0.75, None]

@@ -196,7 +196,7 @@ def test_of_a_metric_that_is_no_mean_scores_come_from_scoring(tmp_path: Path) ->
     add(tmp_path, "aa", contributions, how="influence", values=values, units=[0, 0, 2, 2])
     add(tmp_path, "bb", [0.5] * 4, how="influence", values=values, units=[0, 0, 2, 2])
     ours = read_answers(find_run(tmp_path, "aa"))
-    assert [one.score for one in ours.answers.values()] == [1, 0, 1, 1]
+    assert [answer.score for answer in ours.answers.values()] == [1, 0, 1, 1]
     gain = compare(ours, read_answers(find_run(tmp_path, "bb"))).gain
     assert gain is not None
     assert gain.value == pytest.approx(np.mean(contributions) - 0.5)

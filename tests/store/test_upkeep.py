@@ -194,7 +194,7 @@ def test_gc_lists_and_removes_what_nobody_needs(
     assert [text.partition(":")[0] for text in out] == [str(dead), str(forced), str(old)]
     assert stays == "stays: 3 runs: 2 done, 1 unfinished"
     assert line == f"3 may go, 3 bytes; --yes moves them to {store / '.trash'}"
-    assert [one for one in sorted(store.rglob("*")) if one.name != "index.duckdb"] == before
+    assert [path for path in sorted(store.rglob("*")) if path.name != "index.duckdb"] == before
     run_cli(capsys, "gc", "--store", store, "--yes")
     assert not any(path.exists() for path in (dead, forced, old))
     assert fresh.exists()
