@@ -236,10 +236,9 @@ def test_a_second_data_set_that_the_key_does_not_know_is_refused(tmp_path: Path)
     utils = UTILS.replace('load_dataset("somebody/questions"', 'load_dataset("somebody/others"')
     folder = write_task(tmp_path / "task")
     (folder / "utils.py").write_text(utils)
-    with pytest.raises(
-        UserError, match="the task reads 'somebody/others' besides 'somebody/questions'"
-    ):
-        opened(folder, tmp_path / "data")
+    assert "the task reads 'somebody/others' besides 'somebody/questions'" in refused(
+        opened, folder, tmp_path / "data"
+    )
     task, _ = opened(folder, tmp_path / "data", None)
     assert task.doc_to_text(task.test_docs()[0]) == "what?"
 
