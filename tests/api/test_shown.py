@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +127,7 @@ def test_values_are_drawn_over_the_pictures(model: Any, tmp_path: Path) -> None:
 def test_places_that_do_not_exist_are_refused(model: Any, call: Any, words: str) -> None:
     with espalier.apply(model, "fastv", ratio=0.9) as pruned:
         answer = pruned.ask(SCENE, QUESTION, max_new_tokens=1, record=True)
-    with pytest.raises(espalier.UserError, match=re.escape(words)):
-        call(answer)
+    assert words in refused(call, answer)
 
 
 def test_what_was_not_recorded_is_one_line_with_the_remedy(model: Any) -> None:

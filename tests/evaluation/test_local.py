@@ -219,10 +219,9 @@ def test_a_data_set_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> N
     assert "'somebody/questions'" in line
     assert "there is: somebody/answers" in line
     # Asked for by the task alone.
-    with pytest.raises(
-        UserError, match="no data set 'somebody/questions'; there is: somebody/answers"
-    ):
-        opened(write_task(tmp_path / "task"), tmp_path / "data", None)
+    assert "no data set 'somebody/questions'; there is: somebody/answers" in refused(
+        opened, write_task(tmp_path / "task"), tmp_path / "data", None
+    )
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
