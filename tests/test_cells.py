@@ -113,8 +113,7 @@ def test_one_cell_under_two_settings_is_an_error_that_names_them(
     ],
 )
 def test_a_curve_has_one_policy_and_a_panel_one_model(other: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="cannot be mixed"):
-        check_comparable([USUAL, other])
+    assert "cannot be mixed" in refused(check_comparable, [USUAL, other])
 
 
 @pytest.mark.parametrize(
@@ -172,8 +171,7 @@ def curves(panel: CurvePanel) -> dict[str, float]:
 
 
 def test_the_newest_row_is_not_taken_for_another_policy(store: Path) -> None:
-    with pytest.raises(UserError, match=r"engine\.positions \(original, renumbered\)"):
-        read_panels(store, ["boxes"])
+    assert "engine.positions (original, renumbered)" in refused(read_panels, store, ["boxes"])
 
 
 def test_a_condition_chooses_and_keeps_what_it_does_not_concern(store: Path) -> None:
@@ -190,8 +188,7 @@ def test_a_condition_on_the_draft_keeps_methods_without_one(tmp_path: Path) -> N
     add_run(tmp_path, "random", 0.5, 0.5)
     for draft, score in (("small", 0.9), ("large", 0.9)):
         add_run(tmp_path, "pearl", 0.5, score, layer=None, under={"draft_name": draft})
-    with pytest.raises(UserError, match=r"draft\.name \(small, large\)"):
-        read_panels(tmp_path, ["boxes"])
+    assert "draft.name (small, large)" in refused(read_panels, tmp_path, ["boxes"])
     (panel,) = read_panels(tmp_path, ["boxes"], where=["draft.name=small"])
     assert set(curves(panel)) == {"pearl", "random"}
 

@@ -41,8 +41,8 @@ class Calls:
         self._patch.setattr(durable.os, name, call)
 
     def taken(self) -> list[str]:
-        found, self.seen = self.seen, []
-        return found
+        calls, self.seen = self.seen, []
+        return calls
 
 
 @pytest.fixture

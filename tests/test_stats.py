@@ -99,10 +99,10 @@ def test_an_average_over_benchmarks_resamples_each_within() -> None:
     rng = np.random.default_rng(3)
     pairs = [((rng.random(n) < 0.7).astype(float), np.ones(n)) for n in (80, 200)]
     interval = stats.average_retention(pairs)
-    single = [stats.retention_interval(*pair) for pair in pairs]
-    assert interval.value == pytest.approx(np.mean([one.value for one in single]))
+    intervals = [stats.retention_interval(*pair) for pair in pairs]
+    assert interval.value == pytest.approx(np.mean([alone.value for alone in intervals]))
     # Independent benchmarks: half widths add up as squares, over their number.
-    half = math.hypot(*(one.high - one.low for one in single)) / 4
+    half = math.hypot(*(alone.high - alone.low for alone in intervals)) / 4
     assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.06)
     assert interval == stats.average_retention(pairs)
     with pytest.raises(ValueError, match="at least one benchmark"):

@@ -90,7 +90,7 @@ class Answerer:
     reading: ReadingTimes = field(default_factory=ReadingTimes)
     refusal: UserError | None = None
     # Only one thread at a time may use a benchmark's functions and data.
-    _one: Lock = field(default_factory=Lock)
+    _lock: Lock = field(default_factory=Lock)
 
     def answer(
         self,
@@ -218,7 +218,7 @@ class Answerer:
         encode: Prepare,
     ) -> Prepared:
         """Load the documents of a batch, write their chats and encode them."""
-        with self._one, complete_only():
+        with self._lock, complete_only():
             started = perf_counter()
             chats, contexts = [], []
             for request in block:
@@ -235,7 +235,7 @@ class Answerer:
 
     def chat(self, request: Instance) -> Chat:
         """Return the chat of a sample, as the model gets it."""
-        with self._one, complete_only():
+        with self._lock, complete_only():
             return self._messages(request, self._read(request))
 
     def _read(self, request: Instance) -> Any:

@@ -269,8 +269,9 @@ def test_a_cached_release_is_whole_where_nothing_may_be_downloaded(
     monkeypatch.setattr(checkpoint_check, "require_cached", lambda *_: shards)
     next(shards.glob("model-*.safetensors")).unlink()
     spec = replace(LLAVA, hub="some/model", weights="trained", check_weights=False)
-    with pytest.raises(UserError, match=r"model.hub='some/model': half a download"):
-        checkpoint_check.check_model(spec, True, Digests())
+    assert "model.hub='some/model': half a download" in refused(
+        checkpoint_check.check_model, spec, True, Digests()
+    )
     checkpoint_check.check_model(spec, False, Digests())
 
 
@@ -326,8 +327,7 @@ def test_a_folder_that_cannot_be_loaded_is_one_line_on_every_path(
         *(() if not exists else (lambda: load_adapter(spec),)),
         *(() if not exists else (lambda: check_checkpoint(folder, Digests()),)),
     ):
-        with pytest.raises(UserError, match=re.escape(words)):
-            load()
+        assert words in refused(load)
     store = f"store={tmp_path / 'store'}"
     for models in ([f"model={folder}"], ["model=seedling", f"model.path={folder}"]):
         capsys.readouterr()

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from espalier.harness.errors import UserError
 from espalier.harness.kinds import checkpoint_check as finite
 from espalier.harness.kinds.checkpoint_check import check_finite
+from tests.refused import refused
 from tests.tiny import LLAVA
 
 
@@ -39,15 +40,15 @@ def test_all_of_them_are_counted_and_a_sound_checkpoint_passes(tmp_path: Path) -
     check_finite(LLAVA, checkpoint(tmp_path))
     bad = torch.tensor(torch.nan)
     folder = checkpoint(tmp_path, scalar=bad, second=bad.expand(3).clone())
-    with pytest.raises(UserError, match=r"'scalar' and 1 more"):
-        check_finite(LLAVA, folder)
+    assert "'scalar' and 1 more" in refused(check_finite, LLAVA, folder)
 
 
 def test_values_beyond_half_precision_are_too_large_for_it_alone(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, second=torch.tensor([1.0, 7.0e4, 2.0], dtype=torch.bfloat16))
     check_finite(replace(LLAVA, dtype="bfloat16"), folder)
-    with pytest.raises(UserError, match=r"beyond model\.dtype=float16"):
-        check_finite(replace(LLAVA, dtype="float16"), folder)
+    assert "beyond model.dtype=float16" in refused(
+        check_finite, replace(LLAVA, dtype="float16"), folder
+    )
 
 
 def test_large_checkpoints_are_looked_at_only_when_asked(
@@ -56,5 +57,4 @@ def test_large_checkpoints_are_looked_at_only_when_asked(
     folder = checkpoint(tmp_path, second=torch.full((3,), torch.nan))
     monkeypatch.setattr(finite, "LARGEST", 100)
     check_finite(LLAVA, folder)
-    with pytest.raises(UserError, match="'second'"):
-        check_finite(replace(LLAVA, check_weights=True), folder)
+    assert "'second'" in refused(check_finite, replace(LLAVA, check_weights=True), folder)

@@ -136,8 +136,7 @@ def test_pictures_come_as_files_arrays_and_chats(model, questions, tmp_path):
     }
     assert (nothing.visual, nothing.kept, nothing.ratio) == (0, 0, 0.0)
     assert turns.visual == 144
-    with pytest.raises(espalier.UserError, match="question without pictures"):
-        nothing.show()
+    assert "question without pictures" in refused(nothing.show)
 
 
 def test_generation_settings_reach_the_model(model, questions):
@@ -198,8 +197,9 @@ def test_a_borrowed_draft_works_beside_its_target(questions):
         answers = fast.ask(*questions[0])
     with espalier.apply(pair[0], "none") as plain:
         assert plain.ask(*questions[0]).text == answers.text
-    with pytest.raises(espalier.UserError, match="names no draft; valid: a name of conf/model"):
-        espalier.apply(pair[0], "pearl")
+    assert "names no draft; valid: a name of conf/model" in refused(
+        espalier.apply, pair[0], "pearl"
+    )
 
 
 def test_a_video_is_a_file_or_frames():
@@ -241,8 +241,7 @@ def test_a_picture_of_what_was_kept(model, questions, tmp_path):
             assert np.ptp(cell) < 1e-5
     with pytest.raises(espalier.UserError, match=r"show\(path='.*'\) cannot be written"):
         answer.show(tmp_path / "nowhere" / "kept.png")
-    with pytest.raises(espalier.UserError, match="cannot be written"):
-        answer.show(tmp_path / "kept.word")
+    assert "cannot be written" in refused(answer.show, tmp_path / "kept.word")
 
 
 REFUSED = {
@@ -341,8 +340,7 @@ def test_questions_that_cannot_be_answered(model, questions, line):
 
 def test_outside_the_with_nothing_is_answered(model, questions):
     pruned = espalier.apply(model, "fastv", ratio=0.75)
-    with pytest.raises(espalier.UserError, match=r"inside `with espalier\.apply"):
-        pruned.ask(*questions[0])
+    assert "inside `with espalier.apply" in refused(pruned.ask, *questions[0])
     with pruned, pytest.raises(RuntimeError, match="open already"):
         pruned.__enter__()
     with pruned:

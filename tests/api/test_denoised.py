@@ -75,15 +75,12 @@ def test_a_step_that_there_is_not(denoising, scene, step):
 
 
 def test_who_says_one_token_after_another_has_no_steps(model, scene):
-    with pytest.raises(espalier.UserError, match="drops tokens at denoising steps"):
-        espalier.apply(model, "fastv_denoising")
+    assert "drops tokens at denoising steps" in refused(espalier.apply, model, "fastv_denoising")
     with espalier.apply(model, "none") as plain:
         answer = plain.ask(*scene, max_new_tokens=2)
         assert answer.kept_by_step == ()
-        with pytest.raises(espalier.UserError, match="this answer was not denoised"):
-            answer.show(step=0)
-        with pytest.raises(espalier.UserError, match="steps=2 is for models that denoise"):
-            plain.ask(*scene, steps=2)
+        assert "this answer was not denoised" in refused(answer.show, step=0)
+        assert "steps=2 is for models that denoise" in refused(plain.ask, *scene, steps=2)
 
 
 REFUSED = {

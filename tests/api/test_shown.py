@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from espalier.harness.seedling import weights_dir
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.methods.h2o import H2O
 from tests.family_runs import saved
+from tests.refused import refused
 from tests.tiny import picture
 
 SAMPLE = samples("seedling_vqa", "test", 0, 0, 1)[0]
@@ -127,21 +127,17 @@ def test_values_are_drawn_over_the_pictures(model: Any, tmp_path: Path) -> None:
 def test_places_that_do_not_exist_are_refused(model: Any, call: Any, words: str) -> None:
     with espalier.apply(model, "fastv", ratio=0.9) as pruned:
         answer = pruned.ask(SCENE, QUESTION, max_new_tokens=1, record=True)
-    with pytest.raises(espalier.UserError, match=re.escape(words)):
-        call(answer)
+    assert words in refused(call, answer)
 
 
 def test_what_was_not_recorded_is_one_line_with_the_remedy(model: Any) -> None:
     with espalier.apply(model, "divprune", ratio=0.9) as pruned:
         unrecorded = pruned.ask(SCENE, QUESTION, max_new_tokens=1)
         unscored = pruned.ask(SCENE, QUESTION, max_new_tokens=1, record=True)
-        with pytest.raises(espalier.UserError, match="record='yes'"):
-            pruned.ask(SCENE, QUESTION, record="yes")
+        assert "record='yes'" in refused(pruned.ask, SCENE, QUESTION, record="yes")
     for call in (unrecorded.scores, lambda: unrecorded.attention(0)):
-        with pytest.raises(espalier.UserError, match=r"valid: ask\(\.\.\., record=True\)"):
-            call()
-    with pytest.raises(espalier.UserError, match="states no scores"):
-        unscored.scores()
+        assert "valid: ask(..., record=True)" in refused(call)
+    assert "states no scores" in refused(unscored.scores)
     with (
         espalier.apply(espalier.load("seedling_diffusion"), "fastv", ratio=0.5) as steps,
         pytest.raises(espalier.UserError, match="takes several"),

@@ -22,6 +22,7 @@ from espalier.harness.runs.cluster.resources import (
 )
 from espalier.harness.specs.run_spec import ModelSpec
 from tests.cluster.test_estimate import composed
+from tests.refused import refused
 
 ONE = Resources(gpus=1, cpus=4, memory=2**30)
 
@@ -154,8 +155,7 @@ def test_a_wrong_value_is_named_with_its_key(argument: str, key: str) -> None:
 
 def test_cells_of_one_command_run_in_one_place() -> None:
     cells = [OmegaConf.create({"cluster": {"name": name}}) for name in ("local", "slurm")]
-    with pytest.raises(UserError, match="cells of one sweep differ in where they run"):
-        cluster_of(cells)
+    assert "cells of one sweep differ in where they run" in refused(cluster_of, cells)
 
 
 def test_where_cells_run_changes_no_run() -> None:

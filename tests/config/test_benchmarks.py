@@ -18,7 +18,6 @@ from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import asked_groups, choices, comment, read_choice
 from espalier.harness.config.group_table import CONTROLS, listing
 from espalier.harness.config.lmms_task_files import leaves
-from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Derived
@@ -213,8 +212,7 @@ def test_all_mistakes_of_a_file_come_in_one_line(conf: Path) -> None:
 
 def test_a_file_that_is_no_yaml_names_itself_and_the_line(conf: Path) -> None:
     (conf / "benchmark" / "torn.yaml").write_text("name: torn\nnote: a: b\n")
-    with pytest.raises(UserError, match=r"torn\.yaml, line 2: mapping values"):
-        read_command(["benchmark=torn"])
+    assert "torn.yaml, line 2: mapping values" in refused(read_command, ["benchmark=torn"])
 
 
 def test_every_key_of_the_base_is_read() -> None:

@@ -19,6 +19,7 @@ from espalier.harness.specs.prompt_templates import checked, rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, VideoSpec
 from espalier.harness.specs.template_child import is_given
 from tests import commands
+from tests.refused import refused
 
 MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
@@ -122,8 +123,7 @@ def test_texts_of_samples() -> None:
     assert checked("k", "a plain sentence\n") == "a plain sentence\n"
     wrong = {"b": "no column 'b'; valid: a", "a + 'x'": "", "a.__class__.__mro__": ""}
     for expression, words in wrong.items():
-        with pytest.raises(UserError, match=f"here: {words}"):
-            rendered(f"{{{{ {expression} }}}}", {"a": 1}, "here")
+        assert f"here: {words}" in refused(rendered, f"{{{{ {expression} }}}}", {"a": 1}, "here")
     assert not any(map(is_given, (None, math.nan, "", " ", "nan")))
     assert all(map(is_given, (0, 0.0, "a", False, [])))
     assert rendered("{{ 'x' if b is given else 'y' }}", {"a": 1}, "here") == "y"

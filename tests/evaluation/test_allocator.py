@@ -34,9 +34,9 @@ print(outside, inside, faults(), held - start, resident() - start)
 
 
 def measured(**environment: str) -> list[float]:
-    told = ("MALLOC_", "GLIBC_TUNABLES")
-    unset = {name: value for name, value in os.environ.items() if not name.startswith(told)}
-    told = subprocess.run(
+    settings = ("MALLOC_", "GLIBC_TUNABLES")
+    unset = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
+    output = subprocess.run(
         [sys.executable, "-c", FAULTS],
         check=True,
         cwd=ROOT,
@@ -44,7 +44,7 @@ def measured(**environment: str) -> list[float]:
         text=True,
         env={**unset, **environment},
     ).stdout
-    return [float(word) for word in told.split()]
+    return [float(word) for word in output.split()]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")

@@ -24,6 +24,7 @@ from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, load_tasks
 from espalier.harness.runs.run_settings import task_files
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, DatasetSpec
 from espalier.harness.store.files.digests import Digests
+from tests.refused import refused
 
 TASK = """
 task: shown
@@ -167,12 +168,12 @@ def test_media_outside_of_the_folder_are_refused_and_no_request_is_made(
                 with pytest.raises(UserError, match=r"valid: .*benchmark\.path="):
                     docs[row]
                 for kind in ("image", "video"):
-                    with pytest.raises(UserError, match=r"in the data"):
-                        loaded.borders.chat([{"content": [{"type": kind, kind: path}]}])
+                    assert "in the data" in refused(
+                        loaded.borders.chat, [{"content": [{"type": kind, kind: path}]}]
+                    )
                 # What a task's own function opens.
                 if "://" not in path:
-                    with pytest.raises(UserError, match="in the data lies elsewhere"):
-                        Image.open(path)
+                    assert "in the data lies elsewhere" in refused(Image.open, path)
     assert requests == []
 
 
@@ -230,8 +231,8 @@ def test_a_changed_picture_changes_the_digests_that_the_key_is_made_of(tmp_path:
     folder = tmp_path / "task"
     folder.mkdir()
     (folder / "scene.png").write_bytes(png("blue"))
-    own = BenchmarkSpec("own", "own", folder, None, (), "")
-    assert task_files(own) == {folder: [folder / "scene.png"]}
+    benchmark = BenchmarkSpec("own", "own", folder, None, (), "")
+    assert task_files(benchmark) == {folder: [folder / "scene.png"]}
 
 
 @pytest.mark.parametrize("scheme", ["http", "https", "ftp", "s3", "gs", "gcs", "az", "ssh", "smb"])
@@ -253,8 +254,7 @@ def test_a_table_at_an_address_is_refused_offline(
     table = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {address}/x.jsonl}}}}"
     (folder / "shown.yaml").write_text(TASK.replace("dataset_path: somebody/pictures", table))
     (folder / "utils.py").write_text(UTILS)
-    with pytest.raises(UserError, match="offline=true"):
-        load_tasks("shown", folder)
+    assert "offline=true" in refused(load_tasks, "shown", folder)
     assert requests == []
 
 

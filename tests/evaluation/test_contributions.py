@@ -24,6 +24,7 @@ from espalier.harness.evaluation.upstream import tokens_remembered
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit
 from tests.evaluation.test_influence import pairs, yes_no
+from tests.refused import refused
 
 Aggregations = dict[str, Callable[..., Any]]
 
@@ -177,12 +178,12 @@ def test_members_are_listed_and_missing_ones_named() -> None:
     assert needed_metrics(POPE, tasks) == ("a/accuracy", "a/f1", "b/f1")
     assert needed_metrics(bench(), tasks) == ()
     check_derived(tasks, POPE)
-    with pytest.raises(
-        UserError, match=r"benchmark\.derived\.x: '\*/f2' is unknown; valid: a/accuracy"
-    ):
-        check_derived(tasks, bench("x", derived={"x": Derived("sum", ("*/f2",))}))
-    with pytest.raises(UserError, match=r"benchmark\.derived\.a/f1 is a metric of the task itself"):
-        check_derived(tasks, bench("a/f1", derived={"a/f1": Derived("sum", ("b/f1",))}))
+    assert "benchmark.derived.x: '*/f2' is unknown; valid: a/accuracy" in refused(
+        check_derived, tasks, bench("x", derived={"x": Derived("sum", ("*/f2",))})
+    )
+    assert "benchmark.derived.a/f1 is a metric of the task itself" in refused(
+        check_derived, tasks, bench("a/f1", derived={"a/f1": Derived("sum", ("b/f1",))})
+    )
 
 
 def test_of_two_filters_the_plain_one_contributes() -> None:

@@ -73,27 +73,27 @@ def test_the_question_is_the_chat_with_a_mark_for_each_picture(tmp_path: Path) -
 
 def test_frames_in_memory_are_told_by_their_shape_and_a_hash() -> None:
     clips = [in_memory(clip("val", 0, index, 8)) for index in (0, 1)]
-    found = [
-        journal_media([{"role": "user", "content": [{"type": "video", "video": one}]}], "s")
-        for one in clips
+    media = [
+        journal_media([{"role": "user", "content": [{"type": "video", "video": video}]}], "s")
+        for video in clips
     ]
-    assert [one["shape"] for (one,) in found] == [[8, 96, 96, 3]] * 2
-    assert found[0][0]["sha256"] != found[1][0]["sha256"]
+    assert [entry["shape"] for (entry,) in media] == [[8, 96, 96, 3]] * 2
+    assert media[0][0]["sha256"] != media[1][0]["sha256"]
 
 
 def test_a_run_keeps_question_target_and_media(tmp_path: Path, journal: Journal) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(3, wrong=[1])), metrics=("right", "f1"))
     evaluate_session(spec, Calculator(), journal)
-    asked = journal.entries()[1]["asked"]
-    assert (asked["question"], asked["target"]) == ("<image>1+7", "no")
-    (picture,) = asked["media"]
+    context = journal.entries()[1]["asked"]
+    assert (context["question"], context["target"]) == ("<image>1+7", "no")
+    (picture,) = context["media"]
     assert (picture["from"], picture["size"]) == ("json/test/1#0", [4, 4])
     # Journals of earlier versions have none of it, and their samples are finished all the same.
     old = [
-        {k: v for k, v in one.items() if k not in ("asked", "values", "units", "own")}
-        for one in journal.entries()
+        {k: v for k, v in entry.items() if k not in ("asked", "values", "units", "own")}
+        for entry in journal.entries()
     ]
-    assert {key: one.context for key, one in finished_samples(old).items()} == {
+    assert {key: sample.context for key, sample in finished_samples(old).items()} == {
         ("sums", i): None for i in range(3)
     }
     assert json.loads(json.dumps(finished_samples(old)["sums", 0].entry())) == old[0]

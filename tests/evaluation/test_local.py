@@ -112,8 +112,8 @@ def opened(
 ) -> tuple[Any, LocalData]:
     data = local_data(bench(path, main))
     assert data is not None
-    (found,) = load_tasks("asked", task, data=data).tasks
-    return found, data
+    (loaded,) = load_tasks("asked", task, data=data).tasks
+    return loaded, data
 
 
 @pytest.mark.parametrize("place", ["", "somebody/questions"])
@@ -189,10 +189,10 @@ def test_what_was_unpacked_in_part_is_unpacked_again(tmp_path: Path) -> None:
 def test_functions_of_a_task_find_files_while_it_is_served_and_ask_the_hub_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    calls: list[str] = []
 
     def hub(repo_id: str, *args: Any, **more: Any) -> str:
-        asked.append(repo_id)
+        calls.append(repo_id)
         return "the hub's"
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
@@ -206,7 +206,7 @@ def test_functions_of_a_task_find_files_while_it_is_served_and_ask_the_hub_other
         assert Path(functions["downloaded"]()).read_text(encoding="utf-8") == "note"
         assert (Path(functions["snapshot"]()) / "words/test-00000-of-00001.parquet").exists()
         assert os.environ["HF_HOME"] == str(data.home)
-    assert not asked
+    assert not calls
     assert functions["downloaded"]() == functions["snapshot"]() == "the hub's"
     assert os.environ.get("HF_HOME") != str(data.home)
 
@@ -219,10 +219,9 @@ def test_a_data_set_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> N
     assert "'somebody/questions'" in line
     assert "there is: somebody/answers" in line
     # Asked for by the task alone.
-    with pytest.raises(
-        UserError, match="no data set 'somebody/questions'; there is: somebody/answers"
-    ):
-        opened(write_task(tmp_path / "task"), tmp_path / "data", None)
+    assert "no data set 'somebody/questions'; there is: somebody/answers" in refused(
+        opened, write_task(tmp_path / "task"), tmp_path / "data", None
+    )
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -236,10 +235,9 @@ def test_a_second_data_set_that_the_key_does_not_know_is_refused(tmp_path: Path)
     utils = UTILS.replace('load_dataset("somebody/questions"', 'load_dataset("somebody/others"')
     folder = write_task(tmp_path / "task")
     (folder / "utils.py").write_text(utils)
-    with pytest.raises(
-        UserError, match="the task reads 'somebody/others' besides 'somebody/questions'"
-    ):
-        opened(folder, tmp_path / "data")
+    assert "the task reads 'somebody/others' besides 'somebody/questions'" in refused(
+        opened, folder, tmp_path / "data"
+    )
     task, _ = opened(folder, tmp_path / "data", None)
     assert task.doc_to_text(task.test_docs()[0]) == "what?"
 

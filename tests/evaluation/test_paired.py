@@ -44,17 +44,17 @@ from tests.tiny import LLAVA
 def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     gain: float, processes: int
 ) -> None:
-    found = [
+    plans = [
         (n, b, plan_pairs("auto", n, b, gain, processes)) for n in range(21000) for b in (1, 8)
     ]
-    planned = [(n, one) for n, _, one in found if one is not None]
-    for n, one in planned:
+    planned = [(n, plan) for n, _, plan in plans if plan is not None]
+    for n, plan in planned:
         # The untimed pair before the first costs as much as any other.
-        assert (one.pairs + 1) * one.rows * (1 + gain) * processes <= SHARE * n
-        assert one.pairs >= PAIRS
-        assert one.pairs * one.rows <= MOST
+        assert (plan.pairs + 1) * plan.rows * (1 + gain) * processes <= SHARE * n
+        assert plan.pairs >= PAIRS
+        assert plan.pairs * plan.rows <= MOST
     # It is left out only where four pairs of single samples and the untimed one cost more.
-    left_out = max(n for n, _, one in found if one is None)
+    left_out = max(n for n, _, plan in plans if plan is None)
     assert left_out == math.ceil((PAIRS + 1) * (1 + gain) * processes / 0.08) - 1
     assert planned[-1][1] == PairPlan(4, 8)
 
@@ -120,9 +120,9 @@ def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[A
 
 
 def test_both_answer_the_same_batches_in_turns_after_one_that_does_not_count() -> None:
-    done, own, _ = paired([99, 8, 8, 8, 8], [1, 2, 2, 2, 2])
+    done, reduced, _ = paired([99, 8, 8, 8, 8], [1, 2, 2, 2, 2])
     names = [[f"task/{n}", f"task/{n + 1}"] for n in (0, 0, 2, 5, 7)]
-    assert own.log == [
+    assert reduced.log == [
         (side, name)
         for name, order in zip(names, ("po", "op", "po", "op", "po"), strict=True)
         for side in ({"o": "own", "p": "plain"}[letter] for letter in order)
@@ -131,7 +131,7 @@ def test_both_answer_the_same_batches_in_turns_after_one_that_does_not_count() -
     assert done.speedup["first_token"]["ratio"] == pytest.approx(18 / 12)
     assert done.speedup["decode_per_token"]["ratio"] == pytest.approx(4)
     assert (done.speedup["samples"], done.speedup["pairs"]) == (8, 4)
-    assert own.settings[0] == {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    assert reduced.settings[0] == {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 
 
 def test_answers_of_one_token_say_nothing_of_decoding() -> None:
@@ -144,12 +144,12 @@ def test_the_bound_is_that_of_the_same_phase() -> None:
     facts = LLAVA.facts
     seen = Work(tokens=17, pairs=17 * 17, units=16)
     counted = [sample_flops(facts, (4,) * 5, 16, 4, work) for work in (seen, Work())]
-    one = counted[0].exact
+    cost = counted[0].exact
     text = counted[0].exact_full.text
-    assert prefill_bound(counted[1:]) == prefill_bound(counted) == text / one.text
-    assert first_token_bound(counted[1:]) == text / one.text
-    before = one.tower + one.projector
-    assert first_token_bound(counted[:1]) == (text + before) / (one.text + before)
+    assert prefill_bound(counted[1:]) == prefill_bound(counted) == text / cost.text
+    assert first_token_bound(counted[1:]) == text / cost.text
+    before = cost.tower + cost.projector
+    assert first_token_bound(counted[:1]) == (text + before) / (cost.text + before)
     assert prefill_bound(counted) > 1 / counted[0].share_of_full
     done, *_ = paired([1, 8, 8, 8, 8], [1, 2, 2, 2, 2])
     assert done.speedup["bound"] == done.speedup["prefill"]["bound"] == prefill_bound(counted)
@@ -182,9 +182,9 @@ def test_an_unreduced_model_that_does_not_fit_costs_the_run_nothing() -> None:
         def generate(self, *args: Any, **more: Any) -> GeneratedBatch:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-    own, plain = Side("own", [], 4, [1.0] * 5), TooLarge("plain", [], 16, [])
+    reduced, plain = Side("own", [], 4, [1.0] * 5), TooLarge("plain", [], 16, [])
     done = measure(
-        PairedSessions(own, plain),
+        PairedSessions(reduced, plain),
         REQUESTS,
         GROUP,
         lambda block: block,
@@ -219,11 +219,11 @@ def test_a_run_answers_the_same_with_and_without(
     without, beside = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")
     first = run(adapter, without, *methods, "engine.paired=0")
     assert (first.speedup, first.speedup_note) == (None, "engine.paired=0")
-    asked: list[str] = []
+    calls: list[str] = []
     generate = Session.generate
 
     def watched(session: Session, inputs: Any, samples: Any, **more: Any) -> GeneratedBatch:
-        asked.append(type(session.method).__name__)
+        calls.append(type(session.method).__name__)
         return generate(session, inputs, samples, **more)
 
     monkeypatch.setattr(Session, "generate", watched)
@@ -235,17 +235,17 @@ def test_a_run_answers_the_same_with_and_without(
     assert second.speedup is not None
     assert (second.speedup["samples"], second.speedup["batch_size"]) == (4, 1)
     # A warm-up and two batches of the run, then five pairs, the first of them untimed.
-    assert asked == ["FastV"] * 3 + [
+    assert calls == ["FastV"] * 3 + [
         name
         for number in range(5)
         for name in (("NoReduction", "FastV") if number % 2 == 0 else ("FastV", "NoReduction"))
     ]
     # All answers are in the journal: the rest of the run is to measure.
-    asked.clear()
+    calls.clear()
     again = run(adapter, beside, *methods, "engine.paired=4")
     assert again.resumed == 8
     assert again.speedup is not None
-    assert len(asked) == 10
+    assert len(calls) == 10
     assert again.samples == second.samples
 
 

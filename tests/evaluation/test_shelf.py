@@ -100,12 +100,12 @@ def test_data_are_kept_of_one_benchmark_as_it_was_asked_for(
 ) -> None:
     """Another template may have other data; who comes back after another benchmark reads again."""
     shelf = TaskCache()
-    one, other = (write_task(tmp_path / name, sums(n)) for name, n in (("a", 2), ("b", 3)))
+    first, other = (write_task(tmp_path / name, sums(n)) for name, n in (("a", 2), ("b", 3)))
     for folder, template, count in (
-        (one, None, 2),
+        (first, None, 2),
         (other, None, 3),
-        (one, None, 2),
-        (one, "llava", 2),
+        (first, None, 2),
+        (first, "llava", 2),
     ):
         (task,) = load_tasks("sums", folder, template=template, shelf=shelf).tasks
         assert len(task.test_docs()) == count

@@ -9,10 +9,10 @@ from typing import Any
 import datasets
 import pytest
 
-from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import load_tasks
 from espalier.harness.specs.benchmark_spec import DatasetSpec
 from tests.arithmetic import sums, write_task
+from tests.refused import refused
 
 
 @pytest.mark.parametrize(
@@ -26,10 +26,10 @@ from tests.arithmetic import sums, write_task
 def test_a_data_set_is_read_at_the_revision_of_the_benchmark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: DatasetSpec, revision: str
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def load_dataset(**how: Any) -> None:
-        asked.append(how)
+        calls.append(how)
         raise ConnectionError("no network here")
 
     folder = write_task(tmp_path / "t", sums(1))
@@ -39,9 +39,8 @@ def test_a_data_set_is_read_at_the_revision_of_the_benchmark(
     kept = [line for n, line in enumerate(lines) if n < start or not _of_data(lines, start, n)]
     (folder / "sums.yaml").write_text("\n".join([*kept, *hub]) + "\n")
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(UserError, match="no network here"):
-        load_tasks("sums", folder, pinned=dataset.pinned)
-    assert [how["revision"] for how in asked] == [revision]
+    assert "no network here" in refused(load_tasks, "sums", folder, pinned=dataset.pinned)
+    assert [how["revision"] for how in calls] == [revision]
 
 
 def _of_data(lines: list[str], start: int, place: int) -> bool:

@@ -99,12 +99,12 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
 
 def test_pictures_stay_before_the_text_and_other_turns_as_they_are() -> None:
     image, video = {"type": "image", "url": "a"}, {"type": "video", "url": "b"}
-    said = {"type": "text", "text": "old"}
+    words = {"type": "text", "text": "old"}
     chat = [
-        {"role": "system", "content": [said]},
-        {"role": "user", "content": [said, image, said, video]},
+        {"role": "system", "content": [words]},
+        {"role": "user", "content": [words, image, words, video]},
     ]
     assert with_question(chat, "new") == [
-        {"role": "system", "content": [said]},
+        {"role": "system", "content": [words]},
         {"role": "user", "content": [image, video, {"type": "text", "text": "new"}]},
     ]

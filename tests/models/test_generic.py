@@ -97,8 +97,9 @@ def test_a_head_that_the_engine_does_not_see_is_noticed(tmp_path: Path) -> None:
         return output
 
     adapter.model.forward = scaled
-    with pytest.raises(UserError, match=r"ratio 0 \(loop\) changes logits"):
-        prove(adapter, adapter.features_of, "model=m")
+    assert "ratio 0 (loop) changes logits" in refused(
+        prove, adapter, adapter.features_of, "model=m"
+    )
 
 
 @pytest.mark.parametrize("method", ["divprune", "fastv", "tome", "visionzip"])
@@ -180,8 +181,7 @@ def test_a_class_is_proved_site_by_site(name: str, tmp_path: Path) -> None:
         for size, single in zip(sizes, alone, strict=True):
             reply = pruned.ask(picture(0, *size), "What?", max_new_tokens=2)
             assert (reply.visual, len(reply.kept_indices)) == (single.counts[0], reply.kept)
-            with pytest.raises(UserError, match="have no place in the picture"):
-                reply.show()
+            assert "have no place in the picture" in refused(reply.show)
         assert pruned.ask(turns, max_new_tokens=2).visual == sum(counts)
 
 

@@ -189,8 +189,7 @@ def test_a_folder_alone_is_tied_as_its_files_state(saved, tmp_path):
     with espalier.load(folder, device="cpu").open_adapter() as adapter:
         assert adapter.model.lm_head.weight is adapter.model.get_input_embeddings().weight
     state(folder, False, "text_config")
-    with pytest.raises(espalier.UserError, match=f"has no {HEAD}"):
-        espalier.load(folder, device="cpu")
+    assert f"has no {HEAD}" in refused(espalier.load, folder, device="cpu")
     whole = copied(saved("internvl"), tmp_path / "whole")
     state(whole, None)
     with espalier.load(whole, device="cpu").open_adapter() as adapter:

@@ -201,5 +201,4 @@ def test_a_prompt_without_placeholder_is_refused(saved: Path) -> None:
     with pytest.raises(UserError, match=r"chat 1 of the batch|no placeholder"):
         adapter.layout(inputs)
     inputs["input_ids"][:] = 5
-    with pytest.raises(UserError, match="4 images or videos of the batch have no placeholder"):
-        adapter.layout(inputs)
+    assert "4 images or videos of the batch have no placeholder" in refused(adapter.layout, inputs)

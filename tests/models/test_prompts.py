@@ -270,8 +270,10 @@ WORDS = {
 
 
 def asked(text: str, *media: Any) -> list[dict]:
-    kinds = [("video", one) if isinstance(one, str) else ("image", one) for one in media]
-    parts = [{"type": kind, kind: one} for kind, one in kinds]
+    kinds = [
+        ("video", medium) if isinstance(medium, str) else ("image", medium) for medium in media
+    ]
+    parts = [{"type": kind, kind: medium} for kind, medium in kinds]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
@@ -360,7 +362,7 @@ def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
     prompts = {(row[1], row[2]) for row in SETS} | {("llava_video_7b", "vlmevalkit")}
     for model in {row[1] for row in SETS}:
         sets = compose_section("model", model)["prompts"]
-        assert {(model, name) for name, one in sets.items() if one is not None} == {
+        assert {(model, name) for name, prompt in sets.items() if prompt is not None} == {
             row for row in prompts if row[0] == model
         }
 
@@ -410,8 +412,9 @@ def test_frames_of_internvl_are_labelled_as_the_set_says() -> None:
         text_out = adapter.processor.tokenizer.decode(ids).replace(CELLS, "")
         frames = "\n".join(golden.format(n) + "<img></img>" for n in (1, 2, 3))
         assert f"user\n{frames}\nQ<" in text_out
-    with pytest.raises(UserError, match=r"frame_label='Frame' has no \{\}"):
-        load_adapter(replace(spec, processor={"frame_label": "Frame"}))
+    assert "frame_label='Frame' has no {}" in refused(
+        load_adapter, replace(spec, processor={"frame_label": "Frame"})
+    )
 
 
 def test_pictures_of_internvl_share_64_tiles_under_vlmevalkit() -> None:

@@ -66,9 +66,9 @@ def test_it_runs_by_its_name_and_by_its_place(site: Path, tmp_path: Path) -> Non
     assert (row["method"], row["tokens"]["kept_final"]) == ("token_norm", 14)
     assert row["extra"]["plugins"][0]["name"] == "espalier-example 0.1.0"
     shutil.copy(EXAMPLE / "espalier_example" / "token_norm.py", tmp_path)
-    (own,) = run_py(site, tmp_path, "method=token_norm.py:TokenNorm", "ratio=0.9", "limit=4")
-    assert own["extra"]["plugins"][0]["name"] == str(tmp_path / "token_norm.py")
-    assert own["metrics"] == row["metrics"]
+    (by_place,) = run_py(site, tmp_path, "method=token_norm.py:TokenNorm", "ratio=0.9", "limit=4")
+    assert by_place["extra"]["plugins"][0]["name"] == str(tmp_path / "token_norm.py")
+    assert by_place["metrics"] == row["metrics"]
 
 
 @pytest.mark.exhaustive

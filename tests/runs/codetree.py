@@ -59,7 +59,7 @@ class Tree:
     def parts(self, name: str) -> dict[str, object]:
         """Return what the key of one of RUNS is computed from."""
         spec, method = run(name)
-        sources = tuple(self.root / one.relative_to(ROOT) for one in spec.benchmark.sources)
+        sources = tuple(self.root / source.relative_to(ROOT) for source in spec.benchmark.sources)
         here = replace(spec, benchmark=replace(spec.benchmark, sources=sources))
         return key_parts(here, method, Digests(), root=self.root)
 

@@ -109,8 +109,8 @@ def screen(raw: str, width: int) -> list[str]:
     lines: list[list[str]] = [[]]
     row = column = at = 0
     while at < len(raw):
-        found = CONTROL.match(raw, at)
-        if found is None:
+        control = CONTROL.match(raw, at)
+        if control is None:
             if column == width:  # the line is full: what comes next wraps
                 row, column = row + 1, 0
             while row >= len(lines):
@@ -120,8 +120,8 @@ def screen(raw: str, width: int) -> list[str]:
             line[column] = raw[at]
             column, at = column + 1, at + 1
             continue
-        at = found.end()
-        sign, final = found[0], found[2]
+        at = control.end()
+        sign, final = control[0], control[2]
         if sign == "\r":
             column = 0
         elif sign == "\n":
@@ -131,11 +131,11 @@ def screen(raw: str, width: int) -> list[str]:
         elif sign == "\x08":
             column = max(0, column - 1)
         elif final == "A":
-            row = max(0, row - int(found[1] or 1))
+            row = max(0, row - int(control[1] or 1))
         elif final == "B":
-            row += int(found[1] or 1)
+            row += int(control[1] or 1)
         elif final == "K":
-            keep = column if found[1] in ("", "0") else 0
+            keep = column if control[1] in ("", "0") else 0
             del lines[row][keep:]
         elif final == "J":
             del lines[row][column:], lines[row + 1 :]

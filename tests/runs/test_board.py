@@ -22,7 +22,10 @@ def row(value: float | None, status: str = "done") -> dict[str, Any]:
 
 def board(*benchmarks: str) -> tuple[Board, list[BoardCell]]:
     places = [
-        BoardCell(name, one, ratio) for name in benchmarks for one in METHODS for ratio in RATIOS
+        BoardCell(name, method, ratio)
+        for name in benchmarks
+        for method in METHODS
+        for ratio in RATIOS
     ]
     made = Board()
     made.forecast.expect(len(places), {})

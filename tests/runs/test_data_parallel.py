@@ -148,7 +148,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """One process, from start to end."""
     store = tmp_path_factory.mktemp("one")
     done = run_here(f"store={store}", *COMMON, "-m", f"ratio={WHOLE},{HALF}")
@@ -157,12 +157,12 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def two(one: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def pair(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Two processes and all that one launch of them can show, since starting them takes longest."""
     folder = tmp_path_factory.mktemp("two")
     # One run has answers already. Its second batch is half written.
-    begun = Store(folder).run(one.row(HALF)["run_key"])
-    whole = (one.store.run(one.row(HALF)["run_key"]).path / "journal.jsonl").read_bytes()
+    begun = Store(folder).run(alone.row(HALF)["run_key"])
+    whole = (alone.store.run(alone.row(HALF)["run_key"]).path / "journal.jsonl").read_bytes()
     (begun.path / "journal.jsonl").write_bytes(b"".join(whole.splitlines(keepends=True)[:6]))
     # Another has a sample that fails, in the second batch of the second process.
     fails = f"session.budget.ratio == {FAILING} and 'seedling_rec/13' in names"
@@ -173,14 +173,14 @@ def two(one: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_row_of_one(one: Ran, two: Ran) -> None:
-    row = two.row(WHOLE)
-    assert lasting(row) == lasting(one.row(WHOLE))
+def test_two_processes_give_the_row_of_one(alone: Ran, pair: Ran) -> None:
+    row = pair.row(WHOLE)
+    assert lasting(row) == lasting(alone.row(WHOLE))
     assert row["status"] == "done"
     assert row["extra"]["environment"]["processes"] == 2
     assert row["extra"]["peak_note"].endswith("the largest of 2 processes")
-    assert two.answers(WHOLE) == one.answers(WHOLE)
-    stored = two.store.run(row["run_key"])
+    assert pair.answers(WHOLE) == alone.answers(WHOLE)
+    stored = pair.store.run(row["run_key"])
     assert stored.row() == row
     # Six batches of four, dealt out by their numbers.
     other = [json.loads(line) for line in (stored.path / "journal.rank1.jsonl").open()]
@@ -188,41 +188,41 @@ def test_two_processes_give_the_row_of_one(one: Ran, two: Ran) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_go_on_where_one_was_stopped(one: Ran, two: Ran) -> None:
-    row = two.row(HALF)
+def test_two_processes_go_on_where_one_was_stopped(alone: Ran, pair: Ran) -> None:
+    row = pair.row(HALF)
     assert row["status"] == "resumed"
     assert row["extra"]["resumed_samples"] == 6
-    assert lasting(row) == lasting(one.row(HALF))
-    assert two.answers(HALF) == one.answers(HALF)
+    assert lasting(row) == lasting(alone.row(HALF))
+    assert pair.answers(HALF) == alone.answers(HALF)
 
 
 @pytest.mark.slow
-def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(two: Ran) -> None:
-    assert two.done.code == 1
-    (error,) = [line for line in two.done.err.splitlines() if line.startswith("error: ")]
+def test_a_sample_that_fails_in_one_process_is_named_once_and_the_sweep_goes_on(pair: Ran) -> None:
+    assert pair.done.code == 1
+    (error,) = [line for line in pair.done.err.splitlines() if line.startswith("error: ")]
     assert "1 of 24 samples failed: seedling_rec/13: AssertionError: broken image" in error
     # Rank 0 finds the row of the last cell, for both.
-    assert [(row["ratio"], row["status"], row["n_samples"]) for row in two.done.rows] == [
+    assert [(row["ratio"], row["status"], row["n_samples"]) for row in pair.done.rows] == [
         (WHOLE, "done", 24),
         (HALF, "resumed", 24),
         (0.75, "done", 24),
         (0.75, "cached", 24),
     ]
-    assert two.done.out.count("headline metric") == 1  # the table as well is printed once
-    runs = [path.parent for path in two.store.root.glob("runs/*/journal.jsonl")]
+    assert pair.done.out.count("headline metric") == 1  # the table as well is printed once
+    runs = [path.parent for path in pair.store.root.glob("runs/*/journal.jsonl")]
     (failed,) = [path for path in runs if not (path / "row.json").exists()]
-    assert len(stored_answers(two.store.run(failed.name))) == 23
+    assert len(stored_answers(pair.store.run(failed.name))) == 23
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(one: Ran, tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(alone: Ran, tmp_path: Path) -> None:
     # The first call is the warm-up, so two batches are answered and one is lost.
     kill = "rank == 1 and len(calls) == 4 and os.kill(os.getpid(), signal.SIGKILL)"
     command = [f"store={tmp_path}", *COMMON, f"ratio={WHOLE}"]
     done = launch(spoilt(tmp_path, kill), *command)
     assert (done.code, done.out) == (1, "")
     assert Store(tmp_path).rows() == []
-    run = Store(tmp_path).run(one.row(WHOLE)["run_key"])
+    run = Store(tmp_path).run(alone.row(WHOLE)["run_key"])
     before = stored_answers(run)
     assert 8 <= len(before) <= 20
     resumed = run_here(*command)
@@ -231,8 +231,8 @@ def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(one: Ran, tmp_pat
     assert resumed.out.count("acc_at_50 ") == 1  # the sheet
     assert row["status"] == "resumed"
     assert row["extra"]["resumed_samples"] == len(before)
-    assert lasting(row) == lasting(one.row(WHOLE))
-    assert stored_answers(run) == one.answers(WHOLE)
+    assert lasting(row) == lasting(alone.row(WHOLE))
+    assert stored_answers(run) == alone.answers(WHOLE)
 
 
 def test_a_journal_is_the_files_of_all_processes(tmp_path: Path) -> None:

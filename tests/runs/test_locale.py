@@ -40,8 +40,8 @@ def latin() -> dict[str, str] | None:
     """Return a locale of another encoding, if this machine has one."""
     done = subprocess.run(["locale", "-a"], capture_output=True, check=False)
     names = done.stdout.decode("ascii", "replace").split()
-    found = [name for name in names if name.lower().endswith(("iso88591", "iso-8859-1"))]
-    return {"LC_ALL": found[0], "PYTHONUTF8": "0"} if found else None
+    matches = [name for name in names if name.lower().endswith(("iso88591", "iso-8859-1"))]
+    return {"LC_ALL": matches[0], "PYTHONUTF8": "0"} if matches else None
 
 
 @pytest.mark.exhaustive
@@ -52,8 +52,7 @@ def test_a_run_under_ascii_has_the_key_of_every_locale(tmp_path: Path) -> None:
         done = called(locale, "run.py", "method=random", *settings)
         assert done.returncode == 0, done.stderr[-2000:]
         done.stdout.decode("utf-8" if locale is UTF8 else "ascii")
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return dict(json.loads(done.stdout.splitlines()[-1]))
 
     first = row(ASCII)
     assert first["status"] == "done"

@@ -52,9 +52,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cell(store: Path) -> StoredCell:
-    found = cell_of(f"{LINE} store={store}")
-    assert found is not None
-    return found
+    stored = cell_of(f"{LINE} store={store}")
+    assert stored is not None
+    return stored
 
 
 def test_the_same_cell_has_the_row_of_the_store(store: Path, cell: StoredCell) -> None:

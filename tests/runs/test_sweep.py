@@ -26,7 +26,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def write(spec: RunSpec, keys: set[str], left_out: list[tuple[RunSpec, str]]) -> Iterator[Path]:
-        cells = [(one.method.name, one.budget.ratio, reason) for one, reason in left_out]
+        cells = [(cell.method.name, cell.budget.ratio, reason) for cell, reason in left_out]
         calls.append({"folder": spec.report, "keys": keys, "left_out": cells})
         assert spec.report is not None
         yield spec.report / "README.md"
@@ -110,14 +110,14 @@ def test_a_mistake_of_the_code_shows_when_the_other_cells_have_run(bench: Bench)
     bench.fake.stop_after, bench.fake.error = 1, lambda: ZeroDivisionError("nobody thought of it")
     with pytest.raises(ZeroDivisionError, match="nobody thought of it"):
         bench("-m", "method=random,fastv,none", "ratio=0.5")
-    said = bench.capsys.readouterr().out
-    assert [json.loads(line)["method"] for line in said.splitlines() if line[0] == "{"] == [
+    out = bench.capsys.readouterr().out
+    assert [json.loads(line)["method"] for line in out.splitlines() if line[0] == "{"] == [
         "fastv",
         "none",
     ]
-    again = said.partition("run what failed again: ")[2].splitlines()[0]
+    again = out.partition("run what failed again: ")[2].splitlines()[0]
     assert again.endswith("method=random ratio=0.5")
-    assert "failed: random 0.5 seedling_rec: ZeroDivisionError: nobody thought of it" in said
+    assert "failed: random 0.5 seedling_rec: ZeroDivisionError: nobody thought of it" in out
 
 
 @pytest.mark.slow

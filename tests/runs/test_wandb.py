@@ -62,7 +62,7 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     assert done.code == 0, done.err
     assert Store(bench.store).run(done.last["run_key"]).row() is not None
     (file,) = bench.store.glob("wandb/offline-run-*/*.wandb")
-    logged = {one.WhichOneof("record_type"): one for one in records(file)}
+    logged = {record.WhichOneof("record_type"): record for record in records(file)}
     assert logged["run"].run.run_id == done.last["run_key"]
     config = {item.key: json.loads(item.value_json) for item in logged["run"].run.config.update}
     cell = {name: done.last[name] for name in ("model", "method", "benchmark", "ratio", "seed")}
@@ -71,10 +71,10 @@ def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     *progress, last = steps_of(file)
     metrics = done.last["metrics"]
     assert {
-        f"metrics/{name}": one["value"] for name, one in metrics.items()
+        f"metrics/{name}": values["value"] for name, values in metrics.items()
     }.items() <= last.items()
     assert {
-        f"stderr/{name}": one["stderr"] for name, one in metrics.items()
+        f"stderr/{name}": values["stderr"] for name, values in metrics.items()
     }.items() <= last.items()
     assert [step["progress/samples"] for step in progress] == [1, 2, 3]
     assert progress[-1]["progress/share"] == 1
@@ -132,7 +132,7 @@ def test_a_sweep_has_a_table_of_its_rows(bench: Bench, capsys: pytest.CaptureFix
     sweep = ("-m", "method=none,fastv", "ratio=0.5", "log=wandb")
     rows = {row["method"]: row for row in bench(*sweep).rows}
     (file,) = bench.store.glob("wandb/offline-run-*/run-sweep_*.wandb")
-    (run_record,) = [one.run for one in records(file) if one.HasField("run")]
+    (run_record,) = [record.run for record in records(file) if record.HasField("run")]
     assert run_record.job_type == "comparison"
     assert run_record.run_group == MirrorMark.all(bench.store)[0].read()["group"]
     (table,) = file.parent.glob("files/media/table/comparison_*.json")
@@ -226,10 +226,10 @@ def test_a_run_is_logged_once_however_often_it_is_asked_for(bench: Bench) -> Non
     torn.mkdir(parents=True)
     (torn / f"run-{key}.wandb").write_bytes(b":W&B\xe1\xbe\x00torn")
     assert bench("method=fastv", "log=wandb").last["status"] == "cached"
-    (one,) = folders(bench)
-    assert one != torn
+    (folder,) = folders(bench)
+    assert folder != torn
     assert bench("method=fastv", "log=wandb").last["status"] == "cached"
-    assert folders(bench) == [one]
+    assert folders(bench) == [folder]
     # A row that was made again takes the place of the old one.
     bench("method=fastv", "log=wandb", "force=true")
     assert len(folders(bench)) == 1
@@ -311,7 +311,7 @@ def test_what_would_be_uploaded_is_listed_and_a_server_that_takes_nothing_is_not
     assert f"{key}: not uploaded: read back with other metrics" in capsys.readouterr().out
     row = Store(bench.store).run(key).row()
     assert row is not None
-    metrics = {f"metrics/{name}": one["value"] for name, one in row["metrics"].items()}
+    metrics = {f"metrics/{name}": values["value"] for name, values in row["metrics"].items()}
     there |= {"run_key": key, **metrics}
     assert wandb_sync.main(given) == 0
     assert wandb_sync.main([*given, "--dry"]) == 0

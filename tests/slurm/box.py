@@ -117,7 +117,7 @@ class Box:
         self._write()
         sock, key = self.home / "munge.socket", self.home / "munge.key"
         files = ("pid-file=munged.pid", "log-file=munged.log", "seed-file=munged.seed")
-        options = [f"--{one.replace('=', f'={self.home}/')}" for one in files]
+        options = [f"--{part.replace('=', f'={self.home}/')}" for part in files]
         self._spawn(
             "munged", "--foreground", "--force", f"--socket={sock}", f"--key-file={key}", *options
         )
@@ -156,7 +156,9 @@ class Box:
     def jobs(self) -> dict[str, tuple[str, str]]:
         """Return state and reason of every job in the queue by id, `12_3` in an array."""
         lines = self.ask("squeue", "-h", "-a", "-r", "-o", "%i|%T|%r").splitlines()
-        return {job: (state, reason) for job, state, reason in (one.split("|", 2) for one in lines)}
+        return {
+            job: (state, reason) for job, state, reason in (part.split("|", 2) for part in lines)
+        }
 
     def processes(self) -> Iterator[tuple[int, list[str]]]:
         """Yield each process that a job of this SLURM has started: its number and its command line."""
@@ -167,7 +169,7 @@ class Box:
                 words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             except OSError:
                 continue  # it has ended, or is somebody else's
-            of_a_job = any(one.startswith(b"SLURM_JOB_ID=") for one in inside)
+            of_a_job = any(part.startswith(b"SLURM_JOB_ID=") for part in inside)
             if mine in inside and (of_a_job or words[0].startswith("slurmstepd")):
                 yield int(folder.name), words
 
@@ -228,9 +230,9 @@ class Box:
         while time.monotonic() < end:
             for name, process in self._running.items():
                 if process.poll() is not None:
-                    said = (self.home / f"{name}.out").read_text(errors="replace")[-500:]
+                    line = (self.home / f"{name}.out").read_text(errors="replace")[-500:]
                     raise NotHere(
-                        f"{name} ended with {process.returncode}: {' '.join(said.split())}"
+                        f"{name} ended with {process.returncode}: {' '.join(line.split())}"
                     )
             if there():
                 return
@@ -253,8 +255,8 @@ def running(home: Path) -> Iterator[Box]:
 
 def _free_port(other: int = 0) -> int:
     while True:
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = int(one.getsockname()[1])
+        with socket.socket() as job:
+            job.bind(("127.0.0.1", 0))
+            port = int(job.getsockname()[1])
         if port != other:
             return port

@@ -79,8 +79,8 @@ class hurried:
 def until(what: str, there: Callable[[], Any], seconds: float = 240) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if found := there():
-            return found
+        if result := there():
+            return result
         time.sleep(0.2)
     raise AssertionError(f"no {what} after {seconds} s")
 
@@ -107,8 +107,8 @@ def journal(store: Path, key: str) -> list[dict[str, Any]]:
 
 def answers(store: Path, key: str) -> list[tuple[str, int, str]]:
     """Return every answer in the journal of a run, so that one given twice stands there twice."""
-    found = (one for one in journal(store, key) if "answer" in one)  # scores stand there, too
-    return sorted((one["task"], one["doc_id"], one["answer"]) for one in found)
+    given = (entry for entry in journal(store, key) if "answer" in entry)  # and not scores
+    return sorted((entry["task"], entry["doc_id"], entry["answer"]) for entry in given)
 
 
 def rows(store: Path) -> dict[str, dict[str, Any]]:
@@ -117,7 +117,7 @@ def rows(store: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def said(store: Path) -> str:
+def logs_of(store: Path) -> str:
     """Return what submitit said in all jobs."""
     return "".join(
         path.read_text(errors="replace") for path in store.glob("cluster/*/slurm/**/*_log.*")
@@ -134,7 +134,7 @@ def processes(box: Box, file: Path) -> list[int]:
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     capsys.readouterr()
     assert run.main([*GRID, *argv]) == 2
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if one]
+    (line,) = [entry for entry in capsys.readouterr().err.splitlines() if entry]
     assert line.startswith("error: ")
     return line
 
@@ -158,8 +158,8 @@ def test_what_no_node_can_give_is_refused_before_anything_is_submitted(
 
 def restarts(box: Box, job: str) -> int:
     """Return how often a job went back to the queue."""
-    (told,) = re.findall(r"Restarts=(\d+)", box.ask("scontrol", "show", "job", job))
-    return int(told)
+    (count,) = re.findall(r"Restarts=(\d+)", box.ask("scontrol", "show", "job", job))
+    return int(count)
 
 
 def test_a_sweep_survives_what_happens_to_jobs(
@@ -172,13 +172,13 @@ def test_a_sweep_survives_what_happens_to_jobs(
         jobs = until("a submission", lambda: jobs_of(store))
         killed = disturb(box, store, jobs)
         assert first.result() == 1
-    told = capsys.readouterr()
+    ended = capsys.readouterr()
     assert jobs_of(store) == jobs
-    assert told.out.count(f"the process of job {killed} was killed by SIGKILL") == 1
-    assert told.out.count("run what failed again: ") == 1
+    assert ended.out.count(f"the process of job {killed} was killed by SIGKILL") == 1
+    assert ended.out.count("run what failed again: ") == 1
     before = rows(store)
     assert len(before) in (6, 7)
-    assert f"error: {8 - len(before)} of 8 cells have no row" in told.err
+    assert f"error: {8 - len(before)} of 8 cells have no row" in ended.err
 
     # The same command completes the sweep, with one job more; given again, it waits for that one.
     assert run.main([*GRID, there, "cluster.wait=false"]) == 0
@@ -187,17 +187,17 @@ def test_a_sweep_survives_what_happens_to_jobs(
     assert run.main([*GRID, there]) == 0
     assert len(jobs_of(store)) == len(jobs) + 1
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    found = rows(store)
-    assert {key: found[key] for key in before} == before
-    assert sorted(json.loads(line)["run_key"] for line in printed) == sorted(found)
+    results = rows(store)
+    assert {key: results[key] for key in before} == before
+    assert sorted(json.loads(line)["run_key"] for line in printed) == sorted(results)
 
     # As if nothing had happened.
     plain = tmp_path / "plain"
     assert run.main([*CELLS, f"store={plain}"]) == 0
     expected = rows(plain)
     assert len(expected) == 8
-    assert found.keys() == expected.keys()
-    for key, row in found.items():
+    assert results.keys() == expected.keys()
+    for key, row in results.items():
         assert row["metrics"] == expected[key]["metrics"]
         assert answers(store, key) == answers(plain, key)
     assert not [path for path in (store / "runs").rglob(".*") if path.is_file()]
@@ -218,7 +218,7 @@ def disturb(box: Box, store: Path, jobs: dict[str, Path]) -> str:
     urgent = ("--partition=urgent", "--cpus-per-task=2", "--mem=1M", "--time=1")
     box.ask("sbatch", *urgent, "--output=/dev/null", "--wrap=sleep 2")
     until("a job that gave way", lambda: restarts(box, last) == 1)
-    assert "this job is preempted" in said(store)
+    assert "this job is preempted" in logs_of(store)
     # The first one is back, hangs, and runs into its time limit.
     for pid in until("its process", lambda: processes(box, jobs[back])):
         os.kill(pid, signal.SIGSTOP)
