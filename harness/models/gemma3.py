@@ -10,27 +10,22 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3ImageProcessor,
-    Gemma3Processor,
-)
+from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
 from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks
 from espalier.harness.engine.model_parts import PixelGrids
-from espalier.harness.models.adapter import Adapter, FamilyData, square_items
-from espalier.harness.models.conversations import STARTED
-from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
-from espalier.harness.models.random_weights import (
+from espalier.harness.models.adapter import Adapter, FamilyData
+from espalier.harness.models.built_parts import (
+    SIGLIP_PIXELS,
     Built,
+    built_processor,
     of,
     text_config,
-    the_tokenizer,
-    token_id,
     vision_config,
 )
+from espalier.harness.models.conversations import STARTED
+from espalier.harness.models.towers.square_views import square_items
 
 #: Begins a picture; the processor adds its tokens and its end.
 START = "<start_of_image>"
@@ -54,22 +49,13 @@ class Gemma3Adapter(Adapter):
         masks="has visual tokens that see one another, which needs a mask",
         special=("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *MARKS.values()),
         named_tokens=MARKS,
-        config=Built(
-            Gemma3Config,
-            {
-                "text_config": text_config(head_dim=of("facts.text.head_dim")),
-                "vision_config": vision_config(model_type="siglip_vision_model"),
-                **{f"{name}_index": token_id(mark) for name, mark in MARKS.items()},
-            },
-            ("architecture.model",),
-        ),
-        processor=Built(
+        vision=vision_config(model_type="siglip_vision_model"),
+        text=text_config(head_dim=of("facts.text.head_dim")),
+        token_ids={f"{name}_index": mark for name, mark in MARKS.items()},
+        processor=built_processor(
             Gemma3Processor,
-            {
-                "image_processor": Built(Gemma3ImageProcessor, {**SIGLIP_PIXELS}),
-                "tokenizer": the_tokenizer,
-                "image_seq_length": of("architecture.model.mm_tokens_per_image"),
-            },
+            image_processor=Built(Gemma3ImageProcessor, SIGLIP_PIXELS),
+            image_seq_length=of("architecture.model.mm_tokens_per_image"),
         ),
     )
 
@@ -103,8 +89,7 @@ class Gemma3Adapter(Adapter):
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
         """Return the pictures, each divided into units."""
-        pixels, side = inputs["pixel_values"], self._side()
-        return PixelGrids([pixels], [side], pixels.shape[-1] // side, *self.colours())
+        return self.pixel_grids(inputs["pixel_values"], self._side())
 
     def _side(self) -> int:
         """Return the number of units along the edge of a picture."""

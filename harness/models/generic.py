@@ -61,6 +61,7 @@ class GenericAdapter(Adapter):
         model_class=AutoModelForImageTextToText,
         types=tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
         conversation=CHECKPOINT,
+        text=None,
         joins=JOINS,
         lacking=tuple(sorted(UNKNOWN)),
         unplaced=True,

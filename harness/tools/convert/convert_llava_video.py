@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from espalier.harness.models.llava_video import (
+from espalier.harness.models.architectures.onevision_variants import (
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.harness.errors import FOREIGN, UserError
-from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
 from espalier.harness.models.loader import config_of, require_settings
+from espalier.harness.models.towers.onevision_views import OnevisionViewsAdapter
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: From patterns of the releases' tensor names to the library's; a name changes at most once.
@@ -22,6 +22,32 @@ RENAMES = {
     r"^model\.vision_tower\.vision_tower\.vision_model\.": "model.vision_tower.",
     r"^model\.mm_projector\.0\.": "model.multi_modal_projector.linear_1.",
     r"^model\.mm_projector\.2\.": "model.multi_modal_projector.linear_2.",
+}
+
+_LAYER = r"^model\.transformer\.blocks\.(\d+)\."
+#: LLaDA's names of the parts of a block, and Llama's.
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "q_proj": "self_attn.q_proj",
+    "k_proj": "self_attn.k_proj",
+    "v_proj": "self_attn.v_proj",
+    "attn_out": "self_attn.o_proj",
+    "ff_norm": "post_attention_layernorm",
+    "ff_proj": "mlp.gate_proj",
+    "up_proj": "mlp.up_proj",
+    "ff_out": "mlp.down_proj",
+}
+
+#: The same for releases with LLaDA.
+LLADA_RENAMES = {
+    **{
+        rf"{_LAYER}{old}\.": rf"model.language_model.layers.\1.{new}."
+        for old, new in _BLOCK.items()
+    },
+    r"^model\.transformer\.wte\.": "model.language_model.embed_tokens.",
+    r"^model\.transformer\.ln_f\.": "model.language_model.norm.",
+    r"^model\.transformer\.ff_out\.": "lm_head.",
+    **RENAMES,
 }
 
 #: Sizes of the text stack: the library's keys, and the equivalent keys of config.json; the first that exists is used.
@@ -44,6 +70,20 @@ FIXED: Mapping[str, Any] = {
     "mm_vision_select_layer": -2,
     "mm_patch_merge_type": "spatial_unpad",
     "mm_spatial_pool_stride": 2,
+}
+
+#: The same for releases with LLaDA.
+LLADA_FIXED: Mapping[str, Any] = {
+    **FIXED,
+    "rope": True,
+    "alibi": False,
+    "layer_norm_type": "rms",
+    "activation_type": "silu",
+    "hidden_act": "silu",
+    "scale_logits": False,
+    "input_emb_norm": False,
+    "attention_layer_norm": False,
+    "mm_spatial_pool_mode": "bilinear",
 }
 
 #: A range of planes, from (columns x rows) tiles to (columns x rows).
@@ -98,7 +138,7 @@ def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
         ) from error
 
 
-class ReleasedAdapter(LlavaOnevisionAdapter):
+class ReleasedAdapter(OnevisionViewsAdapter):
     """A family with LLaVA-OneVision's vision side that is loaded from its release."""
 
     @classmethod

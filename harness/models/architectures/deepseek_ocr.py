@@ -1,0 +1,189 @@
+"""DeepSeek-OCR's views with the pixels of its preprocessing, the sizes in its config.json, and its answers as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms.v2.functional import pil_to_tensor, to_pil_image
+from transformers import (
+    BatchFeature,
+    DeepseekOcr2Processor,
+    UnlimitedOcrImageProcessor,
+    UnlimitedOcrProcessor,
+)
+from transformers.models.unlimited_ocr.image_processing_unlimited_ocr import (
+    get_optimal_tiled_canvas,
+)
+from transformers.processing_utils import ImagesKwargs
+
+
+class OcrImageProcessor(UnlimitedOcrImageProcessor):
+    """The library's processor for the same architecture, with the pixels of DeepSeek-OCR's preprocessing.
+
+    Cropping, choice of the grid, stretching, grey padding and normalisation are the same. Different are the resampling
+    (Pillow's; torchvision's differs by up to 2 of 255 levels), the size of a padded image if its exact value ends in
+    one half, and the side of an odd row of padding.
+    """
+
+    # The library's classes spell out the options, and differ in which.
+    def _preprocess(self, images: list[Tensor], **options: Any) -> BatchFeature:  # type: ignore[override]
+        """Return the views of (3, H, W) images: `pixel_values` (images, 3, S, S), and crops in raster order."""
+        wholes, crops, counts, grids = [], [], [], []
+        for image in images:
+            picture = to_pil_image(image)
+            wholes.append(self._finished(_global_view(picture, options), options))
+            columns, rows, cut = _crops(picture, options)
+            crops += [self._finished(crop, options) for crop in cut]
+            counts.append(len(cut))
+            grids.append([columns, rows])
+        views = {"pixel_values": wholes, **({"pixel_values_local": crops} if crops else {})}
+        return BatchFeature(
+            data={**views, "num_local_patches": counts, "patches_grid": grids},
+            tensor_type=options["return_tensors"],
+            skip_tensor_conversion=self.skip_tensor_conversion,
+        )
+
+    def _finished(self, view: Image.Image, options: dict[str, Any]) -> Tensor:
+        """Return normalised pixels."""
+        names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+        pixels: Tensor = self.rescale_and_normalize(
+            pil_to_tensor(view).unsqueeze(0), *(options[name] for name in names)
+        )
+        return pixels.squeeze(0)
+
+
+def _global_view(picture: Image.Image, options: dict[str, Any]) -> Image.Image:
+    """Return the global view: stretched in small modes without crops, otherwise padded with grey."""
+    side = options["size"].height
+    if not options["crop_to_patches"] and side <= options["maximum_pad_value"]:
+        return picture.resize((side, side), Image.Resampling.BICUBIC)
+    return ImageOps.pad(picture, (side, side), Image.Resampling.BICUBIC, color=(127, 127, 127))
+
+
+def _crops(picture: Image.Image, options: dict[str, Any]) -> tuple[int, int, list[Image.Image]]:
+    """Return columns, rows and crops in raster order; an image that fits into one crop has no crops."""
+    side = options["tile_size"]
+    if not options["crop_to_patches"] or max(picture.size) <= side:
+        return 1, 1, []
+    columns, rows = get_optimal_tiled_canvas(
+        (picture.height, picture.width),
+        (side, side),
+        options["min_patches"],
+        options["max_patches"],
+    )
+    canvas = picture.resize((columns * side, rows * side), Image.Resampling.BICUBIC)
+    corners = [(column * side, row * side) for row in range(rows) for column in range(columns)]
+    return columns, rows, [canvas.crop((x, y, x + side, y + side)) for x, y in corners]
+
+
+class OwnViewsProcessor(DeepseekOcr2Processor):
+    """The library's processor, without its values for crops, which would override those of `model.processor`."""
+
+    images_kwargs = ImagesKwargs()
+    skip_tensor_conversion = UnlimitedOcrProcessor.skip_tensor_conversion
+
+
+#: Sizes of the decoder, under the same names in the release's `language_config` and in the library.
+TEXT = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "moe_intermediate_size", "n_routed_experts"),
+    *("num_experts_per_tok", "n_shared_experts", "mlp_layer_types", "first_k_dense_replace"),
+)
+
+#: Sizes of CLIP and of SAM in the library, and by what name the release's `vision_config.width` gives them.
+TOWER = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": None,
+}
+STEM = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "mlp_dim": None,
+    "global_attn_indexes": "global_attn_indexes",
+}
+
+
+def released_sizes(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sizes stated in the release's config.json, by the table of `model.architecture` that they replace."""
+    width = _table(_table(config, "vision_config"), "width")
+    clip, sam = _table(width, "clip-l-14-224"), _table(width, "sam_vit_b")
+    qwen2 = _table(width, "qwen2-0-5b")  # DeepSeek-OCR 2's
+    return {
+        "text": _by_name(_table(config, "language_config"), {name: name for name in TEXT}),
+        "vision": _by_name(clip, TOWER) | _by_name(qwen2, {"hidden_size": "dim"}),
+        "stem": _by_name(sam, STEM),
+    }
+
+
+def library_sizes(config: Any) -> dict[str, dict[str, Any]]:
+    """Return the sizes of a configuration of the library's class, by the same tables."""
+    vision = config.vision_config
+    parts = {
+        "text": (config.text_config, TEXT),
+        "vision": (vision.encoder_config, TOWER),
+        "stem": (vision.sam_config, STEM),
+    }
+    return {
+        name: {key: getattr(part, key) for key in keys if hasattr(part, key)}
+        for name, (part, keys) in parts.items()
+    }
+
+
+def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
+def _by_name(table: Mapping[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+    return {
+        name: table[release_name]
+        for name, release_name in names.items()
+        if release_name is not None and release_name in table
+    }
+
+
+#: A label and its boxes; the label is the first group.
+_REFERENCE = re.compile(r"<\|ref\|>(.*?)<\|/ref\|><\|det\|>.*?<\|/det\|>", re.DOTALL)
+_DISPLAY = re.compile(r"\\\[.*?\\\]", re.DOTALL)
+_NUMBER = re.compile(r"\\quad \([^)]*\)")
+_GAP = re.compile(r"\n{3,4}")
+
+
+def as_transformers(text: str) -> str:
+    """Return an answer as written to a file by the release's transformers code.
+
+    Pictures become markdown links, numbered from 0, with a line break; other labels and boxes are removed; two
+    operators that markdown renderers lack are spelt out.
+    """
+    numbers = count()
+
+    def link(match: re.Match[str]) -> str:
+        return f"![](images/{next(numbers)}.jpg)\n" if match[1] == "image" else ""
+
+    return _REFERENCE.sub(link, text).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
+
+
+def as_vllm(text: str) -> str:
+    """Return an answer as written for benchmarks by the release's vLLM code.
+
+    All labels and boxes are removed, also centring tags and the numbers of displayed formulas; three or four line
+    breaks become two.
+    """
+    text = _REFERENCE.sub("", text)
+    text = _DISPLAY.sub(lambda match: _NUMBER.sub("", match[0]), text)
+    return _GAP.sub("\n\n", text).replace("<center>", "").replace("</center>", "")
+
+
+#: Functions by the value of `model.processor.clean_up`.
+CLEAN_UPS: Mapping[str, Callable[[str], str]] = {
+    "transformers": as_transformers,
+    "vllm": as_vllm,
+}
