@@ -50,7 +50,7 @@ class Prompt:
         keeps_features: whether the features were requested.
         times_ms: milliseconds of the whole batch in `vision` and `select`; not charged to samples that start here.
         trunk: the first decoder layers, if run for all methods that leave them unchanged
-            (`espalier.harness.engine.shared_prompt.carried_on`).
+            (`espalier.harness.engine.session.prompt_with_trunk`).
     """
 
     model: nn.Module

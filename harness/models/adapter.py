@@ -17,7 +17,6 @@ from transformers import AutoProcessor, PreTrainedTokenizerFast
 from espalier.harness.engine.layer_inputs import ORDER, LayerTypes
 from espalier.harness.engine.model_parts import ModelParts, PixelGrids
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.models.built_parts import Built, Value, text_config, token_id, vision_config
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
 from espalier.harness.models.conversations import (
     TAGGED,
@@ -32,7 +31,14 @@ from espalier.harness.models.conversations import (
     thinking_options,
 )
 from espalier.harness.models.loader import load_part, special_tokens_only
-from espalier.harness.models.random_weights import SPECIAL
+from espalier.harness.models.random_weights import (
+    SPECIAL,
+    Built,
+    Value,
+    text_config,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import gather
 from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render

@@ -23,20 +23,21 @@ from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.architectures.deepseek_ocr import (
     CLEAN_UPS,
+    FOLD,
+    CompressedViewsAdapter,
     OcrImageProcessor,
     library_sizes,
     released_sizes,
 )
-from espalier.harness.models.built_parts import (
+from espalier.harness.models.conversations import PLAIN, join_of
+from espalier.harness.models.loader import config_of, load_part
+from espalier.harness.models.random_weights import (
     Built,
     built_processor,
     of,
     text_config,
     vision_config,
 )
-from espalier.harness.models.conversations import PLAIN, join_of
-from espalier.harness.models.loader import config_of, load_part
-from espalier.harness.models.towers.compressed_views import FOLD, CompressedViewsAdapter
 from espalier.harness.settings import Count, Natural
 from espalier.harness.specs.run_spec import ModelSpec
 

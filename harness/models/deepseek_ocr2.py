@@ -18,15 +18,14 @@ from transformers import DeepseekOcr2Config, DeepseekOcr2ForConditionalGeneratio
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.models.architectures.deepseek_ocr import OwnViewsProcessor
-from espalier.harness.models.built_parts import of, vision_config
+from espalier.harness.models.architectures.deepseek_ocr import FOLD, OwnViewsProcessor
 from espalier.harness.models.deepseek_ocr import (
     EXPERTS,
     DeepseekOcrAdapter,
     ocr_processor,
     ocr_vision,
 )
-from espalier.harness.models.towers.compressed_views import FOLD
+from espalier.harness.models.random_weights import of, vision_config
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Rows of the class's two tables of queries. A view must have as many cells, since each gets a placeholder.

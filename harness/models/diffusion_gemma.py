@@ -28,14 +28,14 @@ from espalier.harness.cost.facts import CanvasFacts, Work
 from espalier.harness.engine.layer_inputs import FULL, SLIDING, LayerTypes
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.models.adapter import Adapter, FamilyData, tensor_to
-from espalier.harness.models.built_parts import (
+from espalier.harness.models.conversations import TURNED
+from espalier.harness.models.random_weights import (
     Built,
     built_processor,
     of,
     text_config,
     vision_config,
 )
-from espalier.harness.models.conversations import TURNED
 from espalier.harness.specs.generation import CanvasSettings
 from espalier.harness.specs.run_spec import ModelSpec
 

@@ -18,43 +18,46 @@ from espalier.harness.specs.registry import Registry
 #: For classes that no other family has.
 GENERIC = "generic"
 
-#: The class in each family's file, and the `model_type` of the checkpoints that it loads: importing all families to
-#: find one takes seconds (`Adapter.types` of a family has them too).
+#: The class of each family, below harness/models, and the `model_type` of the checkpoints that it loads: importing all
+#: families to find one takes seconds (`Adapter.types` of a family has them too).
 FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "llava": ("LlavaAdapter", ("llava",)),
-    "llava_next": ("LlavaNextAdapter", ("llava_next",)),
-    "llava_onevision": ("LlavaOnevisionAdapter", ("llava_onevision",)),
-    "llava_onevision1_5": ("LlavaOnevision15Adapter", ("llavaonevision1_5",)),
-    "llava_video": ("LlavaVideoAdapter", ("llava_video", "llava_qwen")),
-    "qwen2_vl": ("Qwen2VLAdapter", ("qwen2_vl",)),
-    "qwen2_5_vl": ("Qwen25VLAdapter", ("qwen2_5_vl",)),
-    "qwen3_vl": ("Qwen3VLAdapter", ("qwen3_vl",)),
-    "qwen3_vl_moe": ("Qwen3VLMoeAdapter", ("qwen3_vl_moe",)),
-    "glm4v": ("Glm4vAdapter", ("glm4v", "glm46v")),
-    "glm4v_moe": ("Glm4vMoeAdapter", ("glm4v_moe",)),
-    "qwen3_5": ("Qwen35Adapter", ("qwen3_5",)),
-    "qwen3_5_moe": ("Qwen35MoeAdapter", ("qwen3_5_moe",)),
-    "internvl": ("InternVLAdapter", ("internvl",)),
-    "smolvlm": ("SmolVLMAdapter", ("smolvlm",)),
-    "gemma3": ("Gemma3Adapter", ("gemma3",)),
-    "molmo2": ("Molmo2Adapter", ("molmo2",)),
+    "llava": ("llava:LlavaAdapter", ("llava",)),
+    "llava_next": ("llava_next:LlavaNextAdapter", ("llava_next",)),
+    "llava_onevision": ("llava_onevision:LlavaOnevisionAdapter", ("llava_onevision",)),
+    "llava_onevision1_5": (
+        "llava_onevision1_5:LlavaOnevision15Adapter",
+        ("llavaonevision1_5",),
+    ),
+    "llava_video": ("llava_video:LlavaVideoAdapter", ("llava_video", "llava_qwen")),
+    "qwen2_vl": ("qwen2_vl:Qwen2VLAdapter", ("qwen2_vl",)),
+    "qwen2_5_vl": ("qwen2_5_vl:Qwen25VLAdapter", ("qwen2_5_vl",)),
+    "qwen3_vl": ("qwen3_vl:Qwen3VLAdapter", ("qwen3_vl",)),
+    "qwen3_vl_moe": ("qwen3_vl:Qwen3VLMoeAdapter", ("qwen3_vl_moe",)),
+    "glm4v": ("glm4v:Glm4vAdapter", ("glm4v", "glm46v")),
+    "glm4v_moe": ("glm4v:Glm4vMoeAdapter", ("glm4v_moe",)),
+    "qwen3_5": ("qwen3_5:Qwen35Adapter", ("qwen3_5",)),
+    "qwen3_5_moe": ("qwen3_5:Qwen35MoeAdapter", ("qwen3_5_moe",)),
+    "internvl": ("internvl:InternVLAdapter", ("internvl",)),
+    "smolvlm": ("smolvlm:SmolVLMAdapter", ("smolvlm",)),
+    "gemma3": ("gemma3:Gemma3Adapter", ("gemma3",)),
+    "molmo2": ("molmo2:Molmo2Adapter", ("molmo2",)),
     # Checkpoints of both releases have one type, and neither describes its model completely.
-    "deepseek_ocr": ("DeepseekOcrAdapter", ("deepseek_vl_v2", "unlimited_ocr")),
-    "deepseek_ocr2": ("DeepseekOcr2Adapter", ("deepseek_ocr2",)),
-    "paddleocr_vl": ("PaddleOcrVLAdapter", ("paddleocr_vl",)),
-    "hunyuan_ocr": ("HunyuanOcrAdapter", ("hunyuan_vl",)),
-    "minicpm_v": ("MiniCpmVAdapter", ("minicpmv4_6",)),
-    "diffusion_gemma": ("DiffusionGemmaAdapter", ("diffusion_gemma",)),
+    "deepseek_ocr": ("deepseek_ocr:DeepseekOcrAdapter", ("deepseek_vl_v2", "unlimited_ocr")),
+    "deepseek_ocr2": ("deepseek_ocr2:DeepseekOcr2Adapter", ("deepseek_ocr2",)),
+    "paddleocr_vl": ("paddleocr_vl:PaddleOcrVLAdapter", ("paddleocr_vl",)),
+    "hunyuan_ocr": ("hunyuan_ocr:HunyuanOcrAdapter", ("hunyuan_vl",)),
+    "minicpm_v": ("minicpm_v:MiniCpmVAdapter", ("minicpmv4_6",)),
+    "diffusion_gemma": ("diffusion_gemma:DiffusionGemmaAdapter", ("diffusion_gemma",)),
     # One type for two families, and neither checkpoint describes its model completely.
-    "llada_v": ("LladaVAdapter", ("llava_llada",)),
-    "lavida": ("LavidaAdapter", ()),
-    "lavida_dream": ("LavidaDreamAdapter", ("llava_dream",)),
-    GENERIC: ("GenericAdapter", ()),
+    "llada_v": ("llada_v:LladaVAdapter", ("llava_llada",)),
+    "lavida": ("lavida:LavidaAdapter", ()),
+    "lavida_dream": ("lavida:LavidaDreamAdapter", ("llava_dream",)),
+    GENERIC: ("generic:GenericAdapter", ()),
 }
 
 ADAPTERS = Registry("model.adapter")
-for _name, (_class, _types) in FAMILIES.items():
-    ADAPTERS.add(_name, f"espalier.harness.models.{_name}:{_class}")
+for _name, (_place, _types) in FAMILIES.items():
+    ADAPTERS.add(_name, f"espalier.harness.models.{_place}")
 
 MODEL_TYPES: dict[str, str] = {
     model_type: name for name, (_, types) in FAMILIES.items() for model_type in types

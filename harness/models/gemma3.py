@@ -16,7 +16,9 @@ from espalier.harness.engine.layer_inputs import LayerTypes
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks
 from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.adapter import Adapter, FamilyData
-from espalier.harness.models.built_parts import (
+from espalier.harness.models.architectures.square_views import square_items
+from espalier.harness.models.conversations import STARTED
+from espalier.harness.models.random_weights import (
     SIGLIP_PIXELS,
     Built,
     built_processor,
@@ -24,8 +26,6 @@ from espalier.harness.models.built_parts import (
     text_config,
     vision_config,
 )
-from espalier.harness.models.conversations import STARTED
-from espalier.harness.models.towers.square_views import square_items
 
 #: Begins a picture; the processor adds its tokens and its end.
 START = "<start_of_image>"

@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.6V-Flash (Hong et al., 2025, arXiv 2507.01006): as Qwen2-VL, with other merging of patches.
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V (Hong et al., 2025, arXiv 2507.01006): as Qwen2-VL, with other merging of patches.
 
 A convolution merges 2 x 2 patches of the tower, then a gated projector maps them. The pairs of a video's frames are
 pictures in the prompt, each before its time. Placeholders of pictures and of videos are the same token, so the class
@@ -8,6 +8,7 @@ refuses a batch that holds both.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from transformers import (
     AutoConfig,
     GenerationMixin,
     Glm4vForConditionalGeneration,
+    Glm4vMoeForConditionalGeneration,
     Glm46VConfig,
     Glm46VForConditionalGeneration,
     Glm46VImageProcessor,
@@ -24,15 +26,15 @@ from transformers import (
 )
 
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import Built
-from espalier.harness.models.conversations import SPANNED
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.towers.merged_patches import (
+from espalier.harness.models.architectures.patch_lists import (
     BOUNDS,
     TOWER,
     MergedPatchesAdapter,
     patch_processor,
 )
+from espalier.harness.models.conversations import SPANNED
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.random_weights import Built
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Marks around the final answer, after the reasoning.
@@ -129,3 +131,13 @@ class Glm4vAdapter(MergedPatchesAdapter):
     def project(self, features: Tensor) -> Tensor:
         """Project (units, D) features."""
         return cast("Tensor", self.projector(features))
+
+
+class Glm4vMoeAdapter(Glm4vAdapter):
+    """`Glm4vMoeForConditionalGeneration`: experts in every decoder layer but the first."""
+
+    data = replace(
+        Glm4vAdapter.data,
+        model_class=Glm4vMoeForConditionalGeneration,
+        types=("glm4v_moe",),
+    )

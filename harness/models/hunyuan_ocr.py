@@ -20,11 +20,15 @@ from transformers import (
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, framed_rectangle
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import of, text_config
+from espalier.harness.models.architectures.patch_lists import (
+    PICTURE_BOUNDS,
+    RasterPatchesAdapter,
+    patch_processor,
+    squares,
+)
+from espalier.harness.models.architectures.text_positions import row_positions
 from espalier.harness.models.conversations import HOLDERS
-from espalier.harness.models.towers.merged_patches import PICTURE_BOUNDS, patch_processor
-from espalier.harness.models.towers.raster_patches import RasterPatchesAdapter, squares
-from espalier.harness.models.towers.text_positions import row_positions
+from espalier.harness.models.random_weights import of, text_config
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Special tokens of a picture, by the names that the processor reads.

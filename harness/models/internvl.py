@@ -12,7 +12,6 @@ from transformers import (
     InternVLForConditionalGeneration,
     InternVLProcessor,
     InternVLVideoProcessor,
-    PreTrainedTokenizerFast,
 )
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -20,9 +19,9 @@ from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import SIGLIP_PIXELS, Built, of
+from espalier.harness.models.architectures.square_views import TiledViewsAdapter
 from espalier.harness.models.conversations import NUMBERED, ROWED
-from espalier.harness.models.towers.square_views import TiledViewsAdapter
+from espalier.harness.models.random_weights import SIGLIP_PIXELS, Built, built_processor, of
 from espalier.harness.models.view_placement import PictureView
 from espalier.harness.settings import Count
 from espalier.harness.specs.run_spec import ModelSpec
@@ -41,20 +40,12 @@ FRAME = "Frame{}: "
 #: Supported `text_config.model_type`: FLOPs are counted and layers run on reduced sequences.
 TEXTS = ("qwen2", "qwen3", "llama", "phi3")
 
-
 #: Tiles of the tower's size and ImageNet's normalisation.
 PIXELS = {
     "size": SIGLIP_PIXELS["size"],
     "image_mean": IMAGENET_DEFAULT_MEAN,
     "image_std": IMAGENET_DEFAULT_STD,
 }
-
-
-def named_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
-    """Return the tokenizer with the names of TOKENS."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.special_tokens_map, **TOKENS
-    )
 
 
 def frames_like(images: Any) -> Any:
@@ -109,14 +100,12 @@ class InternVLAdapter(TiledViewsAdapter):
         blocks="encoder.layer",
         attention="attention",
         token_ids={"image_token_id": TOKENS["context_image_token"]},
-        processor=Built(
+        named_tokens=TOKENS,
+        processor=built_processor(
             InternVLProcessor,
-            {
-                "image_processor": Built(GotOcr2ImageProcessorPil, PIXELS),
-                "tokenizer": named_tokenizer,
-                "video_processor": Built(InternVLVideoProcessor, PIXELS),
-                "image_seq_length": of("architecture.model.image_seq_length"),
-            },
+            image_processor=Built(GotOcr2ImageProcessorPil, PIXELS),
+            video_processor=Built(InternVLVideoProcessor, PIXELS),
+            image_seq_length=of("architecture.model.image_seq_length"),
         ),
     )
 

@@ -16,15 +16,13 @@ from transformers import LlavaOnevisionImageProcessorPil
 from espalier.harness.models.architectures.llava_releases import (
     LLADA_FIXED,
     LLADA_RENAMES,
-    ReleasedAdapter,
-)
-from espalier.harness.models.architectures.onevision_variants import (
     LladaVForConditionalGeneration,
     LladaVProcessor,
+    ReleasedAdapter,
 )
-from espalier.harness.models.built_parts import text_config
 from espalier.harness.models.conversations import FLUSH, JOINS
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
+from espalier.harness.models.random_weights import text_config
 from espalier.harness.settings import OneOf
 from espalier.harness.specs.run_spec import ModelSpec
 

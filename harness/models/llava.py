@@ -10,17 +10,16 @@ from transformers import LlavaForConditionalGeneration, LlavaImageProcessor, Lla
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import (
+from espalier.harness.models.architectures.square_views import ClipTowerAdapter, square_items
+from espalier.harness.models.conversations import JOINS
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.random_weights import (
     CLIP_SIZES,
     Built,
     clip_processor,
     text_config,
     vision_config,
 )
-from espalier.harness.models.conversations import JOINS
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.towers.clip_tower import ClipTowerAdapter
-from espalier.harness.models.towers.square_views import square_items
 from espalier.harness.models.view_placement import (
     WHOLE,
     PictureView,

@@ -21,9 +21,9 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.model_parts import PixelGrids
-from espalier.harness.models.built_parts import CLIP_SIZES, Built, clip_processor, of
+from espalier.harness.models.architectures.anyres_views import packed_item
 from espalier.harness.models.llava import LlavaAdapter
-from espalier.harness.models.towers.packed_views import packed_item
+from espalier.harness.models.random_weights import CLIP_SIZES, Built, clip_processor, of
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
 
 #: Sizes of an image processor: the tower's, and those of the planes of crops.

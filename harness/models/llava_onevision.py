@@ -9,10 +9,10 @@ from transformers import (
 )
 
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import text_config, vision_config
+from espalier.harness.models.architectures.anyres_views import OnevisionViewsAdapter
 from espalier.harness.models.chat_media import MARK
 from espalier.harness.models.conversations import JOINS
-from espalier.harness.models.towers.onevision_views import OnevisionViewsAdapter
+from espalier.harness.models.random_weights import text_config, vision_config
 
 
 class LlavaOnevisionAdapter(OnevisionViewsAdapter):

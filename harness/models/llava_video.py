@@ -13,12 +13,14 @@ from transformers import AutoTokenizer, Qwen2Config
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.media.frames import Clip
-from espalier.harness.models.architectures.llava_releases import FIXED, RENAMES, ReleasedAdapter
-from espalier.harness.models.architectures.onevision_variants import (
+from espalier.harness.models.architectures.llava_releases import (
+    FIXED,
     POOLINGS,
+    RENAMES,
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
     LlavaVideoProcessor,
+    ReleasedAdapter,
 )
 from espalier.harness.models.chat_media import Chat, Media
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter

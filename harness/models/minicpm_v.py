@@ -11,19 +11,23 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
+    MiniCPMV4_6ForConditionalGeneration,
     MiniCPMV4_6ImageProcessor,
     MiniCPMV4_6Processor,
     MiniCPMV4_6VideoProcessor,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.architectures.minicpm_v import MiniCpmVForGeneration
-from espalier.harness.models.built_parts import (
+from espalier.harness.models.architectures.patch_lists import RasterPatchesAdapter, squares
+from espalier.harness.models.conversations import LINED
+from espalier.harness.models.random_weights import (
     HALF,
     LINEAR,
     Built,
@@ -32,8 +36,6 @@ from espalier.harness.models.built_parts import (
     text_config,
     vision_config,
 )
-from espalier.harness.models.conversations import LINED
-from espalier.harness.models.towers.raster_patches import RasterPatchesAdapter, squares
 from espalier.harness.models.view_placement import PictureView
 from espalier.harness.settings import Count
 from espalier.harness.specs.run_spec import ModelSpec
@@ -56,6 +58,36 @@ PIXELS = {"patch_size": of("architecture.vision.patch_size"), "image_mean": HALF
 
 #: Layers before the first join.
 STEM = of("facts.stem.layers")
+
+
+class MiniCpmVForGeneration(MiniCPMV4_6ForConditionalGeneration):
+    """The library's class, which in transformers 5.23 has logits (B, L, V) at every token of a prompt."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        mm_encoder_outputs: Any = None,
+        logits_to_keep: int | Tensor = 0,
+        **inputs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return logits at the last `logits_to_keep` tokens, or at all for 0, as other classes do."""
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            mm_encoder_outputs=mm_encoder_outputs,
+            **inputs,
+        )
+        return CausalLMOutputWithPast(
+            logits=self.lm_head(slice_logits_to_keep(output[0], logits_to_keep)),
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
 
 
 class MiniCpmVAdapter(RasterPatchesAdapter):

@@ -26,7 +26,8 @@ from espalier.harness.engine.layout import Layout, VisualItem, framed_rectangle
 from espalier.harness.engine.model_parts import PixelGrids, coarse
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter, FamilyData
-from espalier.harness.models.built_parts import (
+from espalier.harness.models.conversations import TEXTS
+from espalier.harness.models.random_weights import (
     SIGLIP_PIXELS,
     Built,
     Value,
@@ -35,7 +36,6 @@ from espalier.harness.models.built_parts import (
     text_config,
     vision_config,
 )
-from espalier.harness.models.conversations import TEXTS
 from espalier.harness.settings import Count
 from espalier.harness.specs.run_spec import ModelSpec, Separators
 
@@ -135,9 +135,7 @@ class Molmo2Adapter(Adapter):
         last = max(self.model.config.adapter_config.vision_feature_layer)
         return super().tower_attention(last if index is None else index)
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on pictures and clips in the order of their placeholders."""
-        return self.process_in_order(texts, pictures, clips)
+    process = Adapter.process_in_order
 
     def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
         """Read the layout; marks and newlines are tokens of their own, and count as placeholders."""

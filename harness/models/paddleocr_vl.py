@@ -9,10 +9,13 @@ from transformers import (
 )
 
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import HALF, of, text_config
+from espalier.harness.models.architectures.patch_lists import (
+    PICTURE_BOUNDS,
+    RasterPatchesAdapter,
+    patch_processor,
+)
 from espalier.harness.models.conversations import FRAMED
-from espalier.harness.models.towers.merged_patches import PICTURE_BOUNDS, patch_processor
-from espalier.harness.models.towers.raster_patches import RasterPatchesAdapter
+from espalier.harness.models.random_weights import HALF, of, text_config
 
 #: Placeholder of a picture.
 PLACEHOLDER = "<|IMAGE_PLACEHOLDER|>"

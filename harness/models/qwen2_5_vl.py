@@ -12,9 +12,9 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from espalier.harness.models.built_parts import Built
+from espalier.harness.models.architectures.patch_lists import TOWER, patch_processor
 from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
-from espalier.harness.models.towers.merged_patches import TOWER, patch_processor
+from espalier.harness.models.random_weights import Built
 from espalier.harness.specs.run_spec import ModelSpec
 
 

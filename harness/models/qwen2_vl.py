@@ -12,14 +12,14 @@ from transformers import (
 )
 
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import Built, Value, of
-from espalier.harness.models.conversations import BARE
-from espalier.harness.models.towers.merged_patches import (
+from espalier.harness.models.architectures.patch_lists import (
     BOUNDS,
     CAP,
     MergedPatchesAdapter,
     patch_processor,
 )
+from espalier.harness.models.conversations import BARE
+from espalier.harness.models.random_weights import Built, Value, of
 
 #: Sizes of the tower.
 TOWER: Mapping[str, Value] = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transformers import Qwen3_5ForConditionalGeneration
+from transformers import Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration
 
-from espalier.harness.models.built_parts import LINEAR, text_config
 from espalier.harness.models.qwen3_vl import Qwen3VLAdapter
+from espalier.harness.models.random_weights import LINEAR, text_config
 
 
 class Qwen35Adapter(Qwen3VLAdapter):
@@ -24,3 +24,9 @@ class Qwen35Adapter(Qwen3VLAdapter):
         conversation="qwen3_5",
         text=text_config(**LINEAR),
     )
+
+
+class Qwen35MoeAdapter(Qwen35Adapter):
+    """`Qwen3_5MoeForConditionalGeneration`: a router sends each token to a few experts, and a gate to one for all."""
+
+    data = replace(Qwen35Adapter.data, model_class=Qwen3_5MoeForConditionalGeneration)

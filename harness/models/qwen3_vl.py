@@ -7,14 +7,15 @@ from dataclasses import replace
 from transformers import (
     Qwen2VLImageProcessor,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
 
-from espalier.harness.models.built_parts import HALF, Built
+from espalier.harness.models.architectures.patch_lists import TOWER, patch_processor
 from espalier.harness.models.conversations import TIMED
 from espalier.harness.models.qwen2_vl import Qwen2VLAdapter
-from espalier.harness.models.towers.merged_patches import TOWER, patch_processor
+from espalier.harness.models.random_weights import HALF, Built
 
 #: Sizes of the tower, and the layers with features for the decoder.
 DEEP_TOWER = Built(
@@ -41,4 +42,14 @@ class Qwen3VLAdapter(Qwen2VLAdapter):
             image_mean=HALF,
             image_std=HALF,
         ),
+    )
+
+
+class Qwen3VLMoeAdapter(Qwen3VLAdapter):
+    """`Qwen3VLMoeForConditionalGeneration`: a router sends each token to a few experts of every decoder layer."""
+
+    data = replace(
+        Qwen3VLAdapter.data,
+        model_class=Qwen3VLMoeForConditionalGeneration,
+        loads_shared=False,  # there, transformers 5.23 leaves stored experts transposed
     )

@@ -18,9 +18,9 @@ from transformers import (
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.models.adapter import FamilyData
-from espalier.harness.models.built_parts import Built, Value, built_processor, text_config
+from espalier.harness.models.architectures.square_views import TiledViewsAdapter
 from espalier.harness.models.conversations import MARKED
-from espalier.harness.models.towers.square_views import TiledViewsAdapter
+from espalier.harness.models.random_weights import Built, Value, built_processor, text_config
 from espalier.harness.models.view_placement import PictureView
 from espalier.harness.specs.run_spec import ModelSpec
 

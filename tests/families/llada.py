@@ -18,7 +18,7 @@ from torch import Tensor
 
 from espalier.harness.cost.facts import DiffusionFacts, StackFacts
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.lavida_dream import DREAM_SPECIAL
+from espalier.harness.models.lavida import DREAM_SPECIAL
 from espalier.harness.models.llada_v import SPECIAL
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.run_spec import ModelSpec, VideoSpec

@@ -1,1 +1,1 @@
-"""Released architectures that transformers lacks, and the formats of releases that are loaded as they are."""
+"""What families are made of: kinds of vision tower, architectures that transformers lacks, formats of releases."""

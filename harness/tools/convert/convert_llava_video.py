@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from espalier.harness.models.architectures.onevision_variants import (
+from espalier.harness.models.architectures.llava_releases import (
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
 )

@@ -1,4 +1,4 @@
-"""Towers of square views: a unit is a patch or the mean of a square of patches, and a view is a square of units."""
+"""Towers of square views, as CLIP and SigLIP: a unit is a patch or the mean of a square of patches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, mean_of_blocks, rectangle
-from espalier.harness.engine.model_parts import PixelGrids
+from espalier.harness.engine.model_parts import PixelGrids, TowerBlock
+from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 
 
@@ -34,6 +35,40 @@ def square_items(pictures: int, side: int, patches: int, class_tokens: int = 0) 
         )
         for picture in range(pictures)
     ]
+
+
+class ClipTowerAdapter(Adapter):
+    """A family with a projector that reads hidden_states[vision_feature_layer] of a CLIP or SigLIP tower."""
+
+    def tower_attention(self, index: int | None) -> Any:
+        """Return the attention of an encoder layer; hidden_states[-2] is the output of the last layer but one."""
+        return super().tower_attention(self.read_layers() - 1 if index is None else index)
+
+    def unread_blocks(self) -> Sequence[nn.Module]:
+        """Return the encoder's layers after the one of `vision_feature_layer`."""
+        return list(self.tower_layers())[self.read_layers() :]
+
+    def tower_blocks(self) -> Sequence[TowerBlock]:
+        """Return the encoder's layers up to the one of `vision_feature_layer`."""
+        return [TowerBlock(layer) for layer in list(self.tower_layers())[: self.read_layers()]]
+
+    def read_layers(self) -> int:
+        """Return the number of the encoder's layers that the projector reads: hidden_states[0] is the embeddings.
+
+        Raises:
+            UserError: the checkpoint's feature layer is not one of them.
+        """
+        feature, depth = self.model.config.vision_feature_layer, len(self.tower.encoder.layers)
+        if (
+            not isinstance(feature, int)
+            or not 0 < feature % (depth + 1) <= depth
+            or abs(feature) > depth
+        ):
+            raise UserError(
+                f"model: the checkpoint's vision_feature_layer={feature!r} is not a layer of a tower of {depth}; "
+                f"valid in its config.json: -1 to -{depth}"
+            )
+        return feature % (depth + 1)
 
 
 class TiledViewsAdapter(Adapter):
