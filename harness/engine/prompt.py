@@ -162,7 +162,8 @@ def make_prompt(
         signals = setup.signals.kept_units()
     return Prompt(
         model=adapter.model,
-        inputs=adapter.without_pixels(inputs),
+        # Enough for prompts and their positions.
+        inputs={name: value for name, value in inputs.items() if not name.startswith("pixel_")},
         layout=layout,
         arguments={
             name: value

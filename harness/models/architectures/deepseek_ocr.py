@@ -123,29 +123,6 @@ def plane(view: int, columns: int, rows: int, side: int, first: int) -> tuple[Te
     return grid, torch.where(column < width, unit, -1), (tile + 1) * view
 
 
-def view_work(cells: int, patches: int, window: int) -> Work:
-    """Return the work of a view; windows at the border are padded to full size.
-
-    Args:
-        cells: cells along the edge of the view.
-        patches: stem tokens along the edge of the view.
-        window: stem tokens along the edge of a window.
-    """
-    tokens, windows = cells**2 + 1, -(-patches // window)
-    filled = (windows * window) ** 2
-    return Work(
-        tokens=tokens,
-        pairs=tokens**2,
-        units=cells**2,
-        stem_tokens=patches**2,
-        stem_pairs=patches**4,
-        stem_window_pairs=windows**2 * window**4,
-        stem_window_tokens=filled,
-        stem_lines=patches**2 * 2 * patches,
-        stem_window_lines=filled * 2 * window,
-    )
-
-
 class CompressedViewsAdapter(Adapter):
     """Crops stitched to one plane (view 1), then the global view (view 0).
 
@@ -215,9 +192,22 @@ class CompressedViewsAdapter(Adapter):
         return int(views.shape[-1]) // int(self.model.config.vision_config.sam_config.patch_size)
 
     def _work(self, views: Tensor) -> Work:
-        """Return the work of one view."""
+        """Return the work of one view; windows at the border are padded to full size."""
         window = self.model.config.vision_config.sam_config.window_size
-        return view_work(self._cells(views), self._patches(views), window)
+        cells, patches = self._cells(views), self._patches(views)
+        tokens, windows = cells**2 + 1, -(-patches // window)
+        filled = (windows * window) ** 2
+        return Work(
+            tokens=tokens,
+            pairs=tokens**2,
+            units=cells**2,
+            stem_tokens=patches**2,
+            stem_pairs=patches**4,
+            stem_window_pairs=windows**2 * window**4,
+            stem_window_tokens=filled,
+            stem_lines=patches**2 * 2 * patches,
+            stem_window_lines=filled * 2 * window,
+        )
 
 
 #: Sizes of the decoder, under the same names in the release's `language_config` and in the library.
