@@ -206,8 +206,7 @@ class ModelParts(ABC):
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        end_ids = self.model.generation_config.eos_token_id
-        return () if end_ids is None else (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
+        return ends_of(self.model.generation_config)
 
     @property
     def device(self) -> torch.device:
@@ -220,6 +219,12 @@ class ModelParts(ABC):
         """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
         devices = dict.fromkeys(parameter.device for parameter in self.model.parameters())
         return tuple(device for device in devices if device.type == "cuda") or (self.device,)
+
+
+def ends_of(generation: Any) -> tuple[int, ...]:
+    """Return the tokens that end an answer under a generation configuration."""
+    ends = generation.eos_token_id
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 class TowerBlock:

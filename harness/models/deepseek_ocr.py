@@ -7,8 +7,7 @@ cleaned up before scoring as in the releases' code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -19,13 +18,15 @@ from transformers import (
     UnlimitedOcrProcessor,
 )
 
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.errors import unknown_name
 from espalier.harness.models.adapter import FamilyData
 from espalier.harness.models.architectures.deepseek_ocr import (
     CLEAN_UPS,
     FOLD,
+    SETTINGS,
     CompressedViewsAdapter,
     OcrImageProcessor,
+    check_views,
     library_sizes,
     released_sizes,
 )
@@ -38,44 +39,7 @@ from espalier.harness.models.random_weights import (
     text_config,
     vision_config,
 )
-from espalier.harness.settings import Count, Natural
 from espalier.harness.specs.run_spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class ViewSize:
-    """Pixels of the global view, which is square."""
-
-    height: Count
-    width: Count
-
-
-#: Valid keys of `model.processor`, and the type of each.
-SETTINGS: Mapping[str, Any] = {
-    "size": ViewSize,
-    **dict.fromkeys(("image_mean", "image_std"), tuple[float, ...]),
-    "maximum_pad_value": Natural,
-    "crop_to_patches": bool,
-    **dict.fromkeys(("tile_size", "min_patches", "max_patches"), Count),
-}
-
-
-def check_views(values: Mapping[str, Any]) -> None:
-    """Raise UserError for values of `model.processor` that make no views; what is absent is the library's."""
-    key = "model.processor"
-    size, fewest, limit = (values.get(name) for name in ("size", "min_patches", "max_patches"))
-    if size is not None and size.height != size.width:
-        raise UserError(
-            f"{key}.size.width={size.width}: views are square; valid: {size.height}, as size.height"
-        )
-    if fewest is not None and limit is not None and fewest > limit:
-        raise UserError(
-            f"{key}.min_patches={fewest} is above max_patches={limit}; valid: at most {limit}"
-        )
-    for name in ("image_mean", "image_std"):
-        if len(values.get(name, "RGB")) != len("RGB"):
-            raise UserError(f"{key}.{name}={[*values[name]]} must be three numbers, of R, G and B")
-
 
 #: Sizes of SAM.
 STEM = {

@@ -107,7 +107,7 @@ class DraftPair:
     ) -> tuple[int, int]:
         """Return the numbers of accepted and verified drafted tokens, with a draft that sees `kept`."""
         # Imports transformers, as above.
-        from espalier.harness.decoding.speculative.samplers import ends_of
+        from espalier.harness.engine.model_parts import ends_of
 
         guidance = Guidance(kept, len(scene.tokens.closer))
         draft = _side(self.draft, scene.chat, scene.config, GuidedReducer(lambda: guidance), places)

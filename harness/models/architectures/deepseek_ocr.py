@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
 
@@ -28,8 +29,45 @@ from transformers.processing_utils import ImagesKwargs
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.model_parts import PixelGrids
+from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
+from espalier.harness.settings import Count, Natural
+
+
+@dataclass(frozen=True)
+class ViewSize:
+    """Pixels of the global view, which is square."""
+
+    height: Count
+    width: Count
+
+
+#: Valid keys of `model.processor`, and the type of each.
+SETTINGS: Mapping[str, Any] = {
+    "size": ViewSize,
+    **dict.fromkeys(("image_mean", "image_std"), tuple[float, ...]),
+    "maximum_pad_value": Natural,
+    "crop_to_patches": bool,
+    **dict.fromkeys(("tile_size", "min_patches", "max_patches"), Count),
+}
+
+
+def check_views(values: Mapping[str, Any]) -> None:
+    """Raise UserError for values of `model.processor` that make no views; what is absent is the library's."""
+    key = "model.processor"
+    size, fewest, limit = (values.get(name) for name in ("size", "min_patches", "max_patches"))
+    if size is not None and size.height != size.width:
+        raise UserError(
+            f"{key}.size.width={size.width}: views are square; valid: {size.height}, as size.height"
+        )
+    if fewest is not None and limit is not None and fewest > limit:
+        raise UserError(
+            f"{key}.min_patches={fewest} is above max_patches={limit}; valid: at most {limit}"
+        )
+    for name in ("image_mean", "image_std"):
+        if len(values.get(name, "RGB")) != len("RGB"):
+            raise UserError(f"{key}.{name}={[*values[name]]} must be three numbers, of R, G and B")
 
 
 class OcrImageProcessor(UnlimitedOcrImageProcessor):

@@ -71,12 +71,24 @@ class ClipTowerAdapter(Adapter):
         return feature % (depth + 1)
 
 
-class TiledViewsAdapter(Adapter):
-    """A picture is seen in tiles 1, 2, ... in raster order and then as a whole (view 0), the latter if alone."""
+class PooledViewsAdapter(Adapter):
+    """Views with units that are made of a square of patches each."""
 
     @abstractmethod
     def side(self) -> int:
         """Return the length of a view's edge in units."""
+
+    def to_units(self, values: Tensor) -> Tensor:
+        """Average (views, patches, ...) over the patches of each unit."""
+        return mean_of_blocks(values, self.side())
+
+    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
+        """Return the views, each divided into units."""
+        return self.pixel_grids(inputs["pixel_values"], self.side())
+
+
+class TiledViewsAdapter(PooledViewsAdapter):
+    """A picture is seen in tiles 1, 2, ... in raster order and then as a whole (view 0), the latter if alone."""
 
     @abstractmethod
     def process_chat(self, text: str, pictures: list[Any], clips: list[Any]) -> Any:
@@ -99,14 +111,6 @@ class TiledViewsAdapter(Adapter):
         if any(view is not None for view in views):
             batch["pixel_values"] = self.join_views(views)
         return batch
-
-    def to_units(self, values: Tensor) -> Tensor:
-        """Average (views, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        return mean_of_blocks(values, self.side())
-
-    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
-        """Return the views, each divided into units."""
-        return self.pixel_grids(inputs["pixel_values"], self.side())
 
     def tiled_item(self, views: int, first: int, class_tokens: int = 0) -> VisualItem:
         """Return the item of a picture.
