@@ -62,7 +62,7 @@ sizes: $(STAMP)  ## statements, files, and the files a FastV run enters: figures
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
 # Every model is built without weights, a quarter of a minute. It reads the config file that `docs` writes first.
-docs/placement.md: $(wildcard conf/model/*.yaml conf/base/*.yaml harness/models/*.py) lab/pages/placement_page.py | $(STAMP)
+docs/placement.md: $(wildcard conf/model/*.yaml conf/base/*.yaml harness/models/*.py harness/models/*/*.py) lab/pages/placement_page.py | $(STAMP)
 	$(PY) -m lab.pages.placement_page --write $@
 
 docs: $(STAMP)  ## the pages and the config file that are written from the code

@@ -13,7 +13,7 @@ only where gaps are closed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -257,8 +257,7 @@ def prefill_mask(config: Any, hidden: Tensor, valid: Tensor, padded: bool) -> Te
         diagonal = torch.eye(hidden.shape[1], dtype=torch.bool, device=mask.device)
         padding = (~valid)[:, None, :, None] & diagonal
         mask = mask | padding if mask.dtype == torch.bool else mask.masked_fill(padding, 0.0)
-    result: Tensor | None = mask
-    return result
+    return cast("Tensor | None", mask)
 
 
 def decode_mask(
@@ -270,8 +269,7 @@ def decode_mask(
         n_new = cache.get_seq_length(layer) + hidden.shape[1] - valid.shape[1]
         key_valid = torch.cat([valid, valid.new_ones(valid.shape[0], n_new)], dim=1)
     mask: Any = create_causal_mask(config, hidden, key_valid, cache, layer_idx=layer)
-    result: Tensor | None = mask
-    return result
+    return cast("Tensor | None", mask)
 
 
 def reference_mask(

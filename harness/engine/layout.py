@@ -94,7 +94,7 @@ class VisualBlocks(Visibility):
 
     def on(self, device: torch.device) -> VisualBlocks:
         """Return the blocks on a device."""
-        return replace(self, blocks=self.blocks.to(device), positions=self.positions.to(device))
+        return replace(self, **moved(self, device))
 
     def seen_by(self, valid: Tensor) -> Tensor:
         """Count the valid queries, 256 at a time. Cost: O(B S^2)."""
@@ -191,14 +191,13 @@ class Layout:
 
     def on(self, device: torch.device) -> Layout:
         """Return the layout with its tensors on `device`."""
-        if self.valid.device == device:
-            return self
-        moved: dict[str, Any] = {
-            attribute.name: getattr(self, attribute.name).to(device)
-            for attribute in fields(self)
-            if isinstance(getattr(self, attribute.name), Tensor)
-        }
-        return replace(self, **moved)
+        return self if self.valid.device == device else replace(self, **moved(self, device))
+
+
+def moved(holder: Any, device: torch.device) -> dict[str, Any]:
+    """Return the tensors among a dataclass's fields on `device`, by name."""
+    values = {attribute.name: getattr(holder, attribute.name) for attribute in fields(holder)}
+    return {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
 
 
 def mix(values: Tensor, source: Tensor, share: Tensor | None) -> Tensor:
@@ -262,10 +261,8 @@ class Stage:
     def move(self, device: torch.device) -> Stage:
         """Move the stage to `device`, the device of the hidden states: a model may be spread over several devices."""
         if self.valid.device != device:
-            for attribute in fields(self):
-                value = getattr(self, attribute.name)
-                if isinstance(value, Tensor):
-                    setattr(self, attribute.name, value.to(device))
+            for name, value in moved(self, device).items():
+                setattr(self, name, value)
             if self.rotary is not None:
                 self.rotary = tuple(table.to(device) for table in self.rotary)
             if self.blocks is not None:

@@ -33,9 +33,9 @@ class ModelParts(ABC):
     facts: ModelFacts
 
     @property
+    @abstractmethod
     def decoder(self) -> Any:
         """The text stack: a module with `.layers`, `.config` and the keyword arguments of a decoder."""
-        return self.model.model.language_model
 
     @property
     def canvas(self) -> Any:
@@ -52,9 +52,9 @@ class ModelParts(ABC):
         return None
 
     @property
+    @abstractmethod
     def layer_types(self) -> LayerTypes | None:
         """The types of the decoder's layers; None if masks and tables of all layers are alike."""
-        return None
 
     def holds_prompt(self, layer: int) -> bool:
         """Return whether a decoder layer's cache has an entry for every token of a prompt."""
@@ -72,16 +72,14 @@ class ModelParts(ABC):
         return attention
 
     @property
+    @abstractmethod
     def tower(self) -> nn.Module:
         """The vision tower (the clock of the vision phase starts with it)."""
-        tower: nn.Module = self.model.model.vision_tower
-        return tower
 
     @property
+    @abstractmethod
     def projector(self) -> nn.Module:
         """The module that maps tower features to the decoder's width, unit by unit."""
-        projector: nn.Module = self.model.model.multi_modal_projector
-        return projector
 
     @property
     def vision_end(self) -> nn.Module:
@@ -177,10 +175,6 @@ class ModelParts(ABC):
         valid = inputs["attention_mask"].bool()
         return read_layout(inputs["input_ids"], valid, self.items(inputs), separators)
 
-    def without_pixels(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a batch's inputs without pixels: enough for its prompts and their positions."""
-        return {name: value for name, value in inputs.items() if not name.startswith("pixel_")}
-
     def coarse_inputs(self, inputs: Mapping[str, Any], share: float) -> dict[str, Any]:
         """Return a batch's inputs with pictures of the same size that have the detail of a share of their pixels."""
         return {
@@ -205,15 +199,14 @@ class ModelParts(ABC):
         return tuple(images.image_mean), tuple(images.image_std)
 
     @property
+    @abstractmethod
     def answer_lead(self) -> str:
         """The tag by which prompts open the reasoning of answers; "" for prompts without one."""
-        return ""
 
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Tokens that end an answer."""
-        end_ids = self.model.generation_config.eos_token_id
-        return () if end_ids is None else (end_ids,) if isinstance(end_ids, int) else tuple(end_ids)
+        return ends_of(self.model.generation_config)
 
     @property
     def device(self) -> torch.device:
@@ -226,6 +219,12 @@ class ModelParts(ABC):
         """Every device that computes: all GPUs with parameters, else the one of the first parameter."""
         devices = dict.fromkeys(parameter.device for parameter in self.model.parameters())
         return tuple(device for device in devices if device.type == "cuda") or (self.device,)
+
+
+def ends_of(generation: Any) -> tuple[int, ...]:
+    """Return the tokens that end an answer under a generation configuration."""
+    ends = generation.eos_token_id
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 class TowerBlock:

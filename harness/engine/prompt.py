@@ -50,7 +50,7 @@ class Prompt:
         keeps_features: whether the features were requested.
         times_ms: milliseconds of the whole batch in `vision` and `select`; not charged to samples that start here.
         trunk: the first decoder layers, if run for all methods that leave them unchanged
-            (`espalier.harness.engine.shared_prompt.carried_on`).
+            (`espalier.harness.engine.session.prompt_with_trunk`).
     """
 
     model: nn.Module
@@ -162,7 +162,8 @@ def make_prompt(
         signals = setup.signals.kept_units()
     return Prompt(
         model=adapter.model,
-        inputs=adapter.without_pixels(inputs),
+        # Enough for prompts and their positions.
+        inputs={name: value for name, value in inputs.items() if not name.startswith("pixel_")},
         layout=layout,
         arguments={
             name: value

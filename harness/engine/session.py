@@ -1,4 +1,8 @@
-"""Session: one method installed on one model for the length of a `with` block, after which the model is restored."""
+"""Session: one method installed on one model for the length of a `with` block, after which the model is restored.
+
+A shared prompt serves several methods: the signals they read before the decoder, and layers that they share, computed
+once.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,12 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.engine_guards import check_proved, closes_gaps, decode_site
-from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
-from espalier.harness.engine.forward_pass import ActivePass, Pass
+from espalier.harness.engine.forward_pass import (
+    ActivePass,
+    NonFiniteLogits,
+    Pass,
+    non_finite_origin,
+)
 from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
 from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import Layout
@@ -27,6 +35,8 @@ from espalier.harness.engine.prompt import (
     Prompt,
     Trunk,
     make_prompt,
+    recorded_trunk,
+    refuse_tower_sites,
     replayed_trunk,
     split_idle,
     unreduced_layers,
@@ -34,12 +44,14 @@ from espalier.harness.engine.prompt import (
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
-from espalier.harness.engine.site_table import check_site_kinds, tower_sites
+from espalier.harness.engine.signals.table import DECLARED
+from espalier.harness.engine.site_table import check_site_kinds, reads_features, tower_sites
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import check_generation
 from espalier.harness.specs.run_spec import Backend, DecodeLoop, PositionPolicy, Scope, Separators
-from espalier.methods.base import MethodError, TokenReducer
+from espalier.methods.base import MethodError, Need, Plan, Site, TokenReducer, View
+from espalier.methods.none import NoReduction
 
 
 @dataclass(frozen=True)
@@ -289,7 +301,7 @@ class Session:
         """Run a batch up to the decoder's input, to be reused by any number of runs; the prompt outlives this session.
 
         The prompt stores the signals that this session's method reads before the decoder;
-        `espalier.harness.engine.shared_prompt.shared_prompt` makes one for several methods.
+        `shared_prompt` makes one for several methods.
 
         Args:
             inputs: the output of the adapter's `encode`.
@@ -399,3 +411,88 @@ class Session:
             replayed_trunk(trunk, layers[:unchanged], self._tap),
         ):
             yield current_pass
+
+
+@dataclass(frozen=True)
+class PromptReader(TokenReducer):
+    """Reads the signals that several methods read before the decoder; its plan keeps every token.
+
+    Attributes:
+        wanted: signals.
+        features: whether any method acts on the projector's input.
+    """
+
+    wanted: tuple[Need, ...] = ()
+    features: bool = False
+
+    @classmethod
+    def of(cls, adapter: ModelParts, methods: Sequence[TokenReducer]) -> PromptReader:
+        """Return the reader for all of the methods.
+
+        Raises:
+            MethodError: one acts inside the tower.
+        """
+        wanted: dict[Need, None] = {}
+        features = False
+        for method in methods:
+            sites = method.all_sites(adapter.facts.tower.layers, adapter.facts.text.layers)
+            refuse_tower_sites(method, sites)
+            features |= reads_features(sites)
+            needs = (need for site in sites for need in method.needs(site))
+            wanted |= dict.fromkeys(need for need in needs if DECLARED[need.signal].units)
+        return cls(tuple(wanted), features)
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        """Return one site before the decoder."""
+        return (Site("vision" if self.features else "prefix"),)
+
+    def needs(self, site: Site) -> tuple[Need, ...]:
+        """Return the signals."""
+        return self.wanted
+
+    def plan(self, view: View, keep: int) -> Plan:
+        """Keep all."""
+        n_rows, n_tokens, _ = view.tokens.shape
+        return Plan(torch.arange(n_tokens, device=view.tokens.device).expand(n_rows, n_tokens))
+
+
+def shared_prompt(
+    adapter: ModelParts,
+    inputs: Mapping[str, Any],
+    methods: Sequence[TokenReducer] = (),
+    *,
+    timed: bool = True,
+) -> Prompt:
+    """Make a prompt that all of the methods can start from; see `Session.prompt`.
+
+    Raises:
+        MethodError: a method acts inside the vision tower, or reads a signal that the model lacks.
+    """
+    reader = PromptReader.of(adapter, methods)
+    with Session(adapter, reader, Budget("kept", 0.0), timed=timed) as session:
+        return session.prompt(inputs)
+
+
+def prompt_with_trunk(
+    adapter: ModelParts, prompt: Prompt, depth: int, room: float = float("inf"), **generation: Any
+) -> Prompt:
+    """Return a prompt with its first decoder layers run, for all methods that start there and act only after them.
+
+    Args:
+        adapter: the model.
+        prompt: of the batch.
+        depth: layers; 0 leaves the prompt as it is, and so do layers that do not hold all of it.
+        room: limit in bytes on their states, queries, keys and values; layers beyond it are not stored.
+        **generation: arguments of `generate` of the answers to come.
+
+    Cost: these layers of the unreduced prompt.
+    """
+    if depth == 0 or not all(map(adapter.holds_prompt, range(depth))):
+        return prompt
+    nothing = Budget("kept", 0.0)
+    with (
+        Session(adapter, NoReduction(), nothing, timed=False) as session,
+        recorded_trunk(adapter.decoder, depth, room) as trunk,
+    ):
+        session.generate(prompt, **generation)
+    return replace(prompt, trunk=trunk)

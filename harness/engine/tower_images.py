@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from espalier.harness.engine.attention_probe import LayerHeads, attention_rows, received_unmasked
-from espalier.harness.engine.layout import Layout, take
+from espalier.harness.engine.layout import Layout, moved, take
 from espalier.methods.base import Assignment, MethodError, Plan
 
 
@@ -141,10 +141,8 @@ class TowerImages:
     def move(self, device: torch.device) -> TowerImages:
         """Move the images to `device`, the device of the block that runs next: a tower may be spread over several."""
         if self.hidden.device != device:
-            for attribute in fields(self):
-                value = getattr(self, attribute.name)
-                if isinstance(value, Tensor):
-                    setattr(self, attribute.name, value.to(device))
+            for name, value in moved(self, device).items():
+                setattr(self, name, value)
             self.heads = [(q.to(device), k.to(device), scaling) for q, k, scaling in self.heads]
         return self
 

@@ -1,7 +1,7 @@
 """One pass over a benchmark for several runs, which share reading and the vision tower.
 
 A batch is read and encoded, brought to the decoder's entry, and from there through the layers that at least two runs
-leave unchanged (`espalier.harness.engine.shared_prompt`). Each run that lacks one of its samples then answers it from
+leave unchanged (`espalier.harness.engine.session`). Each run that lacks one of its samples then answers it from
 that prompt and journals the answer without times. Nothing is scored, and no failure is kept: afterwards each run is
 carried out as usual and finds its journal complete, or meets the failure again and reports it.
 """
@@ -21,7 +21,7 @@ from lmms_eval.evaluator import simple_evaluate
 from espalier.harness.cost.memory import DeviceMemory
 from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.prompt import unreduced_layers
-from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
+from espalier.harness.engine.session import prompt_with_trunk, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.evaluate import Progress

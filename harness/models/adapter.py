@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 
-from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layer_inputs import ORDER, LayerTypes
-from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.model_parts import ModelParts, PixelGrids
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.chat_media import MARK, Chat, Media, media_of, place_media
 from espalier.harness.models.conversations import (
@@ -33,7 +31,14 @@ from espalier.harness.models.conversations import (
     thinking_options,
 )
 from espalier.harness.models.loader import load_part, special_tokens_only
-from espalier.harness.models.random_weights import SPECIAL
+from espalier.harness.models.random_weights import (
+    SPECIAL,
+    Built,
+    Value,
+    text_config,
+    token_id,
+    vision_config,
+)
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import gather
 from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
@@ -51,17 +56,6 @@ def refuse_videos(chats: Sequence[Chat], model: str) -> None:
             raise UserError(
                 f"chat {number} of the batch holds a video; model={model!r} takes images only"
             )
-
-
-def refuse_mixed(
-    pictures: Sequence[Sequence[Any]], clips: Sequence[Sequence[Any]], class_name: str, model: str
-) -> None:
-    """Raise UserError for a batch of pictures and videos; for classes with one placeholder for both."""
-    if any(pictures) and any(clips):
-        raise UserError(
-            f"pictures and videos in one batch: {class_name} of model={model!r} has one "
-            "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
-        )
 
 
 def refusal_error(
@@ -136,42 +130,9 @@ def special_tokens(tokenizer: Any, texts: Sequence[str]) -> dict[str, bool]:
     return {"add_special_tokens": False} if True in begun else {}
 
 
-def square_items(pictures: int, side: int, patches: int, class_tokens: int = 0) -> list[VisualItem]:
-    """Return the items of pictures that are one square grid each.
-
-    Args:
-        pictures: number of pictures.
-        side: tokens, which are units, along the edge of the grid.
-        patches: patches along the edge of a picture.
-        class_tokens: tokens of the tower for each picture, besides its patches.
-    """
-    units, tokens = side**2, patches**2 + class_tokens
-    work = Work(tokens=tokens, pairs=tokens**2, units=units)
-    return [
-        VisualItem(
-            rectangle(1, side, side),
-            torch.arange(units * picture, units * (picture + 1)).view(-1, 1),
-            work=work,
-        )
-        for picture in range(pictures)
-    ]
-
-
-def tiled_item(views: int, side: int, first: int, tokens: int) -> VisualItem:
-    """Return the item of a picture that is seen in tiles 1, 2, ... and then as a whole (view 0), the latter if alone.
-
-    Args:
-        views: number of views.
-        side: tokens, which are units, along the edge of a view.
-        first: number of the first unit.
-        tokens: tokens of the tower for each view.
-    """
-    units = views * side**2
-    return VisualItem(
-        grid=torch.cat([rectangle(1, side, side, view) for view in (*range(1, views), 0)]),
-        source=torch.arange(first, first + units).view(-1, 1),
-        work=Work(tokens=views * tokens, pairs=views * tokens**2, units=units),
-    )
+def edge_of(size: int | Sequence[int]) -> int:
+    """Return the edge of a square that a configuration states as one number or as height and width."""
+    return int(size[0] if isinstance(size, Sequence) else size)
 
 
 def tensor_to(value: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -203,8 +164,11 @@ class FamilyData:
         fixed: values that the config.json of a release has, if stated, where the library's modules compute the same.
         settings: valid keys of `model.processor`; each has its place in the processor, "" if code of the family reads
             it, and its type.
-        config: builds the configuration for random weights (`Built`); None: there are none.
-        processor: builds the processor for random weights (`Built`).
+        vision: builds the tower's part of the configuration for random weights.
+        text: builds that of the text stack; None: there are no random weights.
+        config: other arguments of this configuration.
+        token_ids: special tokens by the keys of this configuration for their numbers.
+        processor: builds the processor for random weights.
         special: special tokens of the tokenizer for random weights.
         named_tokens: special tokens by the names that the processor reads from that tokenizer.
         decoder: path of the text stack in the model.
@@ -216,6 +180,7 @@ class FamilyData:
         attentions: valid `model.attention`; empty: all.
         masks: why others are not, after the name of the model in the error line.
         takes_video: whether chats may hold videos.
+        one_placeholder: whether it stands for pictures and for videos, so that a batch may hold only one kind.
         library_positions: of Qwen's towers, whether the library's position ids are the release's, also for videos.
         class_tokens: of these towers, tokens for each picture or frame besides its patches.
         row_newlines: of LLaVA's videos, whether a newline token follows each row of each frame, not the video alone.
@@ -242,7 +207,10 @@ class FamilyData:
     tokenizer: Callable[[ModelSpec], Any] = FAST
     fixed: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    config: Any = None
+    vision: Built = field(default_factory=vision_config)
+    text: Built | None = field(default_factory=text_config)
+    config: Mapping[str, Value] = field(default_factory=dict)
+    token_ids: Mapping[str, str] = field(default_factory=lambda: {"image_token_id": MARK})
     processor: Any = None
     special: Sequence[str] = SPECIAL
     named_tokens: Mapping[str, str] = field(default_factory=dict)
@@ -255,6 +223,7 @@ class FamilyData:
     attentions: tuple[str, ...] = ()
     masks: str = ""
     takes_video: bool = False
+    one_placeholder: bool = False
     library_positions: bool = False
     class_tokens: int = 0
     row_newlines: bool = False
@@ -401,7 +370,15 @@ class Adapter(ModelParts):
     @classmethod
     def configuration(cls, spec: ModelSpec, tokenizer: Any) -> Any:
         """Return the transformers configuration built from `model.facts` and `model.architecture`."""
-        config = cls.data.config(spec, tokenizer)
+        data = cls.data
+        arguments = {
+            "vision_config": data.vision,
+            "text_config": data.text,
+            **data.config,
+            **{key: token_id(token) for key, token in data.token_ids.items()},
+        }
+        build = Built(data.model_class.config_class, arguments, ("architecture.model",))
+        config = build(spec, tokenizer)
         cls.check_config(config, spec)
         return config
 
@@ -436,11 +413,12 @@ class Adapter(ModelParts):
     def patches(self) -> int:
         """Return the patches of the tower along the edge of a square view."""
         vision = self.model.config.vision_config
-        image, patch = (
-            size[0] if isinstance(size, Sequence) else size
-            for size in (vision.image_size, vision.patch_size)
-        )
-        return int(image // patch)
+        return edge_of(vision.image_size) // edge_of(vision.patch_size)
+
+    def pixel_grids(self, views: Tensor, side: int) -> PixelGrids:
+        """Return square views (n, 3, S, S) as the tower gets them, each divided into side x side units."""
+        patch = edge_of(self.model.config.vision_config.patch_size)
+        return PixelGrids([views], [side], patch * (self.patches() // side), *self.colours())
 
     def tower_attention(self, index: int | None) -> Any:
         """Return the attention of a tower layer; by default, of the last."""
@@ -497,9 +475,20 @@ class Adapter(ModelParts):
         return cast("Mapping[str, Any]", batch)
 
     def process_batch(self, texts: list[str], media: Sequence[Media]) -> Any:
-        """Run the family's processor on prompts; an error names the picture or video that it refuses, and its size."""
+        """Run the family's processor on prompts.
+
+        Raises:
+            UserError: the batch holds pictures and videos under one placeholder; a picture or video that the processor
+                refuses, with its size.
+        """
+        pictures, clips = [m.pictures for m in media], [m.clips for m in media]
+        if self.data.one_placeholder and any(pictures) and any(clips):
+            raise UserError(
+                f"pictures and videos in one batch: {type(self.model).__name__} of model={self.spec.name!r} has one "
+                "placeholder for both and refuses them; valid: engine.batch_size=1, and one kind in a chat"
+            )
         try:
-            return self.process(texts, [m.pictures for m in media], [m.clips for m in media])
+            return self.process(texts, pictures, clips)
         except UserError:
             raise
         except UNFIT as error:
@@ -574,8 +563,15 @@ class Adapter(ModelParts):
         }
 
     def view_box(self, view: PictureView) -> ViewBox:
-        """Return the area of a view on its picture; default: the whole picture, stretched to the view."""
-        return WHOLE
+        """Return the area of a view on its picture, which is stretched to it: the whole for view 0, else a tile."""
+        if view.index == 0:
+            return WHOLE
+        rows, columns = self.tiles_of(view)
+        return WHOLE.cell(*divmod(view.index - 1, columns), rows, columns)
+
+    def tiles_of(self, view: PictureView) -> tuple[int, int]:
+        """Return the rows and columns of tiles into which the picture of a view is cut; default: one tile."""
+        return 1, 1
 
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the family's processor on prompts with the pictures and clips of each."""

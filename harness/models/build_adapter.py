@@ -131,7 +131,7 @@ def read_parts(family: type[Adapter], spec: ModelSpec) -> tuple[Any, Any]:
     """
     family.check_settings(spec)
     if spec.weights == "random":
-        if family.data.config is None:
+        if family.data.text is None:
             raise UserError(
                 f"model={spec.name}: model.weights=random needs a family; valid: a checkpoint's folder"
             )

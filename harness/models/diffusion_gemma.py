@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    DiffusionGemmaConfig,
     DiffusionGemmaForBlockDiffusion,
     Gemma4AudioFeatureExtractor,
     Gemma4ImageProcessor,
@@ -32,10 +31,9 @@ from espalier.harness.models.adapter import Adapter, FamilyData, tensor_to
 from espalier.harness.models.conversations import TURNED
 from espalier.harness.models.random_weights import (
     Built,
+    built_processor,
     of,
     text_config,
-    the_tokenizer,
-    token_id,
     vision_config,
 )
 from espalier.harness.specs.generation import CanvasSettings
@@ -92,41 +90,28 @@ class DiffusionGemmaAdapter(Adapter):
         decoder="model.encoder.language_model",
         tower="model.encoder.vision_tower",
         projector="model.encoder.embed_vision",
-        config=Built(
-            DiffusionGemmaConfig,
-            {
-                "text_config": text_config(
-                    head_dim=of("facts.text.head_dim"),
-                    global_head_dim=of("facts.text.wide.head_dim"),
-                    num_global_key_value_heads=of("facts.text.wide.kv_heads"),
-                    num_experts=of("facts.text.experts"),
-                    layer_types=types_of_layers,
-                    intermediate_size=of("facts.canvas.intermediate"),
-                ),
-                "vision_config": vision_config(
-                    model_type="gemma4_vision",
-                    num_key_value_heads=of("facts.tower.kv_heads"),
-                    head_dim=of("facts.tower.head_dim"),
-                ),
-                "canvas_length": of("facts.canvas.length"),
-                **{
-                    f"{name}_token_id": token_id(MARKS[f"{name}_token"])
-                    for name in ("boi", "eoi", "image")
-                },
-            },
-            ("architecture.model",),
+        vision=vision_config(
+            model_type="gemma4_vision",
+            num_key_value_heads=of("facts.tower.kv_heads"),
+            head_dim=of("facts.tower.head_dim"),
         ),
-        processor=Built(
+        text=text_config(
+            head_dim=of("facts.text.head_dim"),
+            global_head_dim=of("facts.text.wide.head_dim"),
+            num_global_key_value_heads=of("facts.text.wide.kv_heads"),
+            num_experts=of("facts.text.experts"),
+            layer_types=types_of_layers,
+            intermediate_size=of("facts.canvas.intermediate"),
+        ),
+        config={"canvas_length": of("facts.canvas.length")},
+        token_ids={f"{name}_token_id": MARKS[f"{name}_token"] for name in ("boi", "eoi", "image")},
+        processor=built_processor(
             Gemma4Processor,
-            {
-                "feature_extractor": Built(Gemma4AudioFeatureExtractor, {}),  # required
-                "image_processor": Built(
-                    Gemma4ImageProcessor,
-                    {**POOLED, "max_soft_tokens": of("facts.visual_tokens")},
-                ),
-                "tokenizer": the_tokenizer,
-                "video_processor": Built(Gemma4VideoProcessor, POOLED),
-            },
+            feature_extractor=Built(Gemma4AudioFeatureExtractor, {}),  # required
+            image_processor=Built(
+                Gemma4ImageProcessor, {**POOLED, "max_soft_tokens": of("facts.visual_tokens")}
+            ),
+            video_processor=Built(Gemma4VideoProcessor, POOLED),
         ),
     )
 

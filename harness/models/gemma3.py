@@ -10,25 +10,19 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3ImageProcessor,
-    Gemma3Processor,
-)
+from transformers import Gemma3ForConditionalGeneration, Gemma3ImageProcessor, Gemma3Processor
 
 from espalier.harness.engine.layer_inputs import LayerTypes
-from espalier.harness.engine.layout import VisualItem, mean_of_blocks
-from espalier.harness.engine.model_parts import PixelGrids
-from espalier.harness.models.adapter import Adapter, FamilyData, square_items
+from espalier.harness.engine.layout import VisualItem
+from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.square_views import PooledViewsAdapter, square_items
 from espalier.harness.models.conversations import STARTED
-from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
 from espalier.harness.models.random_weights import (
+    SIGLIP_PIXELS,
     Built,
+    built_processor,
     of,
     text_config,
-    the_tokenizer,
-    token_id,
     vision_config,
 )
 
@@ -39,7 +33,7 @@ START = "<start_of_image>"
 MARKS = {"boi_token": START, "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
 
-class Gemma3Adapter(Adapter):
+class Gemma3Adapter(PooledViewsAdapter):
     """`Gemma3ForConditionalGeneration`: each picture is one square grid of pooled tokens."""
 
     data = FamilyData(
@@ -54,32 +48,23 @@ class Gemma3Adapter(Adapter):
         masks="has visual tokens that see one another, which needs a mask",
         special=("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *MARKS.values()),
         named_tokens=MARKS,
-        config=Built(
-            Gemma3Config,
-            {
-                "text_config": text_config(head_dim=of("facts.text.head_dim")),
-                "vision_config": vision_config(model_type="siglip_vision_model"),
-                **{f"{name}_index": token_id(mark) for name, mark in MARKS.items()},
-            },
-            ("architecture.model",),
-        ),
-        processor=Built(
+        vision=vision_config(model_type="siglip_vision_model"),
+        text=text_config(head_dim=of("facts.text.head_dim")),
+        token_ids={f"{name}_index": mark for name, mark in MARKS.items()},
+        processor=built_processor(
             Gemma3Processor,
-            {
-                "image_processor": Built(Gemma3ImageProcessor, {**SIGLIP_PIXELS}),
-                "tokenizer": the_tokenizer,
-                "image_seq_length": of("architecture.model.mm_tokens_per_image"),
-            },
+            image_processor=Built(Gemma3ImageProcessor, SIGLIP_PIXELS),
+            image_seq_length=of("architecture.model.mm_tokens_per_image"),
         ),
     )
 
+    def side(self) -> int:
+        """Return the number of units along the edge of a picture."""
+        return cast("int", round(self.model.config.mm_tokens_per_image**0.5))
+
     def image_tokens(self) -> int | None:
         """Return the tokens of a picture."""
-        return self._side() ** 2
-
-    def to_units(self, values: Tensor) -> Tensor:
-        """Average (pictures, patches, ...) over the patches that the projector pools into one unit."""
-        return mean_of_blocks(values, self._side())
+        return self.side() ** 2
 
     def features(self, projector_input: Tensor) -> Tensor:
         """Return the pooled features (units, D), by the projector's own pooling."""
@@ -89,7 +74,7 @@ class Gemma3Adapter(Adapter):
 
     def project(self, features: Tensor) -> Tensor:
         """Normalise and project pooled features, laid out like the projector's pictures, so that sums round alike."""
-        count, n_units = len(features), self._side() ** 2
+        count, n_units = len(features), self.side() ** 2
         pictures = pad(features, (0, 0, 0, -count % n_units)).unflatten(0, (-1, n_units))
         columns = pictures.transpose(1, 2).contiguous().transpose(1, 2)
         projected: Tensor = self.projector.mm_soft_emb_norm(columns)
@@ -98,14 +83,5 @@ class Gemma3Adapter(Adapter):
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture: units in raster order."""
-        items = square_items(len(inputs.get("pixel_values", ())), self._side(), self.patches())
+        items = square_items(len(inputs.get("pixel_values", ())), self.side(), self.patches())
         return {self.model.config.image_token_id: items}
-
-    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
-        """Return the pictures, each divided into units."""
-        pixels, side = inputs["pixel_values"], self._side()
-        return PixelGrids([pixels], [side], pixels.shape[-1] // side, *self.colours())
-
-    def _side(self) -> int:
-        """Return the number of units along the edge of a picture."""
-        return cast("int", round(self.model.config.mm_tokens_per_image**0.5))

@@ -61,6 +61,7 @@ class GenericAdapter(Adapter):
         model_class=AutoModelForImageTextToText,
         types=tuple(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
         conversation=CHECKPOINT,
+        text=None,
         joins=JOINS,
         lacking=tuple(sorted(UNKNOWN)),
         unplaced=True,
@@ -128,7 +129,9 @@ class GenericAdapter(Adapter):
         lacking = {}
         if not all(hasattr(layer, "self_attn") for layer in self.decoder.layers):
             lacking = dict.fromkeys(("layer", "cache"), "its decoder layers have no self_attn")
-        if not self._has_blocks():
+        # One list of pre-norm blocks, as CLIP's and SigLIP's.
+        layers = self.tower_layers()
+        if not len(layers) or not all(hasattr(layers[0], part) for part in BLOCK):
             lacking["tower"] = f"its {type(self.tower).__name__} has no list of pre-norm blocks"
         return {**NOWHERE, **lacking}
 
@@ -181,11 +184,6 @@ class GenericAdapter(Adapter):
         """Return the encoder's layers up to the one that the class reads."""
         layers = list(self.tower_layers())
         return [TowerBlock(layer) for layer in layers[: len(layers) - len(self.unread_blocks())]]
-
-    def _has_blocks(self) -> bool:
-        """Return whether the encoder is one list of pre-norm blocks, as CLIP's and SigLIP's."""
-        layers = self.tower_layers()
-        return bool(len(layers)) and all(hasattr(layers[0], part) for part in BLOCK)
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt of a chat; texts may not hold the placeholder."""

@@ -8,7 +8,6 @@ refuses a batch that holds both.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -17,9 +16,7 @@ from torch import Tensor
 from transformers import (
     AutoConfig,
     GenerationMixin,
-    Glm4vConfig,
     Glm4vForConditionalGeneration,
-    Glm4vMoeConfig,
     Glm4vMoeForConditionalGeneration,
     Glm46VConfig,
     Glm46VForConditionalGeneration,
@@ -28,35 +25,29 @@ from transformers import (
     Glm46VVideoProcessor,
 )
 
-from espalier.harness.engine.layout import VisualItem
-from espalier.harness.models.adapter import refuse_mixed
-from espalier.harness.models.conversations import SPANNED
-from espalier.harness.models.loader import load_part
-from espalier.harness.models.qwen_vl import (
+from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.patch_lists import (
     BOUNDS,
     TOWER,
-    Qwen2VLAdapter,
+    MergedPatchesAdapter,
     patch_processor,
-    qwen_config,
 )
-from espalier.harness.models.random_weights import Value
+from espalier.harness.models.conversations import SPANNED
+from espalier.harness.models.loader import load_part
+from espalier.harness.models.random_weights import Built
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Marks around the final answer, after the reasoning.
 ANSWER_MARKS = re.compile(r"</?answer>|<\|(?:begin|end)_of_box\|>")
 
-
 #: Special tokens by the keys of the configuration for their numbers.
-GLM_MARKS = {
-    **{"image_token_id": "<|image|>", "video_token_id": "<|video|>"},
-    **{"image_start_token_id": "<|begin_of_image|>", "image_end_token_id": "<|end_of_image|>"},
-    **{"video_start_token_id": "<|begin_of_video|>", "video_end_token_id": "<|end_of_video|>"},
-}
-
-#: Sizes of the tower; the width of its MLPs is the decoder's.
-GLM_TOWER: Mapping[str, Value] = {
-    **TOWER,
-    "intermediate_size": lambda spec, _: spec.facts.projector[-2],
+MARKS = {
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_token_id": "<|image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_token_id": "<|video|>",
+    "video_end_token_id": "<|end_of_video|>",
 }
 
 
@@ -82,25 +73,35 @@ def repeated_features(
     )
 
 
-class Glm4vAdapter(Qwen2VLAdapter):
+class Glm4vAdapter(MergedPatchesAdapter):
     """`Glm4vForConditionalGeneration`, also under the type `glm46v`: the projector reads merged patches."""
 
-    data = replace(
-        Qwen2VLAdapter.data,
+    data = FamilyData(
         model_class=Glm4vForConditionalGeneration,
         types=("glm4v", "glm46v"),
         conversation="glm4v",
+        takes_video=True,
+        one_placeholder=True,
         media=SPANNED,
         library_positions=True,  # each pair of frames has its own, before its time as text
         placeholders=("<|image|>", "<|video|>"),
+        inline=None,
+        lacking=("luma",),  # the tower gets a list of patches, from pictures of any size
         settings=BOUNDS,
         clean=lambda answer: ANSWER_MARKS.sub("", answer).strip(),
         special=(
             *("<|endoftext|>", "[gMASK]", "<|user|>", "<sop>", "<|system|>", "<|assistant|>"),
-            *("<|begin_of_image|>", "<|image|>", "<|end_of_image|>"),
-            *("<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
+            *MARKS.values(),
         ),
-        config=qwen_config(Glm4vConfig, GLM_TOWER, marks=GLM_MARKS),
+        tower="model.visual",
+        projector="model.visual.merger",
+        # The width of the tower's MLPs is the decoder's.
+        vision=Built(
+            dict,
+            {**TOWER, "intermediate_size": lambda spec, _: spec.facts.projector[-2]},
+            ("architecture.vision",),
+        ),
+        token_ids=MARKS,
         processor=patch_processor(Glm46VProcessor, Glm46VImageProcessor, Glm46VVideoProcessor),
     )
 
@@ -131,20 +132,6 @@ class Glm4vAdapter(Qwen2VLAdapter):
         """Project (units, D) features."""
         return cast("Tensor", self.projector(features))
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on pictures or clips.
-
-        Raises:
-            UserError: the batch holds both.
-        """
-        refuse_mixed(pictures, clips, type(self.model).__name__, self.spec.name)
-        return super().process(texts, pictures, clips)
-
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
-        """Return one item per picture or per video, under the placeholder of both."""
-        items = [item for group in super().items(inputs).values() for item in group]
-        return {self.model.config.image_token_id: items}
-
 
 class Glm4vMoeAdapter(Glm4vAdapter):
     """`Glm4vMoeForConditionalGeneration`: experts in every decoder layer but the first."""
@@ -153,5 +140,4 @@ class Glm4vMoeAdapter(Glm4vAdapter):
         Glm4vAdapter.data,
         model_class=Glm4vMoeForConditionalGeneration,
         types=("glm4v_moe",),
-        config=qwen_config(Glm4vMoeConfig, GLM_TOWER, marks=GLM_MARKS),
     )

@@ -5,15 +5,13 @@ Positions have four axes: of the sequence, column and row in the picture, and nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import pad
 from transformers import (
-    HunYuanVLConfig,
     HunYuanVLForConditionalGeneration,
     HunYuanVLImageProcessor,
     HunYuanVLProcessor,
@@ -22,10 +20,15 @@ from transformers import (
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, framed_rectangle
 from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.patch_lists import (
+    PICTURE_BOUNDS,
+    RasterPatchesAdapter,
+    patch_processor,
+    squares,
+)
+from espalier.harness.models.architectures.text_positions import row_positions
 from espalier.harness.models.conversations import HOLDERS
-from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
-from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
-from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
+from espalier.harness.models.random_weights import of, text_config
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Special tokens of a picture, by the names that the processor reads.
@@ -58,15 +61,8 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
         blocks="layers",
         # Norm, two convolutions, newlines, one map, begin and end, norm.
         projector="model.vision_tower.patch_merger",
-        config=Built(
-            HunYuanVLConfig,
-            {
-                "text_config": text_config(head_dim=of("facts.text.head_dim")),
-                "vision_config": vision_config(),
-                "image_token_id": token_id(MARKS["image_token"]),
-            },
-            ("architecture.model",),
-        ),
+        text=text_config(head_dim=of("facts.text.head_dim")),
+        token_ids={"image_token_id": MARKS["image_token"]},
         processor=patch_processor(HunYuanVLProcessor, HunYuanVLImageProcessor),
     )
 
@@ -95,37 +91,3 @@ class HunyuanOcrAdapter(RasterPatchesAdapter):
             prunable=prunable,
             work=Work(tokens=patches, pairs=patches**2, units=height * (width + 1)),
         )
-
-
-def row_positions(
-    rule: Callable[..., tuple[Tensor, Tensor]],
-    input_ids: Tensor,
-    mm_token_type_ids: Tensor,
-    image_grid_thw: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return positions (4, B, L) and deltas (B, 1) by the library's `rule`, row by row.
-
-    transformers 5.23 continues the number of the picture from row to row, so that an answer would depend on the batch;
-    the release's code runs rows alone.
-
-    Args:
-        rule: the library's `get_rope_index`.
-        input_ids: (B, L).
-        mm_token_type_ids: (B, L) 1 for placeholders.
-        image_grid_thw: (pictures, 3) frames, rows and columns of patches.
-        attention_mask: (B, L) 0 for padding.
-        **kwargs: other arguments of `generate`, ignored.
-    """
-    # The marks around a picture separate it from the next.
-    starts = mm_token_type_ids.diff(dim=1, prepend=mm_token_type_ids[:, :1] * 0) == 1
-    counts = starts.sum(1).tolist()
-    grids = [None] * len(counts) if image_grid_thw is None else image_grid_thw.split(counts)
-    results = []
-    for row, grid in enumerate(grids):
-        place = slice(row, row + 1)
-        mask = None if attention_mask is None else attention_mask[place]
-        results.append(rule(input_ids[place], mm_token_type_ids[place], grid, mask))
-    positions, deltas = zip(*results, strict=True)
-    return torch.cat(positions, 1), torch.cat(deltas)

@@ -9,23 +9,20 @@ import torch
 from torch import Tensor
 from transformers import (
     GotOcr2ImageProcessorPil,
-    InternVLConfig,
     InternVLForConditionalGeneration,
     InternVLProcessor,
     InternVLVideoProcessor,
-    PreTrainedTokenizerFast,
 )
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from espalier.harness.engine.layout import VisualItem, mean_of_blocks
-from espalier.harness.engine.model_parts import PixelGrids
+from espalier.harness.engine.layout import VisualItem
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
+from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.square_views import TiledViewsAdapter
 from espalier.harness.models.conversations import NUMBERED, ROWED
-from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
-from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
+from espalier.harness.models.random_weights import SIGLIP_PIXELS, Built, built_processor, of
+from espalier.harness.models.view_placement import PictureView
 from espalier.harness.settings import Count
 from espalier.harness.specs.run_spec import ModelSpec
 
@@ -43,20 +40,12 @@ FRAME = "Frame{}: "
 #: Supported `text_config.model_type`: FLOPs are counted and layers run on reduced sequences.
 TEXTS = ("qwen2", "qwen3", "llama", "phi3")
 
-
 #: Tiles of the tower's size and ImageNet's normalisation.
 PIXELS = {
     "size": SIGLIP_PIXELS["size"],
     "image_mean": IMAGENET_DEFAULT_MEAN,
     "image_std": IMAGENET_DEFAULT_STD,
 }
-
-
-def named_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
-    """Return the tokenizer with the names of TOKENS."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.special_tokens_map, **TOKENS
-    )
 
 
 def frames_like(images: Any) -> Any:
@@ -88,7 +77,7 @@ def label_frames(processor: Any, label: str) -> None:
     processor.replace_video_token = frame_labels
 
 
-class InternVLAdapter(Adapter):
+class InternVLAdapter(TiledViewsAdapter):
     """`InternVLForConditionalGeneration`: tiles 1..n of an image, then its thumbnail (view 0); a frame is one tile."""
 
     data = FamilyData(
@@ -110,23 +99,13 @@ class InternVLAdapter(Adapter):
         },
         blocks="encoder.layer",
         attention="attention",
-        config=Built(
-            InternVLConfig,
-            {
-                "vision_config": vision_config(),
-                "text_config": text_config(),
-                "image_token_id": token_id(TOKENS["context_image_token"]),
-            },
-            ("architecture.model",),
-        ),
-        processor=Built(
+        token_ids={"image_token_id": TOKENS["context_image_token"]},
+        named_tokens=TOKENS,
+        processor=built_processor(
             InternVLProcessor,
-            {
-                "image_processor": Built(GotOcr2ImageProcessorPil, PIXELS),
-                "tokenizer": named_tokenizer,
-                "video_processor": Built(InternVLVideoProcessor, PIXELS),
-                "image_seq_length": of("architecture.model.image_seq_length"),
-            },
+            image_processor=Built(GotOcr2ImageProcessorPil, PIXELS),
+            video_processor=Built(InternVLVideoProcessor, PIXELS),
+            image_seq_length=of("architecture.model.image_seq_length"),
         ),
     )
 
@@ -159,22 +138,15 @@ class InternVLAdapter(Adapter):
             self.model.config.vision_feature_layer if index is None else index
         )
 
-    def to_units(self, values: Tensor) -> Tensor:
-        """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        return mean_of_blocks(values, self._side())
+    def side(self) -> int:
+        """Return the length of a view's edge in units."""
+        return round(self.patches() * float(self.model.config.downsample_ratio))
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on one chat at a time, because one call requires videos of equal length."""
-        chats = zip(texts, pictures, clips, strict=True)
-        rows = [self._process_chat(*chat) for chat in chats]
-        ids = {"input_ids": [row["input_ids"][0] for row in rows]}
-        batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
-        pixels = [row["pixel_values"] for row in rows if "pixel_values" in row]
-        if pixels:
-            batch["pixel_values"] = torch.cat(pixels)
-        return batch
+    def join_views(self, rows: Sequence[Tensor | None]) -> Tensor:
+        """Return the tiles and frames of all chats."""
+        return torch.cat([views for views in rows if views is not None])
 
-    def _process_chat(self, text: str, pictures: list[Any], clips: list[Any]) -> Any:
+    def process_chat(self, text: str, pictures: list[Any], clips: list[Any]) -> Any:
         """Run the processor on one prompt with its pictures and clips.
 
         Raises:
@@ -208,21 +180,22 @@ class InternVLAdapter(Adapter):
         Runs end at `</img>`, and tiles have a fixed number of tokens, so the length of a run gives its tiles.
         """
         image = self.model.config.image_token_id
-        side = self._side()
         items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu() == image:
             values, lengths = torch.unique_consecutive(row, return_counts=True)
             for length in lengths[values].tolist():
                 # The processor adds a thumbnail only to images of several tiles; a single tile is the whole image.
-                items.append(tiled_item(length // side**2, side, first, self.patches() ** 2 + 1))
+                items.append(self.tiled_item(length // self.side() ** 2, first, class_tokens=1))
                 first += length
         return {image: items}
 
-    def view_box(self, view: PictureView) -> ViewBox:
-        """Return the whole picture for the thumbnail, else a tile of the picture, which is stretched to whole tiles."""
-        if view.index == 0:
-            return WHOLE
+    def tiles_of(self, view: PictureView) -> tuple[int, int]:
+        """Return the rows and columns of tiles of a picture.
+
+        Raises:
+            ValueError: no limit gives the view's number of tiles.
+        """
         images = self.processor.image_processor
         # Under a shared limit, each of several pictures may have fewer tiles than a single one would.
         for limit in range(images.max_patches, images.min_patches - 1, -1):
@@ -233,18 +206,5 @@ class InternVLAdapter(Adapter):
                 limit,
             )
             if columns * rows == view.tiles:
-                break
-        else:
-            raise ValueError(
-                f"a picture of {view.size} has {view.tiles} tiles, not {columns} x {rows}"
-            )
-        return WHOLE.cell(*divmod(view.index - 1, columns), rows, columns)
-
-    def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
-        """Return tiles and frames, each divided into units."""
-        pixels, units = inputs["pixel_values"], self._side()
-        return PixelGrids([pixels], [units], pixels.shape[-1] // units, *self.colours())
-
-    def _side(self) -> int:
-        """Return the length of a tile's edge in units."""
-        return round(self.patches() * float(self.model.config.downsample_ratio))
+                return rows, columns
+        raise ValueError(f"a picture of {view.size} has {view.tiles} tiles, not {columns} x {rows}")

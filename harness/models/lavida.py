@@ -8,63 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import ceil, isqrt
+from math import ceil
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import LlavaOnevisionConfig, Qwen2Tokenizer
-from transformers.models.llava_onevision.modeling_llava_onevision import (
-    get_anyres_image_grid_shape,
-    unpad_image,
-)
+from transformers import Qwen2Tokenizer
 
+from espalier.harness.models.architectures.llava_releases import (
+    LavidaForConditionalGeneration,
+    LavidaProcessor,
+)
 from espalier.harness.models.conversations import JOINS
-from espalier.harness.models.llada_v import (
-    LladaVAdapter,
-    LladaVForConditionalGeneration,
-    LladaVModel,
-    LladaVProcessor,
-)
-from espalier.harness.models.llava_onevision import siglip_config
+from espalier.harness.models.llada_v import LladaVAdapter
 from espalier.harness.models.loader import load_part
+from espalier.harness.models.random_weights import text_config
 from espalier.harness.specs.run_spec import ModelSpec
-
-
-class LavidaModel(LladaVModel):
-    """`LladaVModel` with images pooled 2 x 2 like its video frames, and without shrinking planes."""
-
-    def packed(self, views: Tensor, size: Any, newline: Tensor, ratio: str | None) -> Tensor:
-        """Return the tokens of one image from its views (V, patches, D), each pooled."""
-        views = self.apply_pooling(views)
-        global_view, tiles = views[0], views[1:]
-        if not len(tiles):
-            return torch.cat([global_view, newline[None]])
-        config: Any = self.config
-        rows, columns = get_anyres_image_grid_shape(
-            size, config.image_grid_pinpoints, config.vision_config.image_size
-        )
-        side = isqrt(len(global_view))
-        tiled = tiles.view(rows, columns, side, side, -1)
-        plane = tiled.permute(4, 0, 2, 1, 3).reshape(-1, rows * side, columns * side)
-        plane = unpad_image(plane, size)
-        ends = newline[:, None, None].expand(-1, plane.shape[1], 1)
-        return torch.cat([global_view, torch.cat([plane, ends], dim=2).flatten(1).T])
-
-
-class LavidaForConditionalGeneration(LladaVForConditionalGeneration):
-    """`LladaVForConditionalGeneration` around a `LavidaModel`."""
-
-    core = LavidaModel
-
-
-class LavidaProcessor(LladaVProcessor):
-    """`LladaVProcessor` with `num_image_tokens` tokens, those of a pooled view, per frame and image view."""
-
-    def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        """Return the placeholders of one video: those of its frames, then one for the newline."""
-        frames = len(video_inputs["pixel_values_videos"][video_idx])
-        return str(self.video_token * (frames * self.num_image_tokens + 1))
 
 
 class LavidaAdapter(LladaVAdapter):
@@ -111,5 +68,5 @@ class LavidaDreamAdapter(LavidaAdapter):
         special=DREAM_SPECIAL,
         conversation="dream",
         joins=JOINS,
-        config=siglip_config(LlavaOnevisionConfig, "qwen2"),
+        text=text_config(model_type="qwen2"),
     )

@@ -2,137 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from math import isqrt
-from typing import Any, ClassVar, cast
-
-import torch
-from torch import Tensor, nn
 from transformers import (
-    LlavaOnevisionConfig,
     LlavaOnevisionForConditionalGeneration,
     LlavaOnevisionImageProcessor,
     LlavaOnevisionProcessor,
-    LlavaOnevisionVideoProcessor,
-)
-from transformers.models.llava_onevision.modeling_llava_onevision import (
-    LlavaOnevisionPreTrainedModel,
-    get_anyres_image_grid_shape,
 )
 
-from espalier.harness.cost.facts import Work
-from espalier.harness.engine.layout import VisualItem, rectangle
-from espalier.harness.errors import UserError
-from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.anyres_views import OnevisionViewsAdapter
 from espalier.harness.models.chat_media import MARK
 from espalier.harness.models.conversations import JOINS
-from espalier.harness.models.llava import ClipTowerAdapter, packed_item
-from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
-from espalier.harness.specs.run_spec import ModelSpec
-
-#: Mean and standard deviation of SigLIP's pixels.
-HALF = [0.5, 0.5, 0.5]
-
-#: SigLIP's preprocessing at the tower's size.
-SIGLIP_PIXELS: Mapping[str, Any] = {
-    "size": Built(dict, dict.fromkeys(("height", "width"), of("architecture.vision.image_size"))),
-    "image_mean": HALF,
-    "image_std": HALF,
-}
+from espalier.harness.models.random_weights import text_config, vision_config
 
 
-def siglip_config(config_class: Any, text_type: str) -> Built:
-    """Return how a configuration of SigLIP, an MLP and a text stack is built."""
-    arguments = {
-        "vision_config": vision_config(model_type="siglip_vision_model"),
-        "text_config": text_config(model_type=text_type),
-        "image_token_index": token_id("<image>"),
-        "video_token_index": token_id("<video>"),
-    }
-    return Built(config_class, arguments, ("architecture.model",))
-
-
-#: Maximum number of units that a token blends: both published rules use two rows and two columns.
-TAPS = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Pooling:
-    """The pooling of a video frame: the projector units that each token blends.
-
-    Attributes:
-        units: projector units of a frame.
-        side: rows, and columns, of its tokens.
-        source: (side * side, S) units of the frame that each token blends.
-        share: (side * side, S) their weights.
-    """
-
-    units: int
-    side: int
-    source: Tensor
-    share: Tensor
-
-    @classmethod
-    def measure(cls, pool: Callable[[Tensor], Tensor], units: int) -> Pooling:
-        """Return the rule of a function from (frames, units, C) to (frames, tokens, C).
-
-        Pooling is linear, so applied to unit vectors it returns its weights. Cost: one frame with C = `units`.
-        """
-        weights = pool(torch.eye(units, dtype=torch.float64)[None])[0]
-        share, source = weights.topk(min(TAPS, units), dim=1)
-        return cls(units=units, side=isqrt(len(weights)), source=source, share=share)
-
-    def item(
-        self, frames: int, first: int, row_newlines: bool, class_token: bool = False
-    ) -> VisualItem:
-        """Return the item of a video: frames in order, each in raster order.
-
-        Args:
-            frames: number of frames.
-            first: number of the video's first projector unit; units are ordered by frame.
-            row_newlines: a newline token after each row of each frame instead of a single one after the video.
-            class_token: whether the tower adds a class token to each frame.
-        """
-        if row_newlines:
-            grid = rectangle(frames, self.side, self.side + 1)
-            prunable = grid[:, 3] < self.side
-        else:
-            end = torch.tensor([[frames - 1, 0, self.side, 0]])
-            grid = torch.cat([rectangle(frames, self.side, self.side), end])
-            prunable = grid[:, 2] < self.side
-        source = torch.full((len(grid), self.source.shape[1]), first)
-        share = torch.zeros(source.shape, dtype=self.share.dtype)
-        offset = first + self.units * torch.arange(frames).view(-1, 1, 1)
-        source[prunable] = (self.source + offset).flatten(0, 1)
-        share[prunable] = self.share.repeat(frames, 1)
-        n_tokens = self.units + int(class_token)
-        work = Work(tokens=frames * n_tokens, pairs=frames * n_tokens**2, units=frames * self.units)
-        return VisualItem(grid=grid, source=source, share=share, prunable=prunable, work=work)
-
-
-class OnevisionVariant(LlavaOnevisionForConditionalGeneration):
-    """`LlavaOnevisionForConditionalGeneration` around another class of modules, `core`."""
-
-    core: ClassVar[Any]
-
-    def __init__(self, config: Any) -> None:
-        """Build the modules without the parent's constructor, which would build LLaVA-OneVision's in vain."""
-        LlavaOnevisionPreTrainedModel.__init__(self, config)
-        text = config.text_config
-        self.model = self.core(config)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.post_init()
-
-
-class LlavaOnevisionAdapter(ClipTowerAdapter):
-    """`LlavaOnevisionForConditionalGeneration`: AnyRes for one image, a tile for each of several, pooled video frames.
-
-    Newline tokens (after each row of crops, after each tile of several images, after a video) are always kept.
-    """
+class LlavaOnevisionAdapter(OnevisionViewsAdapter):
+    """`LlavaOnevisionForConditionalGeneration`."""
 
     data = FamilyData(
         model_class=LlavaOnevisionForConditionalGeneration,
@@ -145,115 +29,7 @@ class LlavaOnevisionAdapter(ClipTowerAdapter):
         patch_tokens=True,
         processor_class=LlavaOnevisionProcessor,
         part_classes={"image_processor": LlavaOnevisionImageProcessor},
-        config=siglip_config(LlavaOnevisionConfig, "qwen2"),
+        vision=vision_config(model_type="siglip_vision_model"),
+        text=text_config(model_type="qwen2"),
+        token_ids={"image_token_index": "<image>", "video_token_index": "<video>"},
     )
-
-    def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
-        """Measure how the model pools video frames."""
-        super().__init__(model, processor, spec)
-        self._side = self.patches()
-        self._pooling = Pooling.measure(self._pool, self._side**2)
-        #: Tokens along the edge of a view.
-        self._view = self._side
-        #: Whether the patches of its view stand for each of several images.
-        self._bare_views = False
-
-    @classmethod
-    def new_processor(cls, spec: ModelSpec, tokenizer: Any) -> Any:
-        """Return a processor with SigLIP's preprocessing and AnyRes for images."""
-        return cls.built_processor(cls.configuration(spec, tokenizer), tokenizer)
-
-    @classmethod
-    def built_processor(cls, config: Any, tokenizer: Any) -> Any:
-        """Return the processor of a configuration of the family."""
-        side = config.vision_config.image_size
-        size = {"height": side, "width": side}
-        pixels: dict[str, Any] = {"size": size, "image_mean": HALF, "image_std": HALF}
-        return cls.data.processor_class(
-            image_processor=cls.data.part_classes["image_processor"](
-                **pixels, image_grid_pinpoints=config.image_grid_pinpoints
-            ),
-            video_processor=LlavaOnevisionVideoProcessor(**pixels),
-            tokenizer=tokenizer,
-            num_image_tokens=(side // config.vision_config.patch_size) ** 2,
-            vision_feature_select_strategy=config.vision_feature_select_strategy,
-            vision_aspect_ratio=config.vision_aspect_ratio,
-        )
-
-    def pooling_attention(self) -> nn.MultiheadAttention:
-        """Return the attention of SigLIP's pooling head, which published checkpoints lack."""
-        head = getattr(self.tower, "head", None)
-        if head is None:
-            return super().pooling_attention()
-        return cast("nn.MultiheadAttention", head.attention)
-
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on all frames of the clips.
-
-        Raises:
-            UserError: videos of different lengths, which the model cannot stack.
-        """
-        frames = [self._pixels(clip) for row in clips for clip in row]
-        counts = sorted({len(video) for video in frames})
-        if len(counts) > 1:
-            raise UserError(
-                f"model.video.frames: one batch holds videos of {counts[0]} and {counts[-1]} frames, which this model "
-                "cannot stack; valid: engine.batch_size=1, model.video.short=error"
-            )
-        images = pictures if any(pictures) else None
-        return self.run_processor(
-            texts, images=images, videos=frames or None, do_sample_frames=False
-        )
-
-    def _pixels(self, clip: Clip) -> Any:
-        """Return the frames for the processor."""
-        return clip.pixels
-
-    def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
-        """Return the items of images, then of videos, in the projector's order."""
-        config, first = self.model.config, 0
-        class_token = hasattr(self.tower.embeddings, "class_embedding")  # SigLIP has none
-        images: list[VisualItem] = []
-        if "pixel_values" in inputs:
-            counts = inputs["batch_num_images"].tolist()
-            lone = [count == 1 for count in counts for _ in range(count)]
-            for size, single in zip(inputs["image_sizes"].cpu(), lone, strict=True):
-                shape = (0, 0)
-                if single:
-                    shape = get_anyres_image_grid_shape(
-                        size, config.image_grid_pinpoints, config.vision_config.image_size
-                    )
-                view = self._side if self._bare_views and not single else self._view
-                images.append(
-                    packed_item(
-                        partial(self._pack, size), shape, self._side, first, class_token, view
-                    )
-                )
-                first += images[-1].work.units
-        videos: list[VisualItem] = []
-        if "pixel_values_videos" in inputs:
-            number, frames = inputs["pixel_values_videos"].shape[:2]
-            for _ in range(number):
-                videos.append(
-                    self._pooling.item(frames, first, self.data.row_newlines, class_token)
-                )
-                first += videos[-1].work.units
-        return {config.image_token_id: images, config.video_token_id: videos}
-
-    def view_box(self, view: PictureView) -> ViewBox:
-        """Return the whole picture for the global view of a single one; crops, and each of several, are padded."""
-        return WHOLE if view.only_picture and not view.index else padded_box(view)
-
-    def _pack(self, size: Tensor, features: Tensor) -> Tensor:
-        """Return the model's packing of one image of `size` (height, width)."""
-        packed, _ = self.model.model.pack_image_features(
-            [features],
-            size.unsqueeze(0),
-            image_newline=torch.full(features.shape[-1:], torch.nan),
-            vision_aspect_ratio=self.model.config.vision_aspect_ratio,
-        )
-        return cast("Tensor", packed[0])
-
-    def _pool(self, features: Tensor) -> Tensor:
-        """Return the model's pooling of frames (F, units, C)."""
-        return cast("Tensor", self.model.model.apply_pooling(features))

@@ -7,102 +7,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, cast
 
-import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
-from transformers import (
-    AutoTokenizer,
-    LlavaOnevisionConfig,
-    LlavaOnevisionModel,
-    LlavaOnevisionProcessor,
-    Qwen2Config,
-)
+from transformers import AutoTokenizer, Qwen2Config
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.media.frames import Clip
-from espalier.harness.models.chat_media import Chat, Media
-from espalier.harness.models.llava_onevision import (
-    LlavaOnevisionAdapter,
-    OnevisionVariant,
-    siglip_config,
+from espalier.harness.models.architectures.llava_releases import (
+    FIXED,
+    POOLINGS,
+    RENAMES,
+    LlavaVideoConfig,
+    LlavaVideoForConditionalGeneration,
+    LlavaVideoProcessor,
+    ReleasedAdapter,
 )
-from espalier.harness.models.llava_releases import FIXED, RENAMES, ReleasedAdapter
+from espalier.harness.models.chat_media import Chat, Media
+from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
 from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.settings import By, OneOf
 from espalier.harness.specs.run_spec import ModelSpec
-
-#: Pooling of 2 x 2 features of a frame; `average` drops an odd last row and column, `bilinear` does not.
-POOLINGS = ("average", "bilinear")
-
-
-class LlavaVideoConfig(LlavaOnevisionConfig):
-    """LLaVA-OneVision's configuration and `video_pooling`, one of POOLINGS."""
-
-    model_type = "llava_video"
-
-    video_pooling: str = POOLINGS[0]
-
-
-class LlavaVideoModel(LlavaOnevisionModel):
-    """`LlavaOnevisionModel` with LLaVA-Video's pooling and newlines of video frames."""
-
-    config: LlavaVideoConfig
-
-    def pool(self, features: Tensor) -> Tensor:
-        """Pool frames (F, units, C) to (F, tokens, C)."""
-        if self.config.video_pooling == "bilinear":
-            return cast("Tensor", super().apply_pooling(features))
-        vision: Any = self.config.vision_config
-        side = vision.image_size // vision.patch_size
-        plane = features.transpose(1, 2).unflatten(2, (side, side))
-        return avg_pool2d(plane, 2).flatten(2).transpose(1, 2)
-
-    def apply_pooling(self, image_features: Tensor) -> Tensor:
-        """Pool frames (F, units, C) and add a newline after each row: (F, rows (rows + 1), C)."""
-        pooled = self.pool(image_features)
-        side = round(pooled.shape[1] ** 0.5)
-        rows = pooled.unflatten(1, (side, side))
-        newline = self.image_newline.to(rows).expand(*rows.shape[:2], 1, -1)
-        return torch.cat([rows, newline], dim=2).flatten(1, 2)
-
-    def get_video_features(
-        self,
-        pixel_values_videos: Tensor,
-        vision_feature_layer: int | list[int] | None = None,
-        vision_feature_select_strategy: str | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Encode videos without LLaVA-OneVision's single newline at the end."""
-        output = super().get_video_features(
-            pixel_values_videos,
-            vision_feature_layer=vision_feature_layer,
-            vision_feature_select_strategy=vision_feature_select_strategy,
-            **{**kwargs, "return_dict": True},
-        )
-        output.pooler_output = output.pooler_output[:, :-1]
-        return output
-
-
-class LlavaVideoForConditionalGeneration(OnevisionVariant):
-    """`LlavaOnevisionForConditionalGeneration` around a `LlavaVideoModel`."""
-
-    config: LlavaVideoConfig
-    config_class = LlavaVideoConfig
-
-    core = LlavaVideoModel
-
-
-class LlavaVideoProcessor(LlavaOnevisionProcessor):
-    """`LlavaOnevisionProcessor` with LLaVA-Video's number of placeholders."""
-
-    #: Placeholders per frame; set by the adapter.
-    frame_tokens: int
-
-    def replace_video_token(self, video_inputs: Any, video_idx: int, **kwargs: Any) -> str:
-        """Return the placeholders of one video."""
-        placeholders: str = self.video_token * self.frame_tokens
-        return placeholders * len(video_inputs["pixel_values_videos"][video_idx])
 
 
 def read_instruction(key: str, value: Any) -> Any:
@@ -148,7 +72,6 @@ class LlavaVideoAdapter(ReleasedAdapter):
             "video_pooling": ("", Annotated[str, OneOf(POOLINGS)]),
         },
         patch_tokens=False,  # a token is the mean of several patches
-        config=siglip_config(LlavaVideoConfig, "qwen2"),
     )
 
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:

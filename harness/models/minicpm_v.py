@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers import (
-    MiniCPMV4_6Config,
     MiniCPMV4_6ForConditionalGeneration,
     MiniCPMV4_6ImageProcessor,
     MiniCPMV4_6Processor,
@@ -26,19 +25,18 @@ from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.patch_lists import RasterPatchesAdapter, squares
 from espalier.harness.models.conversations import LINED
-from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.qwen_vl import LINEAR
 from espalier.harness.models.random_weights import (
+    HALF,
+    LINEAR,
     Built,
+    built_processor,
     of,
     text_config,
-    the_tokenizer,
-    token_id,
     vision_config,
 )
-from espalier.harness.models.raster_patches import RasterPatchesAdapter, squares
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
+from espalier.harness.models.view_placement import PictureView
 from espalier.harness.settings import Count
 from espalier.harness.specs.run_spec import ModelSpec
 
@@ -56,6 +54,10 @@ SIDE = 2
 
 #: The released colours, for the tower's patches.
 PIXELS = {"patch_size": of("architecture.vision.patch_size"), "image_mean": HALF, "image_std": HALF}
+
+
+#: Layers before the first join.
+STEM = of("facts.stem.layers")
 
 
 class MiniCpmVForGeneration(MiniCPMV4_6ForConditionalGeneration):
@@ -106,28 +108,16 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
             for name in ("max_slice_nums", "scale_resolution")
         },
         projector="model.merger",
-        config=Built(
-            MiniCPMV4_6Config,
-            {
-                "text_config": text_config(model_type="qwen3_5_text", **LINEAR),
-                "vision_config": vision_config(
-                    num_hidden_layers=lambda spec, _: (
-                        of("facts.stem.layers")(spec, _) + spec.facts.tower.layers
-                    )
-                ),
-                "insert_layer_id": lambda spec, _: spec.facts.stem.layers - 1,
-                "image_token_id": token_id(TOKENS["image_token"]),
-                "video_token_id": token_id(TOKENS["video_token"]),
-            },
-            ("architecture.model",),
+        vision=vision_config(
+            num_hidden_layers=lambda spec, _: STEM(spec, _) + spec.facts.tower.layers
         ),
-        processor=Built(
+        text=text_config(model_type="qwen3_5_text", **LINEAR),
+        config={"insert_layer_id": lambda spec, _: STEM(spec, _) - 1},
+        token_ids={f"{name}_id": TOKENS[name] for name in ("image_token", "video_token")},
+        processor=built_processor(
             MiniCPMV4_6Processor,
-            {
-                "image_processor": Built(MiniCPMV4_6ImageProcessor, PIXELS),
-                "video_processor": Built(MiniCPMV4_6VideoProcessor, PIXELS),
-                "tokenizer": the_tokenizer,
-            },
+            image_processor=Built(MiniCPMV4_6ImageProcessor, PIXELS),
+            video_processor=Built(MiniCPMV4_6VideoProcessor, PIXELS),
         ),
     )
 
@@ -196,16 +186,13 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
             units.append(units[-1] + rows * columns // SIDE**2)
         return {config.image_token_id: [_item(grids[a:b], units[a]) for a, b in pairwise(firsts)]}
 
-    def view_box(self, view: PictureView) -> ViewBox:
-        """Return the whole picture for view 0, else a slice of the picture, which is stretched to whole slices."""
-        if view.index == 0:
-            return WHOLE
+    def tiles_of(self, view: PictureView) -> tuple[int, int]:
+        """Return the rows and columns of slices of a picture."""
         images, (width, height) = self.processor.image_processor, view.size
         rows, columns = images.get_sliced_grid(
             (height, width), images.max_slice_nums, images.scale_resolution
         )
-        row, column = divmod(view.index - 1, columns)
-        return WHOLE.cell(row, column, rows, columns)
+        return rows, columns
 
 
 def _item(grids: Sequence[tuple[int, int]], first: int) -> VisualItem:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import (
-    Molmo2Config,
     Molmo2ForConditionalGeneration,
     Molmo2ImageProcessor,
     Molmo2Processor,
@@ -26,16 +25,15 @@ from espalier.harness.engine.layer_inputs import JoinedPictures
 from espalier.harness.engine.layout import Layout, VisualItem, framed_rectangle
 from espalier.harness.engine.model_parts import PixelGrids, coarse
 from espalier.harness.errors import UserError
-from espalier.harness.models.adapter import Adapter, FamilyData, refuse_mixed
+from espalier.harness.models.adapter import Adapter, FamilyData
 from espalier.harness.models.conversations import TEXTS
-from espalier.harness.models.llava_onevision import SIGLIP_PIXELS
 from espalier.harness.models.random_weights import (
+    SIGLIP_PIXELS,
     Built,
     Value,
+    built_processor,
     of,
     text_config,
-    the_tokenizer,
-    token_id,
     vision_config,
 )
 from espalier.harness.settings import Count
@@ -85,6 +83,7 @@ class Molmo2Adapter(Adapter):
         model_class=Molmo2ForConditionalGeneration,
         conversation="molmo2",
         takes_video=True,
+        one_placeholder=True,
         layer_types=JoinedPictures,
         attentions=("sdpa", "eager"),
         masks="has visual tokens that see one another, which needs a mask",
@@ -98,32 +97,25 @@ class Molmo2Adapter(Adapter):
             *(*MARKS.values(), "<im_col>", "<im_low>", "<|image|>", "<|video|>"),
         ),
         blocks="layers",
-        config=Built(
-            Molmo2Config,
-            {
-                "text_config": text_config(head_dim=of("facts.text.head_dim")),
-                "vision_config": Built(square_tower, {"sizes": vision_config(**HEADS)}),
-                "adapter_config": Built(
-                    dict,
-                    {
-                        **HEADS,
-                        "vision_feature_layer": read_layers,
-                        "hidden_size": lambda spec, _: spec.facts.projector[1],
-                        "intermediate_size": lambda spec, _: spec.facts.projector[-2],
-                        "text_hidden_size": of("facts.text.hidden"),
-                    },
-                ),
-                **{key: token_id(mark) for key, mark in MARKS.items()},
-            },
-            ("architecture.model",),
-        ),
-        processor=Built(
+        vision=Built(square_tower, {"sizes": vision_config(**HEADS)}),
+        text=text_config(head_dim=of("facts.text.head_dim")),
+        config={
+            "adapter_config": Built(
+                dict,
+                {
+                    **HEADS,
+                    "vision_feature_layer": read_layers,
+                    "hidden_size": lambda spec, _: spec.facts.projector[1],
+                    "intermediate_size": lambda spec, _: spec.facts.projector[-2],
+                    "text_hidden_size": of("facts.text.hidden"),
+                },
+            ),
+        },
+        token_ids=MARKS,
+        processor=built_processor(
             Molmo2Processor,
-            {
-                "image_processor": Built(Molmo2ImageProcessor, VIEWS, ("architecture.crops",)),
-                "video_processor": Built(Molmo2VideoProcessor, VIEWS),
-                "tokenizer": the_tokenizer,
-            },
+            image_processor=Built(Molmo2ImageProcessor, VIEWS, ("architecture.crops",)),
+            video_processor=Built(Molmo2VideoProcessor, VIEWS),
         ),
     )
 
@@ -143,14 +135,7 @@ class Molmo2Adapter(Adapter):
         last = max(self.model.config.adapter_config.vision_feature_layer)
         return super().tower_attention(last if index is None else index)
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on pictures or clips.
-
-        Raises:
-            UserError: the batch holds both.
-        """
-        refuse_mixed(pictures, clips, type(self.model).__name__, self.spec.name)
-        return self.process_in_order(texts, pictures, clips)
+    process = Adapter.process_in_order
 
     def layout(self, inputs: Mapping[str, Any], separators: Separators = "keep") -> Layout:
         """Read the layout; marks and newlines are tokens of their own, and count as placeholders."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from transformers import (
-    PaddleOCRVLConfig,
     PaddleOCRVLForConditionalGeneration,
     PaddleOCRVLImageProcessor,
     PaddleOCRVLProcessor,
 )
 
 from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.patch_lists import (
+    PICTURE_BOUNDS,
+    RasterPatchesAdapter,
+    patch_processor,
+)
 from espalier.harness.models.conversations import FRAMED
-from espalier.harness.models.llava_onevision import HALF
-from espalier.harness.models.qwen_vl import PICTURE_BOUNDS, patch_processor
-from espalier.harness.models.random_weights import Built, of, text_config, token_id, vision_config
-from espalier.harness.models.raster_patches import RasterPatchesAdapter
+from espalier.harness.models.random_weights import HALF, of, text_config
 
 #: Placeholder of a picture.
 PLACEHOLDER = "<|IMAGE_PLACEHOLDER|>"
@@ -38,18 +39,9 @@ class PaddleOcrVLAdapter(RasterPatchesAdapter):
         named_tokens={"image_token": PLACEHOLDER},
         tower="model.visual.vision_model",
         projector="model.projector",
-        config=Built(
-            PaddleOCRVLConfig,
-            {
-                # The class ties the head unless both parts say no.
-                "text_config": text_config(
-                    "architecture.model", head_dim=of("facts.text.head_dim")
-                ),
-                "vision_config": vision_config(),
-                "image_token_id": token_id(PLACEHOLDER),
-            },
-            ("architecture.model",),
-        ),
+        # The class ties the head unless both parts say no.
+        text=text_config("architecture.model", head_dim=of("facts.text.head_dim")),
+        token_ids={"image_token_id": PLACEHOLDER},
         processor=patch_processor(
             PaddleOCRVLProcessor, PaddleOCRVLImageProcessor, image_mean=HALF, image_std=HALF
         ),

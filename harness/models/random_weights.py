@@ -1,4 +1,4 @@
-"""Models without a checkpoint: random weights and a byte-level tokenizer, for timing and tests."""
+"""Models without a checkpoint, for timing and tests: configurations, processors, random weights, a byte tokenizer."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def token_id(token: str) -> Value:
     return lambda spec, tokenizer: tokenizer.convert_tokens_to_ids(token)
 
 
-def the_tokenizer(spec: ModelSpec, tokenizer: Any) -> Any:
-    """Return the tokenizer."""
-    return tokenizer
+def built_processor(part_class: Callable[..., Any], **arguments: Any) -> Built:
+    """Return how a processor around the tokenizer is built."""
+    return Built(part_class, {"tokenizer": lambda spec, tokenizer: tokenizer, **arguments})
 
 
 def text_config(*updates: str, **arguments: Any) -> Built:
@@ -166,3 +166,43 @@ TOWER: Mapping[str, Value] = {
     ),
     "num_attention_heads": of("facts.tower.heads"),
 }
+
+#: The layers of linear attention, by the keys of Qwen3.5's text stack.
+LINEAR: Mapping[str, Value] = {
+    "head_dim": of("facts.text.head_dim"),
+    "full_attention_interval": of("facts.text.linear.interval"),
+    "linear_num_key_heads": of("facts.text.linear.key_heads"),
+    "linear_num_value_heads": of("facts.text.linear.value_heads"),
+    "linear_key_head_dim": of("facts.text.linear.key_dim"),
+    "linear_value_head_dim": of("facts.text.linear.value_dim"),
+}
+
+_EDGE = of("architecture.vision.image_size")
+
+#: Mean and standard deviation of SigLIP's pixels.
+HALF = [0.5, 0.5, 0.5]
+
+#: SigLIP's preprocessing at the tower's size.
+SIGLIP_PIXELS: Mapping[str, Any] = {
+    "size": Built(dict, {"height": _EDGE, "width": _EDGE}),
+    "image_mean": HALF,
+    "image_std": HALF,
+}
+
+#: Sizes of an image processor for CLIP: those of the tower.
+CLIP_SIZES: Mapping[str, Value] = {
+    "size": Built(dict, {"shortest_edge": _EDGE}),
+    "crop_size": Built(dict, {"height": _EDGE, "width": _EDGE}),
+}
+
+
+def clip_processor(processor_class: Any, images: Built) -> Built:
+    """Return how a processor with CLIP's preprocessing is built."""
+    return built_processor(
+        processor_class,
+        image_processor=images,
+        patch_size=of("architecture.vision.patch_size"),
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+    )

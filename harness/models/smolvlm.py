@@ -11,24 +11,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import (
     Idefics3Processor,
-    SmolVLMConfig,
     SmolVLMForConditionalGeneration,
     SmolVLMImageProcessor,
 )
 
-from espalier.harness.engine.layout import VisualItem, mean_of_blocks
+from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.model_parts import PixelGrids
-from espalier.harness.models.adapter import Adapter, FamilyData, tiled_item
+from espalier.harness.models.adapter import FamilyData
+from espalier.harness.models.architectures.square_views import TiledViewsAdapter
 from espalier.harness.models.conversations import MARKED
-from espalier.harness.models.random_weights import (
-    Built,
-    Value,
-    text_config,
-    the_tokenizer,
-    token_id,
-    vision_config,
-)
-from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
+from espalier.harness.models.random_weights import Built, Value, built_processor, text_config
+from espalier.harness.models.view_placement import PictureView
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Marks the view of the whole picture, the last of each picture.
@@ -46,7 +39,7 @@ def tile_tokens(spec: ModelSpec, _: Any) -> int:
     return int((vision["image_size"] // vision["patch_size"] // fold) ** 2)
 
 
-class SmolVLMAdapter(Adapter):
+class SmolVLMAdapter(TiledViewsAdapter):
     """`SmolVLMForConditionalGeneration`: tiles 1..n of a picture in raster order, then the whole picture (view 0)."""
 
     data = FamilyData(
@@ -63,84 +56,56 @@ class SmolVLMAdapter(Adapter):
         decoder="model.text_model",
         tower="model.vision_model",
         projector="model.connector.modality_projection",
-        config=Built(
-            SmolVLMConfig,
-            {
-                "vision_config": vision_config(),
-                "text_config": text_config(model_type="llama"),
-                "image_token_id": token_id("<image>"),
-            },
-            ("architecture.model",),
-        ),
+        text=text_config(model_type="llama"),
         # Square tiles of the tower's size, four along the longer edge.
-        processor=Built(
+        processor=built_processor(
             Idefics3Processor,
-            {
-                "image_processor": Built(
-                    SmolVLMImageProcessor, {"size": edge(4), "max_image_size": edge(1)}
-                ),
-                "tokenizer": the_tokenizer,
-                "image_seq_len": tile_tokens,
-            },
+            image_processor=Built(
+                SmolVLMImageProcessor, {"size": edge(4), "max_image_size": edge(1)}
+            ),
+            image_seq_len=tile_tokens,
         ),
     )
 
-    def to_units(self, values: Tensor) -> Tensor:
-        """Average (tiles, patches, ...) over the patches that pixel shuffle merges into one unit."""
-        return mean_of_blocks(values, self._side())
+    def side(self) -> int:
+        """Return the length of a view's edge in units."""
+        return int(self.patches() // self.model.config.scale_factor)
 
-    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
-        """Run the processor on one chat at a time, because one call requires pictures in every chat or in none."""
-        chats = zip(texts, pictures, strict=True)
-        rows = [
-            self.run_processor([text], images=[views] if views else None) for text, views in chats
-        ]
-        ids = {"input_ids": [row["input_ids"][0] for row in rows]}
-        batch = self.processor.tokenizer.pad(ids, padding=True, return_tensors="pt")
-        n_views = max(
-            (row["pixel_values"].shape[1] for row in rows if "pixel_values" in row), default=0
+    def process_chat(self, text: str, pictures: list[Any], clips: list[Any]) -> Any:
+        """Run the processor on one prompt with its pictures."""
+        return self.run_processor([text], images=[pictures] if pictures else None)
+
+    def join_views(self, rows: Sequence[Tensor | None]) -> Tensor:
+        """Return as many views of each chat: the model leaves out views of zeros."""
+        blank = next(views for views in rows if views is not None)[:, :0]
+        filled = [blank if views is None else views for views in rows]
+        n_views = max(views.shape[1] for views in filled)
+        return torch.cat(
+            [pad(views, (0, 0) * 3 + (0, n_views - views.shape[1])) for views in filled]
         )
-        if n_views:
-            # The model leaves out views of zeros.
-            blank = next(row["pixel_values"] for row in rows if "pixel_values" in row)[:, :0]
-            pixels = [row.get("pixel_values", blank) for row in rows]
-            batch["pixel_values"] = torch.cat(
-                [pad(views, (0, 0) * 3 + (0, n_views - views.shape[1])) for views in pixels]
-            )
-        return batch
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per picture: runs of equally many placeholders, the last after the mark of the whole view."""
         image = self.model.config.image_token_id
         mark = self.processor.tokenizer.convert_tokens_to_ids(WHOLE_VIEW)
-        side = self._side()
         items: list[VisualItem] = []
         first = 0
         for row in inputs["input_ids"].cpu():
-            begins = torch.nonzero(row == image)[:: side**2, 0]
+            begins = torch.nonzero(row == image)[:: self.side() ** 2, 0]
             # A picture ends with the run of its whole view.
             lasts = torch.nonzero(row[begins - 1] == mark)[:, 0].tolist()
             for previous, last in pairwise([-1, *lasts]):
-                items.append(tiled_item(last - previous, side, first, self.patches() ** 2))
-                first += (last - previous) * side**2
+                items.append(self.tiled_item(last - previous, first))
+                first += items[-1].work.units
         return {image: items}
 
-    def view_box(self, view: PictureView) -> ViewBox:
-        """Return the whole picture for view 0, else a tile of the picture, which is stretched to whole tiles."""
-        if view.index == 0:
-            return WHOLE
+    def tiles_of(self, view: PictureView) -> tuple[int, int]:
+        """Return the rows and columns of tiles of a picture."""
         width, height = view.size
         _, rows, columns = self.processor.image_processor.get_number_of_image_patches(height, width)
-        row, column = divmod(view.index - 1, columns)
-        return WHOLE.cell(row, column, rows, columns)
+        return rows, columns
 
     def pictures(self, inputs: Mapping[str, Any]) -> PixelGrids:
-        """Return the views, each divided into units."""
+        """Return the views without those of zeros, each divided into units."""
         views = inputs["pixel_values"].flatten(0, 1)
-        views = views[views.flatten(1).any(1)]
-        units = self._side()
-        return PixelGrids([views], [units], views.shape[-1] // units, *self.colours())
-
-    def _side(self) -> int:
-        """Return the length of a view's edge in units."""
-        return int(self.patches() // self.model.config.scale_factor)
+        return self.pixel_grids(views[views.flatten(1).any(1)], self.side())

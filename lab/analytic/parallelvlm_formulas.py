@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-from espalier.harness.decoding.speculative import renewal
+from espalier.harness.decoding.speculative.speculative_summary import parallel_speedup
 from espalier.harness.reports.tables.published_tables import PrintedCell
 from lab.analytic.analytic_sheet import PrintedSheet, full_match
 from lab.analytic.analytic_verdicts import FormulaClaim, quotient
@@ -119,7 +119,7 @@ def _speedups(first: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClaim
         target, draft = times(fifth, cell.model, cell.method in PRUNED)
         if cell.method == "ParallelVLM":
             run = acceptance_of_run(fmean(lengths))
-            value = renewal.parallel_speedup(run, window(cell), target, draft)
+            value = parallel_speedup(run, window(cell), target, draft)
             yield _modelled(cell, value, 0.08, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
         elif cell.method in IN_TURN:
             value = sequential_of_length(target / draft, window(cell), fmean(lengths))
@@ -135,7 +135,7 @@ def _extreme(seventh: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClai
         yield _modelled(cell, value, 0.08, "speed-up, Theorem 5", "tau c")
         run = seventh.sibling(cell, metric="mean accepted length M").number
         gamma = round(target / draft)  # (6)
-        value = renewal.parallel_speedup(acceptance_of_run(run), gamma, target, draft)
+        value = parallel_speedup(acceptance_of_run(run), gamma, target, draft)
         yield _modelled(cell, value, 0.105, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
 
 

@@ -18,8 +18,12 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from espalier.harness.decoding.speculative import renewal
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, Greedy, Row
+from espalier.harness.decoding.speculative.speculative_summary import (
+    check_drafting,
+    parallel_speedup,
+    sequential_speedup,
+)
 from espalier.harness.decoding.speculative.state_machine import Lap, Machine, TimedRound
 
 #: Number of tokens played for each window.
@@ -92,7 +96,7 @@ def played(
     Raises:
         ValueError: an acceptance outside [0, 1], a window below 1.
     """
-    renewal.check(acceptance, gamma)
+    check_drafting(acceptance, gamma)
     chance = random.Random(0)
     wrong = [chance.random() >= acceptance for _ in range(LENGTH + 4 * gamma)]
     sides = Counting(wrong)
@@ -125,8 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for gamma in range(1, options.windows + 1):
         cells = [str(gamma)]
         for overlap, formula in (
-            (False, renewal.sequential_speedup),
-            (True, renewal.parallel_speedup),
+            (False, sequential_speedup),
+            (True, parallel_speedup),
         ):
             cells.append(f"{formula(options.acceptance, gamma, *times):.3f}")
             speedup = played(options.acceptance, gamma, *times, options.message, overlap)

@@ -1,4 +1,4 @@
-"""`keep` from Python: every kind of method on the embedded models keeps the number that was set, or states the reason."""
+"""`keep` from Python: every kind of method on the embedded models keeps the number that was set or states why not."""
 
 from __future__ import annotations
 

@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.drafts import Draft, Greedy
-from espalier.harness.decoding.speculative.samplers import ends_of, limit_of, resolved_config
+from espalier.harness.decoding.speculative.samplers import limit_of, resolved_config
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
 from espalier.harness.engine import text_stack as stack
+from espalier.harness.engine.model_parts import ends_of
 from espalier.harness.engine.session import Session
 from espalier.harness.engine.text_stack import text_only_prefill
 from espalier.methods.base import TokenReducer

@@ -10,7 +10,7 @@ import torch
 
 from espalier.harness.decoding.speculative.decoding_record import DecodingTrace
 from espalier.harness.decoding.speculative.drafts import Draft, Greedy
-from espalier.harness.decoding.speculative.renewal import (
+from espalier.harness.decoding.speculative.speculative_summary import (
     best_window,
     parallel_speedup,
     parallel_tokens,

@@ -41,7 +41,7 @@ def decode(
     factory: Factory, gamma: int, overlap: bool, step: float = 0.0, limit: int = LIMIT, **settings
 ):
     with ProcessTransport(factory, **settings) as transport:
-        process = transport.process_id
+        process = transport._process.pid
         machine = Machine(transport, Target(step), Greedy(), transport, gamma, overlap)
         trace = machine.run(limit)
     assert process is not None
@@ -143,8 +143,8 @@ def test_each_side_may_have_its_own_cores() -> None:
     first, last = min(before), max(before)
     with ProcessTransport(drafters.quick, cores=((first,), (last,))) as transport:
         assert os.sched_getaffinity(0) == {first}
-        assert transport.process_id is not None
-        assert os.sched_getaffinity(transport.process_id) == {last}
+        assert transport._process.pid is not None
+        assert os.sched_getaffinity(transport._process.pid) == {last}
     assert os.sched_getaffinity(0) == before
 
 
@@ -154,9 +154,9 @@ def test_a_drafter_at_work_ends_without_a_word(
     capfd: pytest.CaptureFixture[str], number: int | None
 ) -> None:
     with ProcessTransport(drafters.slow) as transport:
-        assert transport.process_id is not None
+        assert transport._process.pid is not None
         transport.draft([1, 2, 3], 20)
         time.sleep(2 * drafters.STEP)
         if number is not None:
-            os.kill(transport.process_id, number)  # a terminal sends it to both sides
+            os.kill(transport._process.pid, number)  # a terminal sends it to both sides
     assert capfd.readouterr().err == ""

@@ -15,7 +15,6 @@ from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft, Greedy, RandomNumbers, Sampling
 from espalier.harness.decoding.speculative.samplers import (
-    ends_of,
     limit_of,
     resolved_config,
     rule_of,
@@ -23,6 +22,7 @@ from espalier.harness.decoding.speculative.samplers import (
 )
 from espalier.harness.decoding.speculative.state_machine import Machine
 from espalier.harness.decoding.speculative.transports import SequentialTransport
+from espalier.harness.engine.model_parts import ends_of
 from espalier.harness.errors import UserError
 from espalier.methods.uniform import Uniform
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, known_side, plain, side

@@ -199,7 +199,7 @@ def test_a_process_killed_while_it_is_timed_costs_no_answer() -> None:
 
 
 def process_of(session: Speculation) -> int:
-    process: int = session._provider._process.process_id
+    process: int = session._provider._process._process.pid
     return process
 
 

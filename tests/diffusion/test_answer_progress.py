@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.answer_progress import AnswerProgress
+from espalier.harness.decoding.diffusion.denoising_loop import AnswerProgress
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 
 MASK, END = 99, 7

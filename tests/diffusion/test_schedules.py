@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from espalier.harness.cost.facts import DiffusionFacts
-from espalier.harness.decoding.diffusion.answer_progress import candidates
+from espalier.harness.decoding.diffusion.denoising_loop import candidates
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, counts, drawn_counts
 from espalier.harness.errors import UserError
 from espalier.harness.specs.generation import REMASKING, SCHEDULES

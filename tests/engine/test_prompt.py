@@ -13,8 +13,7 @@ from transformers.cache_utils import DynamicCache
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
-from espalier.harness.engine.session import Session
-from espalier.harness.engine.shared_prompt import shared_prompt
+from espalier.harness.engine.session import Session, shared_prompt
 from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import MethodError, Need, Site, TokenReducer

@@ -23,7 +23,7 @@ from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.compressor import cache_blocks, check_held
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.signal_check import OF_PATCHES, signals_of
-from espalier.harness.models.llava_onevision import Pooling
+from espalier.harness.models.architectures.anyres_views import Pooling
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.methods.base import MethodError, TokenReducer

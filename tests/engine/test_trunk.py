@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.engine.shared_prompt import prompt_with_trunk, shared_prompt
+from espalier.harness.engine.session import prompt_with_trunk, shared_prompt
 from espalier.harness.errors import UserError
 from espalier.methods.base import TokenReducer
 from tests.engine.test_prompt import answered, method_of, same

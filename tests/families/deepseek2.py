@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from espalier.harness.engine.signals.table import SIGNALS
-from espalier.harness.models.deepseek_ocr import DeepseekOcr2Adapter
+from espalier.harness.models.deepseek_ocr2 import DeepseekOcr2Adapter
 from tests.families.deepseek import STEM, TEXT, modes
 from tests.tiny import Family, StackFacts, chat, picture, tiny_spec
 

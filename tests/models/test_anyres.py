@@ -12,8 +12,8 @@ from transformers import LlavaOnevisionConfig, LlavaOnevisionModel
 from transformers.models.llava_onevision.modeling_llava_onevision import get_anyres_image_grid_shape
 
 from espalier.harness.engine.layout import mix
+from espalier.harness.models.architectures.anyres_views import packed_item
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.models.llava import packed_item
 from tests.families import llava, onevision
 from tests.tiny import chat, picture
 

@@ -17,8 +17,12 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
+from espalier.harness.models.architectures.deepseek_ocr import (
+    OcrImageProcessor,
+    as_transformers,
+    as_vllm,
+)
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.models.deepseek_ocr import OcrImageProcessor, as_transformers, as_vllm
 from espalier.harness.models.families import ADAPTERS
 from espalier.methods.base import Need, Site
 from tests.families.deepseek import FAMILIES, GUNDAM, PLAIN, small

@@ -23,10 +23,9 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.architectures.llava_releases import LLADA_RENAMES, planes
 from espalier.harness.models.build_adapter import build_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.llada_v import RENAMES
-from espalier.harness.models.llava_releases import planes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import ModelSpec
@@ -276,7 +275,7 @@ def test_names_of_the_real_architecture_are_all_mapped(family: str) -> None:
     names = model.state_dict()
     for name in names:
         result = released(name, family == "lavida")
-        for pattern, new in RENAMES.items():
+        for pattern, new in LLADA_RENAMES.items():
             result = re.sub(pattern, new, result)
         assert result == name
     text = [*model.model.language_model.parameters(), *model.lm_head.parameters()]

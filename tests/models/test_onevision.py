@@ -12,8 +12,8 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.layout import mix
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
+from espalier.harness.models.architectures.anyres_views import Pooling
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.models.llava_onevision import Pooling
 from espalier.methods.base import Need, Site
 from tests.families.onevision import (
     FAMILIES,

@@ -16,8 +16,13 @@ import espalier
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.layer_inputs import ORDER, MisplacedText
 from espalier.harness.engine.session import Session
+from espalier.harness.models.architectures.text_positions import (
+    IMAGE,
+    TEXT,
+    VIDEO,
+    released_positions,
+)
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.models.qwen_vl import IMAGE, TEXT, VIDEO, released_positions
 from espalier.methods.none import NoReduction
 from tests.api.families import loaded
 from tests.families import FAMILIES

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from espalier.harness.decoding.speculative import renewal
 from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.decoding_record import (
     DecodingRecord,
@@ -13,7 +12,7 @@ from espalier.harness.decoding.speculative.decoding_record import (
     ForwardTimes,
 )
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, Row
-from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
+from espalier.harness.decoding.speculative.speculative_summary import best_window, steady_rounds
 from espalier.harness.decoding.speculative.state_machine import Drafter, TimedRound, Transport
 from espalier.methods.base import Window
 
@@ -81,7 +80,7 @@ def best_window_of(played: DecodingTrace) -> int | None:
     if len(rounds) < MIN_ROUNDS or acceptance is None:
         return None
     draft = sum(step.draft_seconds for step in rounds) / sum(step.drafted for step in rounds)
-    return renewal.best_window(acceptance, fmean(step.target_seconds for step in rounds), draft)
+    return best_window(acceptance, fmean(step.target_seconds for step in rounds), draft)
 
 
 def measure_forwards(

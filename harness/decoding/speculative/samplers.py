@@ -93,19 +93,12 @@ def resolved_config(adapter: ModelParts, settings: Mapping[str, Any]) -> Generat
         )
     if config.max_new_tokens is None:
         raise UserError("generation.max_new_tokens=None sets no limit; valid: 1 or more")
-    resolved: GenerationConfig = config
-    return resolved
+    return cast("GenerationConfig", config)
 
 
 def rule_of(config: GenerationConfig, numbers: RandomNumbers) -> Rule:
     """Return the acceptance rule of a configuration."""
     return Sampling(numbers) if config.do_sample else Greedy()
-
-
-def ends_of(config: GenerationConfig) -> tuple[int, ...]:
-    """Return the tokens that end an answer."""
-    ends = config.eos_token_id
-    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 
 
 def limit_of(config: GenerationConfig) -> int:

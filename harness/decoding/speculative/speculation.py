@@ -37,7 +37,6 @@ from espalier.harness.decoding.speculative.drafts import RandomNumbers
 from espalier.harness.decoding.speculative.forward_times import ROOM, WindowChoice, measure_forwards
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceReader
 from espalier.harness.decoding.speculative.samplers import (
-    ends_of,
     limit_of,
     resolved_config,
     rule_of,
@@ -45,6 +44,7 @@ from espalier.harness.decoding.speculative.samplers import (
 )
 from espalier.harness.decoding.speculative.state_machine import DrafterLost, Machine, Meter
 from espalier.harness.decoding.speculative.transports import SequentialTransport
+from espalier.harness.engine.model_parts import ends_of
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import PrefillResult, Session
 from espalier.harness.engine.text_stack import Graphs, graphs_for

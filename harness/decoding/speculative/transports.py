@@ -460,11 +460,6 @@ class ProcessTransport(SequentialTransport):
             self._process.kill()
             self._process.join()
 
-    @property
-    def process_id(self) -> int | None:
-        """Process id of the drafter."""
-        return self._process.pid
-
     # ------------------------------------------------------------------ as a drafter
 
     def begin(self, order: Any) -> None:

@@ -133,6 +133,8 @@ class TextReceivedMax(VisualReceivedMax):
 class TextInformation(TextReceivedMax):
     """Mutual information of the words after the image and the remaining visual tokens."""
 
+    by_row = True
+
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Compute (B, 1) bits."""
         words, visibility = self.query_slots(stage), self.context.visibility(stage, self.layer)
@@ -140,10 +142,6 @@ class TextInformation(TextReceivedMax):
         # A slot of -1 goes to the extra column, which is cut off.
         visual = torch.zeros_like(visual).scatter(1, tokens % visual.shape[1], True)[:, :-1]
         return mutual_information(query, key, scaling, stage.valid, words, visual, visibility)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, 1)."""
-        return self.captured[request.rows]
 
 
 #: Added to the product of the two shares, in AutoPrune (arXiv 2509.23931).

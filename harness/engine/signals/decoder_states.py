@@ -7,7 +7,7 @@ come from the layout, `luma` from the pass's inputs when it is first needed, `pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,15 +47,13 @@ class ReachedStates(DecoderSignal):
 class TextStates(ReachedStates):
     """Words as they are, or after the decoder's final norm."""
 
+    by_row = True
+
     def reach(self, stage: Stage, hidden: Tensor, rotary: tuple[Tensor, ...]) -> None:
         """Take the words."""
         self._captured = word_states(hidden, stage.words)
         if self.need.signal == "text_normed":
             self._captured = self.context.parts.decoder.norm(self._captured)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, T, D)."""
-        return self.captured[request.rows]
 
 
 @signal(
@@ -70,21 +68,15 @@ class Normed(ReachedStates):
         self._captured = self.context.parts.decoder.norm(self.per_token(stage, hidden))
 
 
-class DecoderInput(Producer):
+class DecoderInput(ReachedStates):
     """Base of signals taken from the decoder's input."""
 
     shared = True
-    _states: Tensor | None = None
 
-    def begin(self, inputs: Mapping[str, Any]) -> None:
-        """Drop the tokens of the last pass."""
-        self._states = None
-
-    @property
-    def states(self) -> Tensor:
-        """Tokens taken in this pass."""
-        assert self._states is not None  # the decoder is entered before any site
-        return self._states
+    @classmethod
+    def attended(cls, need: Need, site: Site, sites: Sequence[Site]) -> Sequence[int]:
+        """Return no layer."""
+        return ()
 
 
 @signal(
@@ -96,11 +88,7 @@ class Projected(DecoderInput):
 
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Take all visual tokens."""
-        self._states = take(hidden, layout.visual, -2)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, n, D)."""
-        return request.select(self.states)
+        self._captured = take(hidden, layout.visual, -2)
 
 
 @signal(
@@ -113,7 +101,8 @@ class AllProjected(Projected):
 
     def view_values(self, request: ViewRequest) -> Tensor:
         """Return (b, M, D)."""
-        return self.states[request.rows] * request.real.to(self.states.device).unsqueeze(-1)
+        real = request.real.to(self.captured.device)
+        return self.captured[request.rows] * real.unsqueeze(-1)
 
 
 @signal(
@@ -123,13 +112,11 @@ class AllProjected(Projected):
 class TextEmbeddings(DecoderInput):
     """Words."""
 
+    by_row = True
+
     def enter(self, layout: Layout, hidden: Tensor) -> None:
         """Take the words."""
-        self._states = word_states(hidden, layout.words)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, T, D)."""
-        return self.states[request.rows]
+        self._captured = word_states(hidden, layout.words)
 
 
 @signal(
@@ -159,13 +146,11 @@ class VisualKeys(DecoderSignal):
 class TextHeads(DecoderSignal):
     """Keys or queries of the words."""
 
+    by_row = True
+
     def capture(self, stage: Stage, query: Tensor, key: Tensor, scaling: float) -> Tensor:
         """Keep (B, heads, T, Dh)."""
         return word_states(query if self.need.signal == "text_queries" else key, stage.words)
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, heads, T, Dh)."""
-        return self.captured[request.rows]
 
 
 @signal(

@@ -154,6 +154,8 @@ class Producer:
 class DecoderSignal(Producer):
     """Base of signals from a decoder layer's attention as it runs: the layer before the site, or the named one."""
 
+    #: Whether a view has all values of its rows, whichever tokens it holds.
+    by_row: ClassVar[bool] = False
     _captured: Tensor | None = None
     _width = 0
     #: Positions of an answer after the prompt: 0 outside denoising steps.
@@ -214,8 +216,8 @@ class DecoderSignal(Producer):
         return self._captured
 
     def view_values(self, request: ViewRequest) -> Tensor:
-        """Return the captured values of the view's tokens."""
-        return request.select(self.captured)
+        """Return the captured values of the view's tokens, or of its rows."""
+        return self.captured[request.rows] if self.by_row else request.select(self.captured)
 
     def per_token(self, stage: Stage, values: Tensor) -> Tensor:
         """Return (B, S, ...) per original visual token, so that a later site finds its tokens' values by index."""

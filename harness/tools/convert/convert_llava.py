@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.models.architectures.llava_releases import RENAMES
 from espalier.harness.models.conversations import TAGGED, template_of
-from espalier.harness.models.llava_releases import RENAMES
 from espalier.harness.models.loader import pretrained, require_settings
 from espalier.harness.tools.convert.checkpoint_writer import (
     HEAD,
