@@ -98,7 +98,7 @@ class Bench:
         page: returns the page of figures in Markdown; None: it has no page.
         options: arguments of `add_argument` by the option's name.
         name: of page and figures in the folder.
-        apart: whether figures of chosen parts (`--only`) have a page of their own, `<name>_only`.
+        parts_page: whether figures of chosen parts (`--only`) have a page of their own, `<name>_only`.
         one_thread: whether everything is computed on one thread.
         schema: version of the figures' format.
     """
@@ -109,7 +109,7 @@ class Bench:
     page: Callable[[Result], str] | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     name: str = ""
-    apart: bool = False
+    parts_page: bool = False
     one_thread: bool = False
     schema: int = 1
 
@@ -129,7 +129,7 @@ class Bench:
                 result["conditions"] = conditions("cpu")
         self.show(result)
         if self.page is not None:
-            part = "_only" * bool(self.apart and options.only)
+            part = "_only" * bool(self.parts_page and options.only)
             leave(options.write, f"{self.name}{part}", self.page(result), result)
         say(result)
         return 0

@@ -157,7 +157,7 @@ BENCH = Bench(
         "--model": {"default": "seedling", "help": "a name in conf/model"},
     },
     name="bench_select",
-    apart=True,
+    parts_page=True,
     one_thread=True,
 )
 main = BENCH.main

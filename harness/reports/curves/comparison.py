@@ -359,5 +359,7 @@ def _point(
 
 def _corrected(pvalues: pd.Series) -> pd.Series:
     """Return the p-values of a panel after Holm's correction over those that there are."""
-    known = pvalues.dropna()
-    return pd.Series(holm([*known]), known.index, dtype=object).reindex(pvalues.index)
+    defined_values = pvalues.dropna()
+    return pd.Series(holm([*defined_values]), defined_values.index, dtype=object).reindex(
+        pvalues.index
+    )

@@ -246,14 +246,14 @@ def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, A
     def key(result: StoredResult) -> tuple[str, ...]:
         return tuple(result.row[name] for name in ("model", "benchmark", "budget_rule"))
 
-    shown = [
+    curve_results = [
         result
         for result in results.rows
         if not result.row["extra"].get("speculative") and not result.row["extra"].get("diffusion")
     ]
     page_panels = []
     measured: dict[tuple[str, str], list[CurvePanel]] = defaultdict(list)
-    for (model, benchmark, rule), group in groupby(sorted(shown, key=key), key):
+    for (model, benchmark, rule), group in groupby(sorted(curve_results, key=key), key):
         rows = [*group]
         try:
             panel = panel_of(benchmark, rows)
