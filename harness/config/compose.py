@@ -98,11 +98,11 @@ def read_command(
         # A preset's count would replace the ratio.
         overrides.append(f"{KEEP}=null")
         base = composer.pieces([*single, overrides[-1]])
+    hydra = resolved(base, ["hydra"])["hydra"]
+    mode = choice("hydra.mode", hydra["mode"] or "RUN", ("RUN", "MULTIRUN"))
     if options.help or options.cfg:
         text = _shown(options, sweeps, base)
         return Command(text=text if options.cfg else None)
-    hydra = resolved(base, ["hydra"])["hydra"]
-    mode = choice("hydra.mode", hydra["mode"] or "RUN", ("RUN", "MULTIRUN"))
     search = override_of(folders)
     argv = (*(["-m"] if options.multirun else []), *overrides, *search)
     grids = base[KEY].written if KEY in base else None
