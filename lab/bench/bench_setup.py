@@ -22,6 +22,7 @@ from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.tools.calibration.calibration_images import question
 from espalier.methods.base import TokenReducer
 from lab.bench.bench_page import verdict
 
@@ -166,14 +167,10 @@ class Setup:
     def inputs(self, rows: int) -> dict[str, Tensor]:
         """Return one encoded batch of held-out scenes, each with a question about an object."""
         scenes = Scenes()
-        chats: list[list[dict[str, Any]]] = []
-        for index in range(rows):
-            scene = scenes.scene("test", 0, index)
-            question = questions_for(scene, {"attr": 1})[0]
-            image = {"type": "image", "image": scene.to_pil()}
-            text = {"type": "text", "text": question.text}
-            chats.append([{"role": "user", "content": [image, text]}])
-        return self.adapter.encode(chats)
+        drawn = [scenes.scene("test", 0, index) for index in range(rows)]
+        return self.adapter.encode(
+            [question(scene.to_pil(), questions_for(scene, {"attr": 1})[0].text) for scene in drawn]
+        )
 
 
 def reducer(spec: RunSpec) -> TokenReducer:

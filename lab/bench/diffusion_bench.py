@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from espalier.harness.evaluation.synthetic_prompts import words
+from espalier.harness.tools.calibration.calibration_images import question
 from lab.bench.bench_page import Bench, choose, printed_page
 from lab.bench.bench_setup import spec_of
 from lab.bench.diffusion_page import page
@@ -73,11 +74,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ]
     sides = [DiffusionSide.of(adapter, spec_of(*instance, *side)) for side in settings]
     pixels = np.random.default_rng(0).integers(0, 256, (EDGE, EDGE, 3), dtype=np.uint8)
-    content = [
-        {"type": "image", "image": Image.fromarray(pixels)},
-        {"type": "text", "text": words(WORDS)},
-    ]
-    chat = [{"role": "user", "content": content}]
+    chat = question(Image.fromarray(pixels), words(WORDS))
     rows = rows_of(sides, adapter.encode([chat]), rounds, **ANSWER)
     after_cache = [
         side

@@ -28,6 +28,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import peak_memory
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.tools.calibration.calibration_images import question
 from lab.bench import prefill_bench as bench_prefill
 from lab.bench.bench_page import DEVICE, THREADS, Bench, conditions, measured_on
 from lab.bench.bench_setup import (
@@ -220,9 +221,7 @@ def _chat(edge: int) -> list[dict[str, Any]]:
     noise = torch.randint(
         0, 256, (edge, edge, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
     )
-    image = {"type": "image", "image": Image.fromarray(noise.numpy())}
-    text = {"type": "text", "text": "What is shown in this image?"}
-    return [{"role": "user", "content": [image, text]}]
+    return question(Image.fromarray(noise.numpy()), "What is shown in this image?")
 
 
 BENCH = Bench(

@@ -316,50 +316,69 @@ def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--in-flight", type=_numbers(int), default=[1, 4, 16, 64], help="default: 1,4,16,64")
-    add("--load", type=_numbers(float), default=[0.5, 0.8, 1.2, 2.0], help="default: 0.5,0.8,1.2,2")
-    add("--lives", type=_numbers(int, 1), default=[3], help="engine lives of each side; default: 3")
-    add("--requests", type=_numbers(int, 1), default=[32], help="fewest of a load; default: 32")
-    add("--tokens", type=_numbers(int, 1), default=[16], help="of each answer; default: 16")
-    add("--frames", type=_numbers(int, 1), help="of a video in each request; default: a picture")
-    add(
-        "--limit",
-        type=_numbers(float, 1),
-        help="ms; default: 4 times the unpruned model's at the fewest in flight",
-    )
-    add("--narrow", action="store_true", help="random weights in few and narrow layers")
-    add("--write", type=Path, default=Path("results/serving"), help="default: results/serving")
+    for name, keywords in OPTIONS.items():
+        parser.add_argument(name, **keywords)
     options, overrides = parser.parse_known_args(argv)
-    options.lives, options.requests, options.tokens = (
-        values[0] for values in (options.lives, options.requests, options.tokens)
-    )
-    options.frames = None if options.frames is None else options.frames[0]
-    options.limit = None if options.limit is None else options.limit[0] / 1e3
+    options.limit = None if options.limit is None else options.limit / 1e3
     return options, overrides
 
 
-def _numbers(kind: type, limit: int | None = None) -> Any:
-    """Return a reader of numbers above zero with commas between them."""
+def _numbers(kind: type, single: bool = False) -> Any:
+    """Return a reader of numbers above zero with commas between them, or of a single one."""
 
-    def read(text: str) -> list[Any]:
+    def read(text: str) -> Any:
         try:
             values = [kind(part) for part in text.split(",")]
         except ValueError:
             values = []
-        if not values or min(values) <= 0 or len(values) > (limit or len(values)):
+        if not values or min(values) <= 0 or (single and len(values) > 1):
             raise argparse.ArgumentTypeError(f"{text!r}; valid: numbers above 0, as in 1,4,16")
-        return values
+        return values[0] if single else values
 
     return read
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--in-flight": {
+        "type": _numbers(int),
+        "default": [1, 4, 16, 64],
+        "help": "default: 1,4,16,64",
+    },
+    "--load": {
+        "type": _numbers(float),
+        "default": [0.5, 0.8, 1.2, 2.0],
+        "help": "default: 0.5,0.8,1.2,2",
+    },
+    "--lives": {
+        "type": _numbers(int, True),
+        "default": 3,
+        "help": "engine lives of each side; default: 3",
+    },
+    "--requests": {
+        "type": _numbers(int, True),
+        "default": 32,
+        "help": "fewest of a load; default: 32",
+    },
+    "--tokens": {"type": _numbers(int, True), "default": 16, "help": "of each answer; default: 16"},
+    "--frames": {
+        "type": _numbers(int, True),
+        "help": "of a video in each request; default: a picture",
+    },
+    "--limit": {
+        "type": _numbers(float, True),
+        "help": "ms; default: 4 times the unpruned model's at the fewest in flight",
+    },
+    "--narrow": {"action": "store_true", "help": "random weights in few and narrow layers"},
+    "--write": {
+        "type": Path,
+        "default": Path("results/serving"),
+        "help": "default: results/serving",
+    },
+}
 
 
-#: Name of the unpruned model in rows; share of requests in time that a rate needs.
-PLAIN, IN_TIME = "none", 0.9
+#: Name of the unpruned model in rows.
+PLAIN = "none"
 
 #: Requests of a load from which a 99th percentile is more than its slowest requests.
 MANY = 100
@@ -620,3 +639,7 @@ def _by_load(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield load_name(part), part
     for rate, part in rows[rows.rate.notna()].groupby("rate"):
         yield f"{rate:.2f} a second", part
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -35,6 +34,7 @@ from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scene, Scenes
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
+from espalier.harness.tools.calibration.calibration_images import question
 from espalier.methods.base import Plan, View
 from espalier.methods.d3tom import D3ToM
 
@@ -103,12 +103,8 @@ class PlottedStep:
 def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[PlottedStep], str]:
     """Read a scene's digits; return the steps, and the answer."""
     method, budget = RecordingD3ToM(), Budget("kept", ratio)
-    (question,) = questions_for(scene, {"ocr": 1})
-    parts: list[dict[str, Any]] = [
-        {"type": "image", "image": scene.to_pil()},
-        {"type": "text", "text": question.text},
-    ]
-    inputs = adapter.encode([[{"role": "user", "content": parts}]])
+    (digits,) = questions_for(scene, {"ocr": 1})
+    inputs = adapter.encode([question(scene.to_pil(), digits.text)])
     session = RecordingSession(adapter, method, budget)
     session.states = []
     with session:
@@ -143,8 +139,8 @@ def draw(scene: Scene, steps: Sequence[PlottedStep]) -> Figure:
     size = (PANEL[0] * COLUMNS, PANEL[1] * rows)
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.06, w_pad=0.04))
     figure.suptitle(TITLE, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    (question,) = questions_for(scene, {"ocr": 1})
-    figure.supxlabel(LEGEND.format(question=question.text), x=0.01, ha="left", fontsize=8)
+    (digits,) = questions_for(scene, {"ocr": 1})
+    figure.supxlabel(LEGEND.format(question=digits.text), x=0.01, ha="left", fontsize=8)
     pixels = np.asarray(scene.to_pil())
     for number, axes in enumerate(figure.subplots(rows, COLUMNS, squeeze=False).flat):
         axes.set_axis_off()

@@ -10,11 +10,11 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from espalier.harness.config.build_spec import build_spec
@@ -30,6 +30,7 @@ from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
 from espalier.harness.store.files.folder_checks import check_folder
+from espalier.harness.tools.calibration.calibration_images import question
 from espalier.methods.base import TokenReducer
 from lab.bench.bench_page import one_thread
 from lab.bench.diffusion_sides import DiffusionSide
@@ -52,37 +53,16 @@ FOOT = (
 )
 
 
-@dataclass(frozen=True)
-class TimePoint:
-    """One cell: where it lies in the sweep, its score, and the mean cost of an answer.
-
-    Attributes:
-        steps: fixed steps, or None.
-        threshold: confidence, or None.
-        cached: whether the prompt was cached.
-        score: of the headline metric.
-        gflop: of decoder and head.
-        ms: milliseconds of processor time.
-    """
-
-    benchmark: str
-    ratio: float
-    steps: int | None
-    threshold: float | None
-    cached: bool
-    samples: int
-    score: float
-    gflop: float
-    ms: float = 0.0
-
-    @property
-    def generation(self) -> dict[str, Any]:
-        """Settings of its answers."""
-        schedule = {"steps": self.steps} if self.steps else {"threshold": self.threshold}
-        return {**schedule, "prefix_cache": self.cached}
+#: Columns of a cell: where it lies in the sweep, its score, and the mean cost of an answer. `steps` are fixed or None,
+#: `threshold` is a confidence or None, `cached` whether the prompt was cached; `score` is of the headline metric,
+#: `gflop` of decoder and head, `ms` of processor time.
+POINT = (
+    *("benchmark", "ratio", "steps", "threshold", "cached"),
+    *("samples", "score", "gflop", "ms"),
+)
 
 
-def stored_points(store: Path) -> list[tuple[TimePoint, TokenReducer]]:
+def stored_points(store: Path) -> list[tuple[dict[str, Any], TokenReducer]]:
     """Return the cells of a store without their times, and their methods."""
     points = []
     for result in read_results(store):
@@ -90,23 +70,22 @@ def stored_points(store: Path) -> list[tuple[TimePoint, TokenReducer]]:
         generation = settings["benchmark"]["generation"]
         method = build_method(row["method"], settings["method"]["params"])
         assert isinstance(method, TokenReducer)  # the preset has none and d3tom
-        point = TimePoint(
-            row["benchmark"],
-            row["ratio"],
-            generation.get("steps"),
-            generation.get("threshold"),
+        values = (
+            *(row["benchmark"], row["ratio"]),
+            *(generation.get("steps"), generation.get("threshold")),
             bool(settings["model"]["generation"]["prefix_cache"]),
             row["n_samples"],
             row["metrics"][settings["benchmark"]["headline"]]["value"],
             row["flops"]["prefill_exact"] / 1e9,
+            0.0,
         )
-        points.append((point, method))
+        points.append((dict(zip(POINT, values, strict=True)), method))
     return points
 
 
 def timed(
-    cells: Sequence[tuple[TimePoint, TokenReducer]], adapter: Adapter, rounds: int
-) -> list[TimePoint]:
+    cells: Sequence[tuple[dict[str, Any], TokenReducer]], adapter: Adapter, rounds: int
+) -> pd.DataFrame:
     """Return the cells with their times: of each question the least of the rounds, mean over questions.
 
     Cells take turns, so that other work on the machine meets all of them.
@@ -115,13 +94,16 @@ def timed(
     spent: list[list[list[float]]] = [[] for _ in cells]
     for _ in range(rounds):
         for number, (point, method) in enumerate(cells):
-            side = DiffusionSide(MODEL, adapter, method, Budget("kept", point.ratio))
-            runs = [side.run(prompt, **point.generation) for prompt in prompts[point.benchmark]]
+            side = DiffusionSide(MODEL, adapter, method, Budget("kept", point["ratio"]))
+            schedule = {key: point[key] for key in ("steps", "threshold") if point[key]}
+            runs = [
+                side.run(prompt, **schedule, prefix_cache=point["cached"])
+                for prompt in prompts[point["benchmark"]]
+            ]
             spent[number].append([1e3 * run.spent for run in runs])
-    return [
-        TimePoint(**{**asdict(point), "ms": fmean(map(min, zip(*times, strict=True)))})
-        for (point, _), times in zip(cells, spent, strict=True)
-    ]
+    means = [fmean(map(min, zip(*times, strict=True))) for times in spent]
+    frame = pd.DataFrame([point for point, _ in cells], columns=POINT, dtype=object)
+    return frame.assign(ms=means)
 
 
 def _prompts(adapter: Adapter, kinds: Mapping[str, int]) -> list[Prompt]:
@@ -129,23 +111,19 @@ def _prompts(adapter: Adapter, kinds: Mapping[str, int]) -> list[Prompt]:
     prompts = []
     for number in range(SCENES):
         scene = Scenes().scene("test", 0, number)
-        for question in questions_for(scene, dict(kinds)):
-            parts: list[dict[str, Any]] = [
-                {"type": "image", "image": scene.to_pil()},
-                {"type": "text", "text": question.text},
-            ]
-            inputs = adapter.encode([[{"role": "user", "content": parts}]])
-            prompts.append(side.prompt(inputs))
+        for drawn in questions_for(scene, dict(kinds)):
+            chat = question(scene.to_pil(), drawn.text)
+            prompts.append(side.prompt(adapter.encode([chat])))
     return prompts
 
 
-def drawn(points: Sequence[TimePoint]) -> Figure:
+def picture(points: pd.DataFrame) -> Figure:
     """Return the figure: a row of plots for each benchmark, one for each way to run a step."""
     plots = []
-    low, high = (choose(point.ms for point in points) for choose in (min, max))
+    low, high = points.ms.min(), points.ms.max()
     for benchmark in QUESTIONS:
         for cached, path in PATHS.items():
-            members = [p for p in points if p.benchmark == benchmark and p.cached == cached]
+            members = points[(points.benchmark == benchmark) & (points.cached == cached)]
             series = [line for ratio in SHARES for line in _lines(members, ratio) if line.spots]
             plots.append(
                 Plot(
@@ -159,21 +137,25 @@ def drawn(points: Sequence[TimePoint]) -> Figure:
                     log=True,
                 )
             )
-    samples = {point.samples for point in points}
-    return draw(plots, foot=FOOT.format(samples=" or ".join(map(str, sorted(samples)))))
+    samples = " or ".join(map(str, sorted(set(points.samples))))
+    return draw(plots, foot=FOOT.format(samples=samples))
 
 
-def _lines(points: Sequence[TimePoint], ratio: float) -> list[Series]:
+def _lines(points: pd.DataFrame, ratio: float) -> list[Series]:
     colour = "#000000" if ratio == 0 else COLOURS[list(SHARES).index(ratio) - 1]
-    fixed = sorted((p for p in points if p.ratio == ratio and p.steps), key=lambda p: p.ms)
-    sure = sorted((p for p in points if p.ratio == ratio and p.threshold), key=lambda p: p.ms)
+    members = points[points.ratio == ratio].sort_values("ms", kind="stable")
+    fixed, sure = (members[members[key].notna()] for key in ("steps", "threshold"))
     look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 1.5}
     hollow = {**look, "linestyle": (0, (4, 2)), "markerfacecolor": "white"}
-    names = [Spot(p.ms, 100 * p.score, text="" if ratio else str(p.steps)) for p in fixed]
+    names = [
+        Spot(p.ms, 100 * p.score, text="" if ratio else str(p.steps)) for p in fixed.itertuples()
+    ]
     return [
         Series(SHARES[ratio], names, look, key=True),
         Series(
-            f"{SHARES[ratio]}, by confidence", [Spot(p.ms, 100 * p.score) for p in sure], hollow
+            f"{SHARES[ratio]}, by confidence",
+            [Spot(p.ms, 100 * p.score) for p in sure.itertuples()],
+            hollow,
         ),
     ]
 
@@ -196,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         points = timed(stored_points(options.store), adapter, options.rounds)
     options.write.mkdir(parents=True, exist_ok=True)
     numbers = options.write / "time.json"
-    numbers.write_text(json.dumps([asdict(point) for point in points], indent=0) + "\n")
-    print(numbers, *save(drawn(points), options.write / "time"), sep="\n")
+    numbers.write_text(json.dumps(points.to_dict("records"), indent=0) + "\n")
+    print(numbers, *save(picture(points), options.write / "time"), sep="\n")
     return 0
 
 

@@ -25,7 +25,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from espalier.harness.config.build_spec import specs_of
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.artifacts import Prior, prior_for
 from espalier.harness.engine.session import Session
@@ -34,10 +33,11 @@ from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import PlainParser, command
-from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_files
+from espalier.harness.tools.calibration.calibration_images import question
 from espalier.harness.tools.calibration.prior_maps import Recorder
 from espalier.methods.base import TokenReducer
+from lab.bench.bench_setup import spec_of
 
 #: Config overrides of the methods shown, in this order.
 SHOWN = (
@@ -60,11 +60,6 @@ class Gaze:
     owner: np.ndarray
     attention: dict[int, np.ndarray] = field(default_factory=dict)
     kept: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-def spec_of(overrides: str) -> RunSpec:
-    """Return the checked run that overrides, separated by spaces, describe."""
-    return specs_of(*overrides.split())[0]
 
 
 def cases(count: int) -> list[Gaze]:
@@ -98,7 +93,7 @@ def look(adapter: Adapter, questions: Sequence[Gaze]) -> None:
 def choose(adapter: Adapter, questions: Sequence[Gaze], ratio: float) -> None:
     """Record the tokens that each plotted method keeps."""
     for overrides in SHOWN:
-        spec = spec_of(f"method={overrides}")
+        spec = spec_of(*f"method={overrides}".split())
         method = build_method(spec.method.name, spec.method.params, spec.method.code)
         assert isinstance(method, TokenReducer)  # by SHOWN
         prior = prior_for(spec.model, method, spec.store)
@@ -113,11 +108,8 @@ def generate(
     adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Gaze
 ) -> Tensor:
     """Run one prefill and return the original indices of the tokens alive at the end."""
-    content = [
-        {"type": "image", "image": Image.fromarray(case.picture)},
-        {"type": "text", "text": case.sample["question"]},
-    ]
-    inputs = adapter.encode([[{"role": "user", "content": content}]])
+    chat = question(Image.fromarray(case.picture), case.sample["question"])
+    inputs = adapter.encode([chat])
     with Session(adapter, method, Budget("kept", ratio), prior=prior, timed=False) as session:
         record = session.generate(inputs, max_new_tokens=1, do_sample=False).records[0]
     assert record.origin is not None

@@ -33,7 +33,6 @@ from espalier.harness.kinds.decoder import check_graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.uniform import Uniform
-from lab.bench.graph_steps import steps_with_and_without_graphs
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side, some
 from tests.decoding.tape import Tapes
 from tests.decoding.test_cached_model import RAGGED
@@ -402,21 +401,3 @@ def test_nothing_else_is_refused_on_a_cpu(asked: str) -> None:
     assert spec.engine.graphs == ("auto" if asked == "auto" else False)
     method: Any = built("decoder")
     check_graphs(spec, method)
-
-
-def test_the_benchmark_times_both_ways() -> None:
-    tapes = Tapes()
-    lengths = (5, 20)
-    figures = steps_with_and_without_graphs(in_doubles("qwen2_5_vl"), lengths, tapes, repeats=2)
-    assert [figure.unit for figure in figures] == ["ms", "ms", "ms", "x"] * 2
-    assert all(
-        figure.part == "graphs" and str(length) in figure.name
-        for length, four in zip(lengths, (figures[:4], figures[4:]), strict=True)
-        for figure in four
-    )
-    # One untimed call of each way in addition to the first and the timed ones, 8 steps each.
-    assert tapes.replays == len(lengths) * 8 * (1 + 1 + 2)
-    slow, quick, first, gain = figures[:4]
-    assert 0 < quick.value < first.value
-    assert slow.value > 0
-    assert gain.quartiles is not None

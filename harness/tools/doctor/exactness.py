@@ -25,6 +25,7 @@ from espalier.harness.seedling.scenes import Scenes
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import BACKENDS, AnswerSpec, Backend, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
+from espalier.harness.tools.calibration.calibration_images import question
 from espalier.harness.tools.doctor.machine_report import NotHere
 
 SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
@@ -54,13 +55,12 @@ def model_on(*overrides: str) -> Adapter:
 
 def chats(count: int = 3) -> list[list[dict[str, Any]]]:
     """Return chats about held-out scenes: questions of different lengths, so that a batch is padded."""
-    chats_read = []
-    for index, kind in zip(range(count), ("caption", "attr", "count"), strict=False):
-        scene = Scenes().scene("test", 0, index)
-        image = {"type": "image", "image": scene.to_pil()}
-        text = {"type": "text", "text": questions_for(scene, {kind: 1})[0].text}
-        chats_read.append([{"role": "user", "content": [image, text]}])
-    return chats_read
+    kinds = ("caption", "attr", "count")[:count]
+    scenes = [Scenes().scene("test", 0, index) for index in range(len(kinds))]
+    return [
+        question(scene.to_pil(), questions_for(scene, {kind: 1})[0].text)
+        for scene, kind in zip(scenes, kinds, strict=True)
+    ]
 
 
 def plain(adapter: Adapter) -> tuple[Tensor, Tensor]:
