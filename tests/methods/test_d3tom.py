@@ -97,3 +97,7 @@ def test_the_shares_of_d3tom_t_have_the_ratio_as_their_mean(ratio, direction) ->
     }
     ascending = direction == "low_to_high"
     assert rest == sorted(rest, reverse=not ascending)
+
+
+def test_positions_close_up_after_the_site() -> None:
+    assert D3ToM().positions(6) == "renumbered"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,25 +20,16 @@ from espalier.harness.evaluation.data_sources import LocalData
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, check_metrics, load_tasks, quiet
 from espalier.harness.paths import ROOT
 from espalier.harness.store.files.dataset_copies import Copies
+from espalier.tasks.judged import utils
 from tests.benchmarks.fixtures.judged import ABILITIES, clip, llava_bench, mmbench_video
 
 JUDGED = ROOT / "tasks" / "judged"
 
 
-@pytest.fixture(scope="module")
-def utils() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("judged_utils", JUDGED / "utils.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # ------------------------------------------------------------------------------------------------- LLaVA-Bench
 
 
-def test_the_ratio_is_of_sums_as_the_release_reports_it(utils: ModuleType) -> None:
+def test_the_ratio_is_of_sums_as_the_release_reports_it() -> None:
     rng = np.random.default_rng(0)
     ratings = rng.integers(1, 11, (60, 2)).astype(float)
     means = ratings.mean(0)
@@ -50,7 +39,7 @@ def test_the_ratio_is_of_sums_as_the_release_reports_it(utils: ModuleType) -> No
     assert math.isnan(utils.llava_ratio([[0, 3]]))
 
 
-def test_an_answer_counts_for_all_and_for_its_kind(utils: ModuleType) -> None:
+def test_an_answer_counts_for_all_and_for_its_kind() -> None:
     doc = {"category": "conv"}
     assert utils.llava_score(doc, ["Blue.", "8 7\nFine."]) == {"all": [8, 7], "conv": [8, 7]}
     with pytest.raises(ValueError, match="category='poem'; valid: conv, detail, complex"):
@@ -59,7 +48,7 @@ def test_an_answer_counts_for_all_and_for_its_kind(utils: ModuleType) -> None:
         utils.llava_score(doc, ["Blue.", "eight"])
 
 
-def test_a_description_may_be_a_list_of_lines(utils: ModuleType) -> None:
+def test_a_description_may_be_a_list_of_lines() -> None:
     doc = {"question": "q", "gpt_answer": "r", "category": "conv"}
     asked = [utils.llava_parts({**doc, "caption": one}, "a") for one in (["x", "y"], "x\ny")]
     assert asked[0] == asked[1]
@@ -69,7 +58,7 @@ def test_a_description_may_be_a_list_of_lines(utils: ModuleType) -> None:
 # --------------------------------------------------------------------------------------------- MMBench-Video
 
 
-def test_groups_are_those_of_the_tables(utils: ModuleType) -> None:
+def test_groups_are_those_of_the_tables() -> None:
     assert utils.groups("['Counting']") == ["overall", "perception", "FP-S"]
     several = utils.groups("['Hallucination', 'Causal Reasoning', 'OCR']")
     assert several == ["overall", "perception", "reasoning", "FP-S", "HL", "TR"]
@@ -79,7 +68,7 @@ def test_groups_are_those_of_the_tables(utils: ModuleType) -> None:
             utils.groups(wrong)
 
 
-def test_a_mark_counts_once_for_each_group(utils: ModuleType) -> None:
+def test_a_mark_counts_once_for_each_group() -> None:
     doc = {"dimensions": "['OCR', 'Counting', 'Physical Relation']"}
     found = utils.mmbench_video_score(doc, ["x", "2"])
     assert found == {"overall": 2, "perception": 2, "reasoning": 2, "FP-S": 2, "RR": 2}
@@ -160,34 +149,46 @@ def test_a_pickle_runs_no_code(load: Load, root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-DAMAGE = {
-    "truncated": pickle.dumps({"abc_0-xyz": b"x" * 99})[:50],
-    "empty": b"",
-    "no table": pickle.dumps([b"x"]),
-    "no bytes": pickle.dumps({"abc_0-xyz": "x"}),
-    "another folder": pickle.dumps({"../abc_0-xyz": b"x"}),
-    "text": b"not a pickle",
-}
+TABLE, CHUNK = "MMBench-Video.tsv", "video_pkl/video_chunk_0.pkl"
+
+#: A truncated pickle, an empty one, no table, no bytes, a path elsewhere, a text.
+DAMAGE = (
+    pickle.dumps({"abc_0-xyz": b"x" * 99})[:50],
+    b"",
+    pickle.dumps([b"x"]),
+    pickle.dumps({"abc_0-xyz": "x"}),
+    pickle.dumps({"../abc_0-xyz": b"x"}),
+    b"not a pickle",
+)
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_pickle_is_named(name: str, load: Load, root: Path) -> None:
-    file = root / "opencompass/MMBench-Video/video_pkl/video_chunk_0.pkl"
-    file.write_bytes(DAMAGE[name])
-    with pytest.raises(UserError, match=r"MMBench-Video: .*video_chunk_0.pkl' is damaged"):
-        load("mmbench_video", root)
-
-
-def test_a_missing_video_names_split_and_row(load: Load, root: Path) -> None:
-    (root / "opencompass/MMBench-Video/video_pkl/video_chunk_1.pkl").unlink()
-    with pytest.raises(UserError, match=r"split test, row 1: there is no video 'abc_1-xyz'"):
-        load("mmbench_video", root)
-
-
-def test_a_column_that_is_gone_is_named(load: Load, root: Path) -> None:
-    file = root / "opencompass/MMBench-Video/MMBench-Video.tsv"
-    file.write_text(file.read_text().replace("dimensions", "abilities", 1))
-    with pytest.raises(UserError, match=r"split test has no column 'dimensions'; there is: index"):
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (
+            lambda folder: (folder / "video_pkl/video_chunk_1.pkl").unlink(),
+            r"split test, row 1: there is no video 'abc_1-xyz'",
+        ),
+        (
+            lambda folder: (folder / TABLE).write_text(
+                (folder / TABLE).read_text().replace("dimensions", "abilities", 1)
+            ),
+            r"split test has no column 'dimensions'; there is: index",
+        ),
+        *(
+            (
+                lambda folder, data=data: (folder / CHUNK).write_bytes(data),
+                r"MMBench-Video: .*video_chunk_0.pkl' is damaged",
+            )
+            for data in DAMAGE
+        ),
+    ],
+)
+def test_data_that_cannot_be_used_are_named(
+    damage: Callable[[Path], Any], line: str, load: Load, root: Path
+) -> None:
+    damage(root / "opencompass/MMBench-Video")
+    with pytest.raises(UserError, match=line):
         load("mmbench_video", root)
 
 
