@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.base import MethodError
-from espalier.methods.cdpruner import CDPruner, relevance_of
+from espalier.methods.cdpruner import CDPruner, relevance_of, rescaled
 from espalier.methods.select.cosines import Held
 from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.similarity import cosine
@@ -119,6 +119,10 @@ def test_relevance_is_the_mean_cosine_with_the_words_that_are_there():
         assert torch.allclose(
             relevance_of(normalize(tokens, dim=-1), words)[row], wanted, atol=1e-6
         )
+
+
+def test_equal_relevances_are_all_one():
+    assert rescaled(torch.tensor([[0.4, 0.4, 0.4]])).tolist() == [[1, 1, 1]]
 
 
 def test_the_method_is_the_kernel_of_its_formula():
