@@ -41,14 +41,16 @@ hyper-parameters from `conf/method/NAME.yaml`. In results a method with both rea
 `reads` lists the [signals](#signals). `cost` is the cost of choosing tokens, without what the
 model computes anyway. N: visual tokens, T: text tokens, D: width of the decoder, Dk and Dh: width of a key, H: heads.
 
-Three shared test files cover every method of the first table except `none`:
+Four shared test files cover every method of the first table except `none`:
 
-- `tests/methods/test_all.py`: the contract (counts, order, batches, half precision, ties, non-finite values);
-- `tests/methods/test_matrix.py`: three model families, three budget rules, pruning compared with emulation;
+- `tests/methods/test_all.py`: the contract (counts, order, schedules, batches, half precision, ties, NaN);
+- `tests/methods/test_matrix.py`: tiny models of thirteen real architectures (two for methods of videos, three for those
+  inside the tower), three budget rules, pruning compared with emulation;
+- `tests/methods/test_sites.py`: the layers, signals and shares that papers state;
 - `tests/methods/test_signals.py`: planted scores, for methods that score tokens.
 
 `own tests` lists further tests of the method and what they use: a slow version (the same steps, written out in the
-test), worked examples, published figures, a planted signal, tiny models of real architectures.
+test), worked examples, published figures, a planted signal, further runs of tiny models.
 """
 
 DECODERS = """\
@@ -286,7 +288,8 @@ def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> s
     named = f"test_{module.__name__.rpartition('.')[2]}"
     imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)
     files = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
-    files = files or [file for file in ("test_rules.py",) if imported.search(tests[file])]
+    shared = ("test_rules.py", "test_sites.py")
+    files = files or [file for file in shared if imported.search(tests[file])]
     cells = []
     for file in files:
         kinds = ", ".join(kinds_of(tests[file], subject))

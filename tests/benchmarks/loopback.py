@@ -87,15 +87,6 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
     def log_message(self, *args: Any) -> None:
         """Say nothing: a test's output is its own."""
 
@@ -110,6 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(found)
         else:
             self._error(404, "EntryNotFound")
+
+    do_GET = do_HEAD = do_POST = _answer
 
     def _api(self, found: re.Match[str], query: dict[str, list[str]], body: bytes) -> None:
         name, revision = found["name"], found["rev"]

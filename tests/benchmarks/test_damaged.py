@@ -95,92 +95,72 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("name", ["pope", "docvqa", "gqa"])
-def test_a_truncated_file_is_named(damaged: Run, name: str) -> None:
-    code, line = damaged(name, truncate)
-    assert code == 2
-    assert PLACES[name] in line
-    assert re.search(r"file '.*\.parquet' is damaged", line)
+def picture_of(name: str) -> str:
+    return "image_2" if name == "mmmu" else "image"
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "code"),
-    [
-        # What a question is made of is found when the benchmark is opened, the rest with the first answers.
-        *(("pope", "question", 2), ("gqa", "imageId", 2), ("vqav2", "question", 2)),
-        *(("textvqa", "image", 1), ("mme", "category", 1)),
-    ],
-)
-def test_a_column_that_is_gone_is_named(damaged: Run, name: str, column: str, code: int) -> None:
-    found, line = damaged(name, without(column))
+#: A benchmark, damage to its files, the exit code, and a pattern of the line beside the place of the samples.
+DAMAGED: list[tuple[str, Callable[[Path], None], int, str]] = [
+    *((name, truncate, 2, r"file '.*\.parquet' is damaged") for name in ("pope", "docvqa", "gqa")),
+    # What a question is made of is found when the benchmark is opened, the rest with the first answers.
+    *(
+        (name, without(column), code, f"KeyError: '{column}'")
+        for name, column, code in (
+            *(("pope", "question", 2), ("gqa", "imageId", 2), ("vqav2", "question", 2)),
+            *(("textvqa", "image", 1), ("mme", "category", 1)),
+        )
+    ),
+    # A picture that cannot be read is named by its row.
+    *(
+        (name, cell(picture_of(name), 1, change), 1, rf"failed: \w+/1: (ValueError: )?{reason}")
+        for name in ("pope", "vqav2", "mmmu")
+        for change, reason in (
+            (corrupt, "OSError: Truncated File Read"),
+            (half, "OSError: image file is truncated"),
+            (elsewhere, "FileNotFoundError: .*'pictures/none.jpg'"),
+            (nothing, "columns without a value: .*image"),
+        )
+    ),
+    # GQA's task decodes all pictures when it is opened: none is filled with grey.
+    *(
+        ("gqa", cell("image", 1, change), 2, reason)
+        for change, reason in (
+            (half, "buffer"),
+            (elsewhere, "pictures/none.jpg"),
+            (nothing, "'NoneType' object has no attribute 'convert'"),
+        )
+    ),
+    # A sample without a reference is named before anything is asked.
+    *(
+        (name, cell(column, 1, nothing), 2, f", row 1: column '{column}' is empty")
+        for name, column in (("vqav2", "answers"), ("docvqa", "answers"), ("pope", "answer"))
+    ),
+    # A reference of another form, and one that is none of the answers.
+    (
+        "scienceqa_img",
+        cell("answer", 1, lambda value: 7),
+        1,
+        "failed: scienceqa_img/1: .*, row 1: its target cannot be read: IndexError",
+    ),
+    (
+        "pope",
+        cell("answer", 1, lambda value: "maybe"),
+        1,
+        "1 of 6 samples failed: pope_by_kind/1: AssertionError",
+    ),
+]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("name", "damage", "code", "line"), DAMAGED)
+def test_damage_is_named_with_its_place(
+    damaged: Run, name: str, damage: Callable[[Path], None], code: int, line: str
+) -> None:
+    found, said = damaged(name, damage)
     assert found == code
-    assert PLACES[name] in line
-    assert f"KeyError: '{column}'" in line
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", ["pope", "vqav2", "mmmu"])
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (corrupt, "OSError: Truncated File Read"),
-        (half, "OSError: image file is truncated"),
-        (elsewhere, "FileNotFoundError: .*'pictures/none.jpg'"),
-        (nothing, "columns without a value: .*image"),
-    ],
-)
-def test_a_picture_that_cannot_be_read_is_named_by_its_row(
-    damaged: Run, name: str, change: Callable[[Any], Any], reason: str
-) -> None:
-    column = "image_2" if name == "mmmu" else "image"
-    code, line = damaged(name, cell(column, 1, change))
-    assert code == 1
-    assert re.search(rf"failed: \w+/1: (ValueError: )?{reason}", line)
-    assert f"/<row> is of {PLACES[name]}" in line
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (half, "buffer"),
-        (elsewhere, "pictures/none.jpg"),
-        (nothing, "'NoneType' object has no attribute 'convert'"),
-    ],
-)
-def test_a_picture_that_is_read_before_the_questions_is_not_filled_with_grey(
-    damaged: Run, change: Callable[[Any], Any], reason: str
-) -> None:
-    """GQA's task decodes all pictures when it is opened."""
-    code, line = damaged("gqa", cell("image", 1, change))
-    assert code == 2
-    assert PLACES["gqa"] in line
-    assert reason in line
-
-
-@pytest.mark.parametrize(
-    ("name", "column"), [("vqav2", "answers"), ("docvqa", "answers"), ("pope", "answer")]
-)
-def test_a_sample_without_reference_is_named_before_anything_is_asked(
-    damaged: Run, name: str, column: str
-) -> None:
-    code, line = damaged(name, cell(column, 1, nothing))
-    assert code == 2
-    assert f"{PLACES[name]}, row 1: column '{column}' is empty" in line
-
-
-def test_a_reference_of_another_form_is_named_by_its_row(damaged: Run) -> None:
-    code, line = damaged("scienceqa_img", cell("answer", 1, lambda value: 7))
-    assert code == 1
-    place = f"{PLACES['scienceqa_img']}, row 1: its target cannot be read: IndexError"
-    assert f"failed: scienceqa_img/1: {place}" in line
-    assert line.count("benchmark.task") == 0
-
-
-def test_a_reference_that_is_none_of_the_answers_is_named_by_its_row(damaged: Run) -> None:
-    code, line = damaged("pope", cell("answer", 1, lambda value: "maybe"))
-    assert code == 1
-    assert "1 of 6 samples failed: pope_by_kind/1: AssertionError" in line
-    assert PLACES["pope"] in line
+    assert PLACES[name] in said
+    assert re.search(line, said)
+    assert said.count("benchmark.task") <= (code == 2)
 
 
 def test_a_sample_that_shows_nothing_is_an_error_unless_it_may_be_a_text(

@@ -147,10 +147,8 @@ def test_a_task_that_drops_words_between_marks_is_refused(tmp_path: Path) -> Non
         placed(utils.spatial_doc_to_messages_image, doc)
 
 
-def test_mmmu_shows_pictures_by_name_through_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [document(question, options) for question, options, _ in CASES[:3]]
+def asked(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Any]:
+    """What a model is asked of a data set of these rows, by sample."""
     columns = dict.fromkeys(("id", "question", "options", "question_type", "answer"), choices.TEXT)
     columns |= dict.fromkeys((f"image_{number}" for number in range(1, 8)), choices.PICTURE)
     data = tmp_path / "data"
@@ -159,25 +157,22 @@ def test_mmmu_shows_pictures_by_name_through_a_run(
     loaded = open_benchmark(spec, shelf=SHELF)
     told = Told(loaded.tasks, lambda doc: "A")
     evaluate_session(spec, told, Store(spec.store).run("0" * 16).journal, loaded=loaded)
+    return told.asked
+
+
+def test_mmmu_shows_pictures_by_name_through_a_run(tmp_path: Path) -> None:
+    chats = asked(tmp_path, *(document(question, options) for question, options, _ in CASES[:3]))
     read = [
         [
             part["text"] if part["type"] == "text" else part["image"].width // 10
             for part in chat[0]["content"]
         ]
-        for _, chat in sorted(told.asked.items())
+        for _, chat in sorted(chats.items())
     ]
     assert read == [case[2] for case in CASES[:3]]
 
 
 def test_a_mark_without_a_picture_is_one_line(tmp_path: Path) -> None:
-    columns = dict.fromkeys(("id", "question", "options", "question_type", "answer"), choices.TEXT)
-    columns |= dict.fromkeys((f"image_{number}" for number in range(1, 8)), choices.PICTURE)
-    row = document("Is <image 1> like <image 5>?", ["yes", "no"])
-    data = tmp_path / "data"
-    choices.write_repository(data, "lmms-lab-encoder/MMMU", "validation", columns, [row])
-    spec = spec_of("mmmu", data, tmp_path / "store")
-    loaded = open_benchmark(spec, shelf=SHELF)
-    journal = Store(spec.store).run("0" * 16).journal
     with pytest.raises(SampleErrors, match="image_5") as error:
-        evaluate_session(spec, Told(loaded.tasks, lambda doc: "A"), journal, loaded=loaded)
+        asked(tmp_path, document("Is <image 1> like <image 5>?", ["yes", "no"]))
     assert "\n" not in str(error.value).strip()

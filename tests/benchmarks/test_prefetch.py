@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -175,53 +175,61 @@ def test_task_files_say_what_is_read(name: str, wanted: tuple[Wanted, ...]) -> N
     assert data_sets(benchmark(name)) == wanted
 
 
-def test_a_gated_data_set_says_how_to_be_let_in(hub: Hub, fetched: list[str]) -> None:
-    hub.gated.add(MLVU)
-    with pytest.raises(
-        UserError, match=rf"^dataset {MLVU} is gated: accept its terms at {hub.url}"
-    ):
-        prefetch("mlvu")
-    assert hub.downloads() == []
+def full(*args: object, **more: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
-def test_a_repository_that_is_not_there_is_named(hub: Hub, fetched: list[str]) -> None:
-    with pytest.raises(UserError, match=r"^dataset lmms-eval/Video-MME is not on http"):
-        prefetch("videomme")
+#: What stops a download: a benchmark, what is done to the hub or the machine before, and the line.
+STOPPED: tuple[tuple[str, Callable[[Hub, pytest.MonkeyPatch], None], str], ...] = (
+    (
+        "mlvu",
+        lambda hub, patch: hub.gated.add(MLVU),
+        rf"^dataset {MLVU} is gated: accept its terms at http",
+    ),
+    ("videomme", lambda hub, patch: None, r"^dataset lmms-eval/Video-MME is not on http"),
+    (
+        "mvbench",
+        lambda hub, patch: None,
+        r"^dataset OpenGVLab/MVBench has no revision 'video'",
+    ),
+    (
+        "mlvu",
+        lambda hub, patch: patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True),
+        r"cannot be reached.*HF_HUB_OFFLINE unset",
+    ),
+    (
+        "mlvu",
+        lambda hub, patch: patch.setattr(
+            "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+        ),
+        r"^dataset .* http://127\.0\.0\.1:9 cannot be reached",
+    ),
+    (
+        "mlvu",
+        lambda hub, patch: patch.setattr(module, "free", lambda folder: 1000),
+        r"kB may be needed .*1 kB are free",
+    ),
+    (
+        "mlvu",
+        lambda hub, patch: patch.setattr(module, "unpack", full),
+        r"the disk is full; what is downloaded stays",
+    ),
+)
 
 
-def test_a_revision_that_is_not_there_is_named(hub: Hub, fetched: list[str]) -> None:
-    with pytest.raises(UserError, match=r"^dataset OpenGVLab/MVBench has no revision 'video'"):
-        prefetch("mvbench")
-
-
-def test_without_network_one_line_says_so(
-    hub: Hub, fetched: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "prepare", "line"), STOPPED)
+def test_what_stops_a_download_is_one_line(
+    hub: Hub,
+    fetched: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    prepare: Callable[[Hub, pytest.MonkeyPatch], None],
+    line: str,
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"cannot be reached.*HF_HUB_OFFLINE unset"):
-        prefetch("mlvu")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(UserError, match=r"^dataset .* http://127\.0\.0\.1:9 cannot be reached"):
-        prefetch("mlvu")
-
-
-def test_what_will_not_fit_is_not_begun(
-    hub: Hub, fetched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "free", lambda folder: 1000)
-    with pytest.raises(UserError, match=r"kB may be needed .*1 kB are free"):
-        prefetch("mlvu")
-    assert hub.downloads() == []
-
-
-def test_a_full_disk_is_told(hub: Hub, fetched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object, **more: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "unpack", full)
-    with pytest.raises(UserError, match=r"the disk is full; what is downloaded stays"):
-        prefetch("mlvu")
+    prepare(hub, monkeypatch)
+    with pytest.raises(UserError, match=line):
+        prefetch(name)
+    assert bool(hub.downloads()) == ("what is downloaded" in line)
 
 
 def zipped(file: Path, **members: bytes) -> None:

@@ -35,57 +35,39 @@ def saying(text: str) -> Answer:
     return lambda doc: text
 
 
+VQA = ("vqav2", "textvqa", "textvqa_ocr")
+
+#: Benchmarks, what is said to both of their questions, the metric, and what it is worth to each of the two.
+WORTH: list[tuple[str, str, str, float, float]] = [
+    # Ten of ten say yellow; seven say two and three say three. Of the ten ways to leave one annotator out, seven
+    # leave three of three, which is a full point, and three leave two, which is two thirds.
+    *((name, "yellow", "exact_match", 1.0, 0.0) for name in VQA),
+    *((name, "two", "exact_match", 0.0, 1.0) for name in VQA),
+    *((name, "three", "exact_match", 0.0, (7 * 1 + 3 * 2 / 3) / 10) for name in VQA),
+    # Case, articles, full stops, and numbers as words do not count.
+    *((name, "The Yellow.", "exact_match", 1.0, 0.0) for name in VQA),
+    *((name, "2", "exact_match", 0.0, 1.0) for name in VQA),
+    *((name, "yellow square", "exact_match", 0.0, 0.0) for name in VQA),
+    # Two of ten annotators: eight of the ten subsets of nine hold both, two hold one.
+    ("okvqa", "standing", "exact_match", (8 * 2 / 3 + 2 * 1 / 3) / 10, 0.0),
+    ("vizwiz", "Unanswerable", "exact_match", 1.0, 0.0),
+    # The nearer of two references counts: one letter of ten is wrong, two of eight.
+    ("docvqa", "Paul Smyth", "anls", 0.9, 0.0),
+    ("docvqa", "P. Smytt", "anls", 0.75, 0.0),
+    ("docvqa", "paul smith", "anls", 1.0, 0.0),
+    # Three letters of six: what is exactly half right still counts, as in the challenge's script.
+    ("docvqa", "12 xyz", "anls", 0.0, 0.5),
+    ("docvqa", "1 wxyz", "anls", 0.0, 0.0),
+    ("infovqa", "1,200", "anls", 1.0, 0.0),
+]
+
+
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["vqav2", "textvqa", "textvqa_ocr"])
-@pytest.mark.parametrize(
-    ("answer", "first", "second"),
-    [
-        # Ten of ten say yellow; seven say two and three say three. Of the ten ways to leave one annotator out, seven
-        # leave three of three, which is a full point, and three leave two, which is two thirds.
-        ("yellow", 1.0, 0.0),
-        ("two", 0.0, 1.0),
-        ("three", 0.0, (7 * 1 + 3 * 2 / 3) / 10),
-        # Case, articles, full stops, and numbers as words do not count.
-        ("The Yellow.", 1.0, 0.0),
-        ("2", 0.0, 1.0),
-        ("yellow square", 0.0, 0.0),
-    ],
-)
-def test_an_answer_is_worth_a_third_for_each_annotator_who_gave_it(
-    scored: Scored, name: str, answer: str, first: float, second: float
+@pytest.mark.parametrize(("name", "answer", "metric", "first", "second"), WORTH)
+def test_an_answer_is_worth_what_the_definition_says(
+    scored: Scored, name: str, answer: str, metric: str, first: float, second: float
 ) -> None:
-    assert scored(name, saying(answer))["exact_match"] == pytest.approx((first + second) / 2)
-
-
-def test_two_of_ten_annotators_are_worth_three_fifths(scored: Scored) -> None:
-    """Eight of the ten subsets of nine hold both, two hold one: (8 x 2/3 + 2 x 1/3) / 10."""
-    assert scored("okvqa", saying("standing"))["exact_match"] == pytest.approx(0.6 / 2)
-
-
-def test_unanswerable_is_an_answer(scored: Scored) -> None:
-    assert scored("vizwiz", saying("Unanswerable"))["exact_match"] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("answer", "first", "second"),
-    [
-        # The nearer of two references counts: one letter of ten is wrong, two of eight.
-        ("Paul Smyth", 0.9, 0.0),
-        ("P. Smytt", 0.75, 0.0),
-        ("paul smith", 1.0, 0.0),
-        # Three letters of six: what is exactly half right still counts, as in the challenge's script.
-        ("12 xyz", 0.0, 0.5),
-        ("1 wxyz", 0.0, 0.0),
-    ],
-)
-def test_similarity_below_a_half_is_worth_nothing(
-    scored: Scored, answer: str, first: float, second: float
-) -> None:
-    assert scored("docvqa", saying(answer))["anls"] == pytest.approx((first + second) / 2)
-
-
-def test_infographics_take_any_of_the_references(scored: Scored) -> None:
-    assert scored("infovqa", saying("1,200"))["anls"] == pytest.approx(0.5)
+    assert scored(name, saying(answer))[metric] == pytest.approx((first + second) / 2)
 
 
 @pytest.mark.parametrize(
@@ -181,20 +163,6 @@ def test_a_question_counts_if_all_orders_of_its_options_are_right(scored: Scored
 
 
 @pytest.mark.parametrize(
-    ("form", "right"),
-    [("{}", True), ("({})", True), ("{}.", True), ("The answer is {}", True), ("none", False)],
-)
-@pytest.mark.parametrize("name", ["mmbench_en", "mmstar"])
-def test_a_letter_is_read_off_the_usual_forms(
-    scored: Scored, name: str, form: str, right: bool
-) -> None:
-    spec = {"mmbench_en": ("gpt_eval_score", 100.0), "mmstar": ("average", 1.0)}
-    metric, best = spec[name]
-    found = scored(name, lambda doc: form.format(doc["answer"]))
-    assert found[metric] == pytest.approx(best if right else 0.0)
-
-
-@pytest.mark.parametrize(
     ("form", "right", "theirs"),
     [
         *(("{}", 1, 1), ("{}. that one", 1, 1), ("The answer is {}", 1, 0), ("{} it is", 1, 0)),
@@ -229,42 +197,34 @@ def test_an_option_of_mmmu_is_read_and_never_drawn(
     assert found["unparsed"] == pytest.approx(unparsed)
 
 
+#: What is said about two problems, one of which asks for the letter B, whose option is 4, and one for the number 4; the
+#: share of right answers, that of the released script, and the share that cannot be read.
+PROBLEMS: list[tuple[Answer, float, float, float]] = [
+    (lambda doc: rf"So it is \boxed{{{doc['answer']}}}.", 100, 100, 0),
+    # The last box is the answer.
+    (lambda doc: rf"First \boxed{{1}}, then \boxed{{{doc['answer']}}}", 100, 100, 0),
+    (lambda doc: f"The answer is {doc['answer']}.", 100, 100, 0),
+    (saying(r"\boxed{7}"), 0, 0, 0.5),  # of options no value
+    (lambda doc: f"**{doc['answer']}**", 100, 50, 0),
+    (lambda doc: rf"\boxed{{\text{{{doc['answer']}}}}}", 100, 100, 0),
+    *((saying(text), 0, 0, 1) for text in ("zorp wug", "<loc_4> ; ;", "")),
+    # An option is read by its value too.
+    *(
+        (lambda doc, text=text: text if doc["options"] else "4", 100, 100, 0)
+        for text in (r"\boxed{\sqrt{16}}", r"\boxed{\frac82}", "4", "B. 4")
+    ),
+]
+
+
 @pytest.mark.parametrize("name", ["mathvision", "mathvision_testmini"])
-@pytest.mark.parametrize(
-    ("form", "right"),
-    [
-        (r"So it is \boxed{{{}}}.", 100.0),
-        (r"First \boxed{{1}}, then \boxed{{{}}}", 100.0),
-        ("The answer is {}.", 100.0),
-        (r"\boxed{{7}}", 0.0),
-    ],
-)
-def test_the_last_box_is_the_answer(scored: Scored, name: str, form: str, right: float) -> None:
-    found = scored(name, lambda doc: form.format(doc["answer"]))
-    assert found["mathvision_standard_eval"] == right
-
-
-@pytest.mark.parametrize(
-    ("form", "right", "released", "unparsed"),
-    [
-        *(("**{}**", 100, 50, 0), ("zorp wug", 0, 0, 1), ("<loc_4> ; ;", 0, 0, 1), ("", 0, 0, 1)),
-        (r"\boxed{{\text{{{}}}}}", 100, 100, 0),
-    ],
-)
+@pytest.mark.parametrize(("answer", "right", "released", "unparsed"), PROBLEMS)
 def test_mathvision_reads_what_the_released_script_misses(
-    scored: Scored, form: str, right: float, released: float, unparsed: float
+    scored: Scored, name: str, answer: Answer, right: float, released: float, unparsed: float
 ) -> None:
-    """Of two problems one asks for the letter B, whose option is 4, and one for the number 4."""
-    found = scored("mathvision", lambda doc: form.format(doc["answer"]))
+    found = scored(name, answer)
     assert found["mathvision_standard_eval"] == right
     assert found["mathvision_standard_eval_lmms_eval"] <= released
     assert found["unparsed"] == unparsed
-
-
-@pytest.mark.parametrize("answer", [r"\boxed{\sqrt{16}}", r"\boxed{\frac82}", "4", "B. 4"])
-def test_mathvision_reads_an_option_by_its_value_too(scored: Scored, answer: str) -> None:
-    found = scored("mathvision", lambda doc: answer if doc["options"] else "4")
-    assert (found["mathvision_standard_eval"], found["unparsed"]) == (100, 0)
 
 
 @pytest.mark.parametrize(

@@ -182,23 +182,24 @@ def test_without_the_reset_the_note_says_what_the_number_is(
     assert peak.bytes == 7 * 1024
 
 
-def test_off_linux_the_peak_still_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    used = SimpleNamespace(ru_maxrss=1234)
-    monkeypatch.setattr(memory.resource, "getrusage", {resource.RUSAGE_SELF: used}.__getitem__)
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "absent")
-    monkeypatch.setattr(memory.sys, "platform", "freebsd14")
-    assert memory.resident_peak() == 1234 * 1024
-    monkeypatch.setattr(memory.sys, "platform", "darwin")  # counts bytes
-    assert memory.resident_peak() == 1234
-
-
-def test_on_linux_the_peak_is_the_high_water_mark(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("platform", "status", "peak"),
+    [
+        ("linux", "Name:\tx\nVmPeak:\t 99 kB\nVmHWM:\t    7 kB\nVmRSS:\t 5 kB\n", 7 * 1024),
+        ("freebsd14", None, 1234 * 1024),
+        ("darwin", None, 1234),  # counts bytes
+    ],
+)
+def test_the_peak_is_the_high_water_mark_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, status: str | None, peak: int
 ) -> None:
-    status = tmp_path / "status"
-    status.write_text("Name:\tx\nVmPeak:\t 99 kB\nVmHWM:\t    7 kB\nVmRSS:\t 5 kB\n")
-    monkeypatch.setattr(memory, "_STATUS", status)
-    assert memory.resident_peak() == 7 * 1024
+    if status is not None:
+        (tmp_path / "status").write_text(status)
+    used = {resource.RUSAGE_SELF: SimpleNamespace(ru_maxrss=1234)}
+    monkeypatch.setattr(memory.resource, "getrusage", used.__getitem__)
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(memory.sys, "platform", platform)
+    assert memory.resident_peak() == peak
 
 
 def test_what_follows_the_stop_is_not_in_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,27 +109,6 @@ def test_a_row_says_who_judged_and_how(command: Command, server: JudgeServer) ->
     assert again["metrics"] == row["metrics"]
 
 
-def test_without_a_judge_it_is_refused_before_a_model_is_loaded(
-    data: Path,
-    tmp_path: Path,
-    server: JudgeServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(
-        "espalier.harness.models.build_adapter.load_adapter", lambda spec: pytest.fail("loaded")
-    )
-    argv = [
-        word
-        for word in arguments(data, tmp_path / "store", server)
-        if not word.startswith("judge.base")
-    ]
-    assert run.main(argv) == 2
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
-    assert "benchmark='llava_bench' is scored by a judge, and judge.base_url=null" in line
-    assert "judge.base_url=http://localhost:8000/v1 judge.model=" in line
-
-
 @pytest.mark.slow
 def test_a_lost_judge_costs_no_answer(
     command: Command, server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,17 +180,6 @@ def test_words_of_the_users_own_make_another_run(
     assert [one["prompt"] for one in judges] == ["espalier-v1", "strict"]
     assert judges[0]["prompt_hash"] != judges[1]["prompt_hash"]
     assert row["settings"]["judge"]["prompt"] == judges[1]["prompt_hash"]
-
-
-def test_a_bad_setting_is_one_line_before_anything_is_asked(
-    command: Command, server: JudgeServer, tmp_path: Path
-) -> None:
-    file = tmp_path / "words.yaml"
-    file.write_text("user: What do you think of {question}?\n")
-    code, rows, err = command(f"judge.prompt={file}")
-    assert (code, rows, server.requests) == (2, [], [])
-    (line,) = [line for line in err.splitlines() if line.startswith("error")]
-    assert "has no place for the answer; valid: a text with {answer}" in line
 
 
 @pytest.mark.exhaustive

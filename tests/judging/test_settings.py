@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,55 +140,30 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         read_prompt(tmp_path / "nowhere.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "mark"),
-    [
-        ("2", 2),
-        (" 0\n", 0),
-        ("Score: 3.", 3),
-        ("**1**", 1),
-        ("{'score': 2}", 2),
-        ("<think>0, no, 1?\n</think>\n2", 2),
-        ("2.0", 2),
-        ("", None),
-        ("none", None),
-        ("4", None),
-        ("-1", None),
-        ("1.5", None),
-        ("2/3", None),
-        ("1 or 2", None),
-        ("2nd", None),
-        ("v2", None),
-        ("2026-01-02", None),
-    ],
+MARK, RATING = (
+    partial(single, lowest=0, highest=3, integral=True),
+    partial(single, lowest=0, highest=5),
 )
-def test_a_mark_is_the_only_number(text: str, mark: float | None) -> None:
-    assert single(text, 0, 3, integral=True) == mark
+RATINGS = partial(pair, lowest=0, highest=10)
+
+#: Verdicts: how they are read, text, value. A mark is the only number, a rating may be a fraction, and two ratings are
+#: the two numbers of the first line.
+VERDICTS: list[tuple[Callable[[str], Any], str, Any]] = [
+    *((MARK, text, 2) for text in ("2", "{'score': 2}", "<think>0, no, 1?\n</think>\n2", "2.0")),
+    *((MARK, text, mark) for text, mark in ((" 0\n", 0), ("Score: 3.", 3), ("**1**", 1))),
+    *((MARK, text, None) for text in ("", "none", "4", "-1", "1.5", "2/3", "1 or 2")),
+    *((MARK, text, None) for text in ("2nd", "v2", "2026-01-02")),
+    (RATING, "{'score': 4.8}", 4.8),
+    (RATING, "5.1", None),
+    *((RATINGS, text, (8, 9)) for text in ("8 9\nBecause 3 is odd.", "\n\n 8, 9 \n")),
+    *((RATINGS, text, (8, 9)) for text in ("<think>3\n4</think>8 9",)),
+    (RATINGS, "7.5; 10", (7.5, 10)),
+    (RATINGS, "Answer one gets 8, the other 9.", (8, 9)),
+    *((RATINGS, text, None) for text in ("Here are my ratings.\n8 9", "8", "8 9 10", "8 11")),
+    *((RATINGS, text, None) for text in ("-1 -1", "", "\n")),
+]
 
 
-def test_a_rating_may_be_a_fraction() -> None:
-    assert single("{'score': 4.8}", 0, 5) == 4.8
-    assert single("5.1", 0, 5) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "ratings"),
-    [
-        ("8 9\nBecause 3 is odd.", (8, 9)),
-        ("\n\n 8, 9 \n", (8, 9)),
-        ("7.5; 10", (7.5, 10)),
-        ("<think>3\n4</think>8 9", (8, 9)),
-        ("Answer one gets 8, the other 9.", (8, 9)),
-        ("Here are my ratings.\n8 9", None),
-        ("8", None),
-        ("8 9 10", None),
-        ("8 11", None),
-        ("-1 -1", None),
-        ("", None),
-        ("\n", None),
-    ],
-)
-def test_ratings_are_the_two_numbers_of_the_first_line(
-    text: str, ratings: tuple[float, float] | None
-) -> None:
-    assert pair(text, 0, 10) == ratings
+@pytest.mark.parametrize(("read", "text", "value"), VERDICTS)
+def test_a_verdict_is_read(read: Callable[[str], Any], text: str, value: Any) -> None:
+    assert read(text) == value

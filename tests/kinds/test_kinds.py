@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from espalier.harness.cost.budget import Budget, BudgetMismatch, frame_of, shortened_layer
 from espalier.harness.cost.memory import Peak
@@ -259,25 +257,6 @@ def test_a_cache_that_lost_entries_is_told() -> None:
             kind_of(one, asked).account(asked, one, [record, short])
 
 
-def test_a_default_allocation_gives_each_layer_the_same() -> None:
-    scores = [torch.rand(1, 9) for _ in range(4)]
-    assert KeepCache().allocate(scores, 20).tolist() == [5] * 4
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("budget=average", "budget='average': method='fastv' evicts cache entries"),
-        ("engine.backend=emulate", "engine.backend='emulate': method='fastv' evicts"),
-    ],
-)
-def test_settings_of_shorter_prompts_are_refused(line: str, said: str, store: Path) -> None:
-    spec = spec_of("method=fastv", "ratio=0.5", f"store={store}", line)
-    for method in (Evict(), Composed(FASTV, Evict(), 0.5)):
-        with pytest.raises(Refused, match=f"^{re.escape(said)}"):
-            admit(spec, Digests(), method=method)
-
-
 @pytest.mark.slow
 def test_bytes_of_a_cache_are_one_budget_for_reducers_and_compressors(store: Path) -> None:
     rows = [
@@ -290,21 +269,6 @@ def test_bytes_of_a_cache_are_one_budget_for_reducers_and_compressors(store: Pat
         assert row["extra"]["achieved"]["kv_bytes"] == pytest.approx(whole / 12, abs=1)
     # The rule is in no row of another one.
     assert set(walked(FASTV, store).row["extra"]["achieved"]) == {"kept", "average", "flops"}
-
-
-@pytest.mark.parametrize(
-    ("method", "problem"),
-    [
-        (Composed(FASTV, Evict(), 0.5), "both shrink the cache"),
-        (build_method("snapkv", {"scope": "prompt"}), "evicts text entries as well"),
-    ],
-)
-def test_bytes_that_are_no_share_of_the_visual_cache_are_refused(
-    method: Method, problem: str, store: Path
-) -> None:
-    spec = spec_of("method=fastv", "ratio=0.5", f"store={store}", "budget=kv_bytes")
-    with pytest.raises(Refused, match=f"budget='kv_bytes'.*{problem}"):
-        admit(spec, Digests(), method=method)
 
 
 def test_a_composition_evicts_what_its_reducer_leaves(store: Path) -> None:

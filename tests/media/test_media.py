@@ -48,6 +48,13 @@ def picture(index: int, height: int = 32, width: int = 48) -> np.ndarray:
     return np.ascontiguousarray(np.roll(noise, 2 * index, axis=1) // 2 + index % 100)
 
 
+def silence(samples: int, at: int) -> av.AudioFrame:
+    quiet = np.zeros((1, samples), np.float32)
+    frame = av.AudioFrame.from_ndarray(quiet, format="fltp", layout="mono")
+    frame.rate, frame.pts = 16000, at
+    return frame
+
+
 def encode(
     path: Path,
     count: int,
@@ -58,25 +65,23 @@ def encode(
     mux: dict[str, str] | None = None,
     sound: bool = False,
     draw: Callable[[int], np.ndarray] = picture,
+    rate: int | Fraction = 25,
+    pixels: str = "yuv420p",
 ) -> Path:
-    """Write a video of 25 frames per second, or one with the given frame times."""
+    """Write a video of 25 frames per second, or one with the given frame times; its header states `rate`."""
     base = Fraction(1, 1000) if milliseconds else Fraction(1, 25)
     height, width = draw(0).shape[:2]
     with av.open(str(path), "w", format=container, options=mux or {}) as out:
-        stream = out.add_stream(codec, rate=25, options=options or {})
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream = out.add_stream(codec, rate=rate, options=options or {})
+        stream.width, stream.height, stream.pix_fmt = width, height, pixels
         stream.codec_context.time_base = base
         track = out.add_stream("aac", rate=16000) if sound else None
         for index in range(count):
-            frame = av.VideoFrame.from_ndarray(draw(index), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(draw(index), format="rgb24").reformat(format=pixels)
             frame.pts, frame.time_base = (milliseconds[index] if milliseconds else index), base
             out.mux(stream.encode(frame))
             if track is not None and index % 2 == 0:
-                silence = av.AudioFrame.from_ndarray(
-                    np.zeros((1, 1280), np.float32), format="fltp", layout="mono"
-                )
-                silence.rate, silence.pts = 16000, index * 640
-                out.mux(track.encode(silence))
+                out.mux(track.encode(silence(1280, index * 640)))
         out.mux(stream.encode(None))
         if track is not None:
             out.mux(track.encode(None))
@@ -170,18 +175,35 @@ def test_rules_are_those_of_the_evaluations(total: int) -> None:
     )
 
 
-def test_one_uniform_frame_is_the_first_and_one_centre_frame_the_middle() -> None:
-    assert rule_indices(101, 1, "uniform") == (0,)
-    assert rule_indices(101, 1, "centre") == (50,)
-    assert rule_indices(3, 3, "centre") == (0, 1, 2)
+@pytest.mark.parametrize(
+    ("total", "count", "rule", "indices"),
+    [
+        (101, 1, "uniform", (0,)),
+        (101, 1, "centre", (50,)),
+        (3, 3, "centre", (0, 1, 2)),
+        (10, 4, "floor", (0, 2, 5, 7)),
+        (7, 6, "pairs", (0, 1, 2, 4, 5, 6)),
+    ],
+)
+def test_indices_by_hand(total: int, count: int, rule: str, indices: tuple[int, ...]) -> None:
+    assert rule_indices(total, count, rule) == indices
 
 
-def test_rate_counts_by_hand() -> None:
-    assert target_count(250, 768, "fps", 2.0, 25.0) == 20  # ten seconds
-    assert target_count(250, 8, "fps", 2.0, 25.0) == 8  # capped
-    assert target_count(25, 768, "fps", 2.0, 25.0) == 4  # one second, and at least four
-    assert target_count(3, 768, "fps", 2.0, 25.0) == 2  # even
-    assert target_count(290, 768, "fps", 1.0, 29.0) == 10
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        ((250, 768, "fps", 2.0, 25.0), 20),  # ten seconds
+        ((250, 8, "fps", 2.0, 25.0), 8),  # capped
+        ((25, 768, "fps", 2.0, 25.0), 4),  # one second, and at least four
+        ((3, 768, "fps", 2.0, 25.0), 2),  # even
+        ((290, 768, "fps", 1.0, 29.0), 10),
+        ((1000, 33, "pairs", 2.0, 30.0), 32),
+        ((7, 32, "pairs", 2.0, 30.0), 6),
+        ((1, 32, "pairs", 2.0, 30.0), 2),
+    ],
+)
+def test_counts_by_hand(arguments: tuple[Any, ...], count: int) -> None:
+    assert target_count(*arguments) == count
 
 
 # Frames
@@ -388,11 +410,7 @@ def test_files_that_are_no_videos_are_named(folder: Path) -> None:
     (folder / "renamed.mp4").write_bytes((folder / "still.png").read_bytes())
     with av.open(str(folder / "sound.m4a"), "w") as out:
         track = out.add_stream("aac", rate=16000)
-        silence = av.AudioFrame.from_ndarray(
-            np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
-        )
-        silence.rate, silence.pts = 16000, 0
-        out.mux([*track.encode(silence), *track.encode(None)])
+        out.mux([*track.encode(silence(1024, 0)), *track.encode(None)])
     (folder / "directory.mp4").mkdir()
     cases = {
         "missing.mp4": "does not exist",
@@ -471,24 +489,13 @@ def test_damage_ends_in_a_clip_or_in_one_line(folder: Path) -> None:
 
 def test_processors_take_a_clip_as_it_is(plain: Path) -> None:
     clip = sample_frames(plain, 4)
-    onevision = LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28})
-    args = onevision(
-        videos=clip.frames,
-        video_metadata=clip.metadata(),
-        do_sample_frames=False,
-        return_metadata=True,
-        return_tensors="pt",
-    )
+    given = {"videos": clip.frames, "video_metadata": clip.metadata(), "return_tensors": "pt"}
+    given |= {"do_sample_frames": False, "return_metadata": True}
+    args = LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28})(**given)
     assert args["pixel_values_videos"].shape == (1, 4, 3, 28, 28)
     assert args["video_metadata"][0].frames_indices == list(clip.indices)
     assert args["video_metadata"][0].timestamps == pytest.approx(list(clip.timestamps))
-    qwen = Qwen2VLVideoProcessor()(
-        videos=clip.frames,
-        video_metadata=clip.metadata(),
-        do_sample_frames=False,
-        return_metadata=True,
-        return_tensors="pt",
-    )
+    qwen = Qwen2VLVideoProcessor()(**given)
     assert qwen["video_grid_thw"][0, 0] == 2  # four frames in two pairs
     assert qwen["video_metadata"][0].sampled_fps == pytest.approx(4 / clip.duration)
 
@@ -593,25 +600,28 @@ def test_a_decompression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         open_image(stored(marked()))
 
 
-def test_rules_by_the_clock_thin_out_only_what_is_too_much() -> None:
-    # Ten seconds at 30 a second: one frame a second, unless five must do.
-    assert thinned_indices(300, 64, "fps_then_uniform", 1.0, 29.97) == tuple(range(0, 300, 30))
-    assert thinned_indices(300, 5, "fps_then_uniform", 1.0, 29.97) == (0, 74, 149, 224, 299)
-    assert thinned_indices(300, 64, "fps_then_uniform", 2.0, 30.0) == tuple(range(0, 300, 15))
-    # Two a second are twenty, at whole frames over the whole video; eight of these.
-    twenty = tuple(int(i) for i in np.linspace(0, 299, 20).round())
-    assert thinned_indices(300, 32, "fps_then_few", 2.0, 30.0) == twenty
-    assert thinned_indices(300, 8, "fps_then_few", 2.0, 30.0) == tuple(
-        twenty[int(i)] for i in np.linspace(0, 19, 8)
-    )
+#: Two a second of ten seconds are twenty, at whole frames over the whole video.
+TWENTY = tuple(int(place) for place in np.linspace(0, 299, 20).round())
 
 
-def test_rules_of_other_evaluations() -> None:
-    assert rule_indices(10, 4, "floor") == (0, 2, 5, 7)
-    assert target_count(1000, 33, "pairs", 2.0, 30.0) == 32
-    assert target_count(7, 32, "pairs", 2.0, 30.0) == 6
-    assert target_count(1, 32, "pairs", 2.0, 30.0) == 2
-    assert rule_indices(7, 6, "pairs") == (0, 1, 2, 4, 5, 6)
+@pytest.mark.parametrize(
+    ("arguments", "indices"),
+    [
+        # Ten seconds at 30 a second: one frame a second, unless five must do.
+        ((300, 64, "fps_then_uniform", 1.0, 29.97), range(0, 300, 30)),
+        ((300, 5, "fps_then_uniform", 1.0, 29.97), (0, 74, 149, 224, 299)),
+        ((300, 64, "fps_then_uniform", 2.0, 30.0), range(0, 300, 15)),
+        ((300, 32, "fps_then_few", 2.0, 30.0), TWENTY),
+        (
+            (300, 8, "fps_then_few", 2.0, 30.0),
+            [TWENTY[int(place)] for place in np.linspace(0, 19, 8)],
+        ),
+    ],
+)
+def test_rules_by_the_clock_thin_out_only_what_is_too_much(
+    arguments: tuple[Any, ...], indices: Sequence[int]
+) -> None:
+    assert thinned_indices(*arguments) == tuple(indices)
 
 
 @given(st.integers(1, 5000), st.integers(1, 300), st.floats(1, 120))

@@ -6,42 +6,36 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 from transformers import Qwen3VLProcessor
 
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.models.llava_video import time_instruction
+from tests.media.test_media import encode as write
 
 #: Ten frames in the first second, then ten a second apart.
 SLOWING = [100 * i for i in range(10)] + [1000 * i for i in range(1, 11)]
 
+#: Codec and pixels of each, and the format where the ending does not say it.
 CONTAINERS = {
-    "mp4": ("libx264", "yuv420p"),
-    "mkv": ("libx264", "yuv420p"),
-    "webm": ("libvpx-vp9", "yuv420p"),
-    "avi": ("mpeg4", "yuv420p"),
-    "gif": ("gif", "rgb8"),
-    "ts": ("libx264", "yuv420p"),
+    "mp4": {},
+    "mkv": {},
+    "webm": {"codec": "libvpx-vp9"},
+    "avi": {"codec": "mpeg4"},
+    "gif": {"codec": "gif", "pixels": "rgb8"},
+    "ts": {"container": "mpegts"},
 }
 
 
-def encode(path: Path, milliseconds: list[int], rate: int = 10) -> Path:
+def shade(number: int) -> np.ndarray:
+    return np.full((48, 64, 3), 9 * number % 250, np.uint8)
+
+
+def encode(path: Path, milliseconds: list[int], rate: int | Fraction = 10) -> Path:
     """Write frames that are shown at the given times, under a header that states `rate`."""
-    codec, pixels = CONTAINERS[path.suffix[1:]]
-    base = Fraction(1, 1000)
-    with av.open(str(path), "w", format="mpegts" if path.suffix == ".ts" else None) as out:
-        stream = out.add_stream(codec, rate=rate)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, pixels
-        stream.codec_context.time_base = base
-        for number, at in enumerate(milliseconds):
-            shade = np.full((48, 64, 3), 9 * number % 250, np.uint8)
-            frame = av.VideoFrame.from_ndarray(shade, format="rgb24").reformat(format=pixels)
-            frame.pts, frame.time_base = at, base
-            out.mux(stream.encode(frame))
-        out.mux(stream.encode(None))
-    return path
+    count, way = len(milliseconds), CONTAINERS[path.suffix[1:]]
+    return write(path, count, milliseconds=milliseconds, draw=shade, rate=rate, **way)
 
 
 @pytest.mark.parametrize("ending", CONTAINERS)
@@ -101,17 +95,7 @@ def test_a_constant_rate_keeps_the_exact_rate_of_its_header(ending: str, tmp_pat
 
 def test_times_in_milliseconds_do_not_move_an_exact_rate(tmp_path: Path) -> None:
     times = [round(1001 * i / 30) for i in range(90)]
-    path = tmp_path / "exact.mkv"
-    with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", rate=Fraction(30000, 1001))
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.time_base = Fraction(1, 1000)
-        for at in times:
-            frame = av.VideoFrame(64, 48, "yuv420p")
-            frame.pts, frame.time_base = at, Fraction(1, 1000)
-            out.mux(stream.encode(frame))
-        out.mux(stream.encode(None))
-    clip = sample_frames(path, 8)
+    clip = sample_frames(encode(tmp_path / "exact.mkv", times, Fraction(30000, 1001)), 8)
     assert clip.fps == 30000 / 1001
     assert clip.metadata()["frames_indices"] == list(clip.indices)
 

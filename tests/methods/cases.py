@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Decoder, Need, Site, TokenReducer, View
 from espalier.methods.evs import EVS
+from tests.tiny import tiny_spec
 
 DEPTH = 6
 BLOCKS = 3
@@ -156,8 +159,20 @@ VIDEOS: Sequence[Tiling] = (
     tuple((frame, 0, 1 + frame // 8, 3) for frame in range(12)),
 )
 
+#: One picture of 12 x 12 tokens.
+SQUARE: Sequence[Tiling] = [((0, 0, 12, 12),)]
+
+#: Before the decoder, and before the projector.
+PREFIX, VISION = Site("prefix"), Site("vision")
+
 #: Tokens of these samples that a method always keeps: the first frames of the third sample's two videos.
 FEWEST: dict[type[TokenReducer], int] = {EVS: 3 + 6}
+
+
+def facts_of(layers: int) -> ModelFacts:
+    """Facts of LLaVA's tiny model with a decoder of so many layers."""
+    facts = tiny_spec("llava").facts
+    return replace(facts, text=replace(facts.text, layers=layers))
 
 
 def case_id(case: tuple[str, dict[str, Any]]) -> str:
@@ -220,6 +235,14 @@ def make_view(
     if "tile" in signals:  # crops are views where a model does not stitch them
         signals["tile"] = grid[:, :, 1]
     return View(site, tokens, grid, signals, generators_for(range(n_rows)))
+
+
+def views_of_sites(method: TokenReducer) -> Iterator[View]:
+    """Yield a view at each site of a method that reads or does something else than the sites before it."""
+    sites = method.all_sites(BLOCKS, DEPTH)
+    kinds = {(site.where, site.stage > 0, method.needs(site)): site for site in reversed(sites)}
+    for site in kinds.values():
+        yield make_view(method, site=site)
 
 
 def random_signal(need: Need, n_rows: int, n_tokens: int, generator: torch.Generator) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
@@ -74,6 +76,13 @@ def slow_apportion(weights: list[float], sizes: list[int], total: int) -> list[i
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts
+
+
+def crops_with_shares(view: View, row: int, keep: int) -> Iterator[tuple[list[int], int]]:
+    """Yield the tokens of each crop of a row, and how many of them stay if all crops keep the same share."""
+    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
+    sizes = [len(crop) for crop in crops]
+    yield from zip(crops, slow_apportion(sizes, sizes, keep), strict=True)
 
 
 def best(scores: Tensor, tokens: list[int], quota: int) -> list[int]:

@@ -12,25 +12,16 @@ from torch import Tensor
 from espalier.harness.cost.budget import Budget, BudgetError
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import TokenReducer
-from tests.families import FAMILIES
-from tests.methods.runs import adapter_of, kept_by, untouched_by
+from tests.methods.runs import kept_by
 
 #: Raster and class token, crops and newlines, merged patches and windows, shrunk planes, video, pixel shuffle.
 NAMES = ("llava", "llava_next", "qwen2_5_vl", "onevision_image", "onevision_video", "internvl")
-#: Of these, the ones that tests/methods/test_matrix.py does not run every method on.
-OTHERS = NAMES[3:]
 
 #: What a refusal says that a method can reach.
 RANGE = re.compile(r"reaches (\S+) <= ratio < (\S+) ")
 COUNTS = re.compile(r"reaches (\d+) <= keep <= (\d+) ")
 
 Chats = Sequence[list[dict]]
-
-
-def check_method(name: str, method: TokenReducer) -> None:
-    """Ratio 0 changes nothing, dropping equals emulation, a batch equals its rows, and something happens at all."""
-    adapter, chats = adapter_of(name), FAMILIES[name].chats
-    check_cell(adapter, method, chats, untouched_by(name).logits, range(len(chats)))
 
 
 def check_cell(
@@ -41,7 +32,11 @@ def check_cell(
     rows: Sequence[int],
     **changes: Any,
 ) -> None:
-    """The same on a given model, whose logits without reduction are `plain`; `rows` also run alone."""
+    """Ratio 0 changes nothing, dropping equals emulation, `rows` equal themselves alone, and something happens at all.
+
+    Args:
+        adapter: a tiny model, whose logits without reduction are `plain`.
+    """
     samples = [f"s{row}" for row in range(len(chats))]
     untouched = kept_by(adapter, method, chats, 0.0, samples, **changes).logits
     # What acts while tokens are generated acts at every ratio: then the prefill alone is untouched.

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.record import GeneratedBatch
+from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import Plan, TokenReducer, View
+from espalier.methods.base import Decoder, Plan, TokenReducer, View
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
@@ -51,6 +52,25 @@ def untouched_by(name: str) -> GeneratedBatch:
     return kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0)
 
 
+@contextmanager
+def noted(**modules: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """Yield what modules return, call by call, by the names given to them."""
+    outputs: dict[str, list[Tensor]] = {name: [] for name in modules}
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            note = outputs[name].append
+            hooks.enter_context(
+                module.register_forward_hook(lambda _module, _args, output, note=note: note(output))
+            )
+        yield outputs
+
+
+def logits_of(query: Tensor, key: Tensor, n_heads: int) -> Tensor:
+    """Return the scaled products (B, H, S, S) of projected queries and keys (B, S, H Dh)."""
+    query, key = (part.unflatten(2, (n_heads, -1)).transpose(1, 2) for part in (query, key))
+    return query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+
+
 def watched(method: TokenReducer) -> tuple[TokenReducer, list[tuple[View, int, Plan]]]:
     """Return the same method, and the list of what it is shown and asked from now on, with its answers."""
     seen: list[tuple[View, int, Plan]] = []
@@ -74,6 +94,21 @@ def left_by(
     return left
 
 
+def check_stages(
+    adapter: Adapter,
+    method: TokenReducer,
+    chat: list[dict],
+    ratio: float,
+    scores: Callable[[View], Sequence[float]],
+) -> SampleRecord:
+    """Hold a method of several sites on a chat: each keeps the best of what the last one left; return its record."""
+    watching, seen = watched(method)
+    record = kept_by(adapter, watching, [chat], ratio).records[0]
+    assert record.kept == tuple(keep for _, keep, _ in seen)
+    assert record.origin.tolist() == left_by(seen, scores)
+    return record
+
+
 def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]) -> list[View]:
     """What the method would be shown at its first site, with everything kept."""
     site = method.sites(adapter.facts.text.layers)[0]
@@ -88,20 +123,31 @@ def check_on_engine(
     slow: Slow,
     ratios: Sequence[float] = (0.5, 0.8),
 ) -> None:
-    """Hold a one-site method on a model: ratio 0 keeps all, a batch equals its rows, and rows equal a slow version."""
-    adapter, chats = adapter_of(name), FAMILIES[name].chats
-    untouched = untouched_by(name)
+    """Hold a one-site method on a family: ratio 0 keeps all, a batch equals its rows, and rows equal a slow version."""
+    check_on_model(adapter_of(name), FAMILIES[name].chats, untouched_by(name), method, slow, ratios)
+
+
+def check_on_model(
+    adapter: Adapter,
+    chats: Sequence[list[dict]],
+    untouched: GeneratedBatch,
+    method: TokenReducer,
+    slow: Slow,
+    ratios: Sequence[float],
+) -> None:
+    """The same on a given model, which answers the chats with `untouched` if nothing is removed."""
     everything = kept_by(adapter, method, chats, 0.0)
     assert torch.equal(everything.logits, untouched.logits)
     assert [record.kept for record in everything.records] == [
         (record.visual,) for record in untouched.records
     ]
     views = [views_of(adapter, method, [chat])[0] for chat in chats]
+    samples = "abc"[: len(chats)]
     for ratio in ratios:
-        batch = kept_by(adapter, method, chats, ratio, "abc")
-        emulated = kept_by(adapter, method, chats, ratio, "abc", backend="emulate")
-        for row, one in enumerate(chats):
-            alone = kept_by(adapter, method, [one], ratio, "abc"[row])
+        batch = kept_by(adapter, method, chats, ratio, samples)
+        emulated = kept_by(adapter, method, chats, ratio, samples, backend="emulate")
+        for row, chat in enumerate(chats):
+            alone = kept_by(adapter, method, [chat], ratio, samples[row])
             origin = alone.records[0].origin
             assert torch.equal(batch.records[row].origin, origin)
             assert torch.equal(emulated.records[row].origin, origin)
@@ -111,22 +157,30 @@ def check_on_engine(
 
 
 def recall(
-    method: TokenReducer, n_tokens: int, view_of: Callable[[Tensor], View]
+    method: TokenReducer | Decoder,
+    n_tokens: int,
+    view_of: Callable[[Tensor], View],
+    n_planted: int = 6,
+    keep: int = 20,
 ) -> tuple[float, float, float]:
-    """Return the share of 6 planted tokens kept among 20: by a method, by chance, and with its scores turned round.
+    """Return the share of planted tokens kept: by a method, by chance, and with its scores turned round.
 
     Args:
-        method: what keeps the tokens with high scores.
+        method: what keeps the tokens with high scores; of a choice for each layer the last one counts.
         n_tokens: N.
         view_of: makes views of 16 rows from (16, N) scores.
+        n_planted: tokens with a high score.
+        keep: tokens kept.
     """
     generator = torch.Generator().manual_seed(3)
     noise = torch.rand(16, n_tokens, generator=generator)
-    planted = torch.rand(16, n_tokens, generator=generator).argsort(dim=1)[:, :6]
+    planted = torch.rand(16, n_tokens, generator=generator).argsort(dim=1)[:, :n_planted]
     scores = noise.scatter(1, planted, 3.0)
 
     def found(turned: Tensor) -> float:
-        kept = method.plan(view_of(turned), 20).kept
+        view, reduces = view_of(turned), isinstance(method, TokenReducer)
+        kept = method.plan(view, keep).kept if reduces else method.choose(view, keep)
+        kept = kept if kept.dim() == 2 else kept[:, -1]
         return float((kept.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
 
-    return found(scores), 20 / n_tokens, found(1 / (scores + 0.1))
+    return found(scores), keep / n_tokens, found(1 / (scores + 0.1))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from espalier.harness.engine.signals.decoder_attention import page_rank
 from espalier.methods.aim import AIM
-from espalier.methods.base import Site, View
-from tests.methods.cases import make_view
+from espalier.methods.base import View
+from tests.methods.cases import PREFIX, make_view
 from tests.methods.crop_views import slow_apportion
 from tests.methods.released import numbers, released_view
 from tests.methods.twins import check_released, check_slow, outcome, released
-
-PREFIX = Site("prefix")
 
 
 def slow_merge(tokens: Tensor, keep: int) -> dict[int, Tensor]:
@@ -69,14 +66,6 @@ def test_two_rounds_by_hand():
     assert (once.kept.tolist(), twice.kept.tolist()) == ([[1, 3]], [[3]])
     torch.testing.assert_close(outcome(view, once), torch.tensor([[[4.0, 0], [0, 8]]]))
     torch.testing.assert_close(outcome(view, twice), torch.tensor([[[2.0, 4]]]))
-
-
-def test_published_schedule():
-    """A quarter, then eighths of it, after layers 14 to 20 of 28."""
-    sites = AIM().sites(28)
-    assert [site.layer for site in sites[1:]] == [15, 16, 17, 18, 19, 20, 21]
-    assert AIM().fractions(1 / 32, 8) == pytest.approx([n / 32 for n in range(8, 0, -1)])
-    assert AIM().fractions(0.3, 8) == pytest.approx([1 - 0.1 * n for n in range(8)])
 
 
 @released("aim")

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from espalier.methods.aircache import AirCache
 from espalier.methods.compressor import CacheView
-from tests.methods.test_compressors import HEADS, built, view_of
+from tests.methods.test_compressors import HEADS, built, groups, view_of
 
 
 def two_pictures() -> CacheView:
@@ -20,34 +21,47 @@ def two_pictures() -> CacheView:
     return replace(view, between=torch.arange(14, 20))
 
 
-@pytest.mark.parametrize("text", ["behind", "between"])
-@pytest.mark.parametrize("window", ["elite", "all", "continuous"])
-def test_words_between_pictures_vote_where_they_are_part_of_the_instruction(
-    window: str, text: str
-) -> None:
-    view = two_pictures()
-    method = built("aircache", window=window, size=14, alpha=0.5, text=text)
-    words = [*(range(14, 20) if text == "between" else ()), *view.words.tolist()]
-    members = words[-14:] if window == "continuous" else words
-    if window == "elite":
-        row = torch.zeros(len(words), dtype=torch.float64)
-        for head in range(HEADS):
-            keys = view.keys[head // 3][words]
-            row += (keys @ view.queries[head, words[-1]] * view.scaling).softmax(0) / HEADS
-        members = [slot for slot, paid in zip(words, row, strict=True) if paid >= 0.5 * row.max()]
-    expected = torch.zeros(len(view.visual), dtype=torch.float64)
+def elite_words(view: CacheView, words: list[int]) -> list[int]:
+    """The words to which the last one pays half of the most that it pays to any."""
+    row = torch.zeros(len(words), dtype=torch.float64)
+    for head in range(HEADS):
+        keys = view.keys[head // 3][words]
+        row += (keys @ view.queries[head, words[-1]] * view.scaling).softmax(0) / HEADS
+    return [slot for slot, paid in zip(words, row, strict=True) if paid >= 0.5 * row.max()]
+
+
+def slow_votes(view: CacheView, members: list[int]) -> Tensor:
+    """What words pay to visual entries (H, V), each over the visual keys and the words that stand before it."""
+    votes = torch.zeros(HEADS, len(view.visual), dtype=torch.float64)
     for head in range(HEADS):
         for slot in members:
-            # A word reads no key behind it: none of the second picture, and no later word.
-            before = [one for one in view.visual.tolist() if one <= slot]
-            seen = [*before, *(other for other in members if other <= slot)]
-            products = view.keys[head // 3][seen] @ view.queries[head, slot] * view.scaling
-            expected[: len(before)] += products.softmax(0)[: len(before)] / len(members) / HEADS
-    torch.testing.assert_close(method.score(view)[0], expected, rtol=0, atol=1e-12)
-    # Of a single picture there is no such text, and nothing moves.
-    assert torch.equal(
-        built("aircache").score(view_of()), built("aircache", text=text).score(view_of())
-    )
+            before = [place for place in view.visual.tolist() if place <= slot]
+            read = [*before, *(other for other in members if other <= slot)]
+            products = view.keys[head // 3][read] @ view.queries[head, slot] * view.scaling
+            votes[head, : len(before)] += products.softmax(0)[: len(before)] / len(members)
+    return votes
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("window", ["elite", "all", "continuous"])
+@pytest.mark.parametrize("text", ["one picture", "behind", "between"])
+def test_words_vote_over_visual_and_window_keys_alone(
+    text: str, window: str, per_head: bool
+) -> None:
+    """Between pictures they do where they are part of the instruction."""
+    several = text != "one picture"
+    view, size = (two_pictures(), 14) if several else (view_of(), 5)
+    read = {"text": text} if several else {}
+    method = built("aircache", window=window, size=size, alpha=0.5, per_head=per_head, **read)
+    words = [*(range(14, 20) if text == "between" else ()), *view.words.tolist()]
+    members = {"elite": elite_words(view, words), "all": words, "continuous": words[-size:]}
+    assert 1 < len(members["elite"]) < len(words)
+    votes = slow_votes(view, members[window])
+    expected = groups(votes) if per_head else votes.mean(0, keepdim=True)
+    torch.testing.assert_close(method.score(view), expected, rtol=0, atol=1e-12)
+    # Of a single picture there is no text between, and nothing moves.
+    alone = built("aircache", **read).score(view_of())
+    assert torch.equal(built("aircache").score(view_of()), alone)
 
 
 @pytest.mark.parametrize("size", [4, 14, 32])

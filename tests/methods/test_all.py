@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
 import torch
 
 from espalier.harness.specs.catalogue import names_of
-from espalier.methods.base import MethodError, PlanError, Positions, TokenReducer
+from espalier.methods.base import MethodError, PlanError, Positions, TokenReducer, View
 from tests.methods.cases import (
+    BLOCKS,
     CASES,
     CHAINED,
     DEPTH,
     ORDER,
     SHARES,
+    WORDS,
     build,
     case_id,
     make_view,
@@ -23,6 +26,7 @@ from tests.methods.cases import (
     reachable,
     replaced,
     rows_of_view,
+    views_of_sites,
     with_trait,
 )
 from tests.methods.twins import outcome
@@ -86,15 +90,14 @@ def test_every_registered_reducer_is_under_test():
 
 
 @every_method
-@pytest.mark.parametrize("keep", [1, 2, 3, 7, 12, 24, 41, 47, 48])
-def test_keeps_exactly_what_was_asked_in_order(case: Case, keep: int):
+def test_keeps_exactly_what_was_asked_in_order(case: Case):
     method = build(case)
-    keep = reachable(method, keep)
     view = make_view(method)
-    plan = method.plan(view, keep)
-    plan.check(view.tokens.shape[1], keep)
-    assert plan.kept.dtype == torch.long
-    assert outcome(view, plan).shape == (3, keep, view.tokens.shape[2])
+    for keep in sorted({reachable(method, keep) for keep in (1, 2, 3, 7, 12, 24, 41, 47, 48)}):
+        plan = method.plan(view, keep)
+        plan.check(view.tokens.shape[1], keep)
+        assert plan.kept.dtype == torch.long
+        assert outcome(view, plan).shape == (3, keep, view.tokens.shape[2])
 
 
 @every_method
@@ -164,32 +167,61 @@ def test_half_precision_inputs_are_decided_in_fp32(case: Case, dtype: torch.dtyp
 @every_method
 def test_identical_tokens_with_equal_scores_are_no_obstacle(case: Case):
     method = build(case)
-    view = make_view(method)
-    flat = {
-        key: torch.full_like(value, 0.25) if value.is_floating_point() else value
-        for key, value in view.signals.items()
-    }
     keep = reachable(method, 10)
-    plan = method.plan(replaced(view, torch.ones_like(view.tokens), **flat), keep)
-    plan.check(48, keep)
-    if case in FROM_THE_FRONT:  # the rule for ties is the lower index first
-        assert torch.equal(plan.kept, torch.arange(10).expand(3, 10))
+    for view in views_of_sites(method):
+        flat = {
+            key: torch.full_like(value, 0.25) if value.is_floating_point() else value
+            for key, value in view.signals.items()
+        }
+        plan = method.plan(replaced(view, torch.ones_like(view.tokens), **flat), keep)
+        plan.check(48, keep)
+        if case in FROM_THE_FRONT:  # the rule for ties is the lower index first
+            assert torch.equal(plan.kept, torch.arange(10).expand(3, 10))
+
+
+def used(method: TokenReducer, view: View) -> None:
+    """Measure by what a view shows, where it is shown to be measured, and choose by it."""
+    if "text_information" in view.signals:
+        method.measured(rows_of_view(view, [1]))
+    method.plan(view, 12)
 
 
 @every_method
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_is_an_error(case: Case, poison: float):
     method = build(case)
-    view = make_view(method)
-    for key, value in view.signals.items():
-        if not value.is_floating_point():
-            continue  # places
-        bad = value.clone()
-        bad[1, 5 % value.shape[1]] = poison
-        if (key, poison) == ("prior", float("inf")):
-            continue  # an infinite prior means a score of 0
-        with pytest.raises(MethodError, match="NaN or infinite"):
-            method.plan(replaced(view, **{key: bad}), 12)
+    for view in views_of_sites(method):
+        for key, value in view.signals.items():
+            # Places are no floats, and an infinite prior means a score of 0.
+            if not value.is_floating_point() or (key, poison) == ("prior", float("inf")):
+                continue
+            bad = value.clone()
+            bad[1, 5 % value.shape[1]] = poison
+            poisoned = replaced(view, **{key: bad})
+            with pytest.raises(MethodError, match="NaN or infinite"):
+                used(method, poisoned)
+
+
+@every_method
+def test_a_prompt_without_words_behind_the_image_is_refused(case: Case):
+    method = build(case)
+    for view in views_of_sites(method):
+        if "text_positions" in view.signals:
+            before = torch.arange(WORDS).expand(3, -1)
+            with pytest.raises(MethodError, match="words after the image"):
+                method.plan(replaced(view, text_positions=before), 12)
+
+
+@every_method
+def test_schedules_fall_from_site_to_site_and_grow_with_the_share(case: Case):
+    method = build(case)
+    n_sites = len(method.all_sites(BLOCKS, DEPTH))
+    schedules = [method.fractions(step / 50, n_sites) for step in range(1, 51)]
+    assert schedules[-1] == (1,) * n_sites
+    for schedule in schedules:
+        assert list(schedule) == sorted(schedule, reverse=True)
+    for lower, higher in pairwise(schedules):
+        assert all(a <= b + 1e-12 for a, b in zip(lower, higher, strict=True))
 
 
 @every_method
@@ -278,21 +310,3 @@ def test_positions_are_renumbered_before_the_decoder_and_as_released(case: Case)
         assert found == RELEASED.get(case[0], habit)
     else:
         assert found in get_args(Positions)
-
-
-def test_divprune_covers_clusters_that_random_misses():
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.nn.functional.normalize(torch.randn(16, 16, generator=generator), dim=1)
-    # 33 tokens of one cluster, one token of each of the others.
-    cluster = torch.cat([torch.zeros(33, dtype=torch.long), torch.arange(1, 16)])
-    cluster = cluster[torch.randperm(48, generator=generator)]
-    tokens = centres[cluster] + 0.01 * torch.randn(8, 48, 16, generator=generator)
-
-    def covered(name: str) -> float:
-        method = build((name, {}))
-        view = replaced(make_view(method, [((0, 0, 6, 8),)] * 8), tokens)
-        kept = method.plan(view, 16).kept
-        return sum(len(cluster[row].unique()) for row in kept) / (8 * 16)
-
-    assert covered("divprune") == 1.0
-    assert covered("random") < 0.7

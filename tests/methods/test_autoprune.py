@@ -12,24 +12,18 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget, BudgetError, BudgetMismatch
-from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.signals.decoder_attention import mutual_information
 from espalier.methods.autoprune import AutoPrune, scaled
 from espalier.methods.base import Need, Site, View
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
-from tests.methods.cases import make_view
+from tests.methods.cases import facts_of, make_view
 from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import kept_by
 from tests.methods.twins import best, check_slow, outcome, released
-from tests.tiny import Recorder, tiny_spec
+from tests.tiny import Recorder
 
 FIRST, THIRD = Site("layer", 1), Site("layer", 3)
-
-
-def facts_of(layers: int) -> ModelFacts:
-    facts = tiny_spec("llava").facts
-    return replace(facts, text=replace(facts.text, layers=layers))
 
 
 def attention_of(query: Tensor, key: Tensor) -> Tensor:
@@ -91,19 +85,6 @@ def test_information_equals_the_slow_one_in_any_batch(block: int) -> None:
     assert both[1].item() == pytest.approx(fewer, abs=1e-5)
 
 
-def test_words_that_attend_alike_have_none_and_apart_one_bit() -> None:
-    """Two words and two tokens, with keys so far apart that each word sees one token."""
-    key = torch.tensor([[60.0, 0], [0, 60], [0, 0], [0, 0]])[None, None]
-    valid, slots = torch.ones(1, 4, dtype=torch.bool), torch.tensor([[2, 3]])
-    visual = torch.tensor([[True, True, False, False]])
-    for query, bits in (
-        (torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1]]), 1.0),
-        (torch.ones(4, 2), 0.0),
-    ):
-        information = mutual_information(query[None, None], key, 1.0, valid, slots, visual)
-        assert information.item() == pytest.approx(bits, abs=1e-4)
-
-
 def test_the_engine_reads_words_after_the_image_and_tokens_left() -> None:
     """Against the attention of the layer's own queries and keys, before layer 2 with half of the tokens gone."""
     adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
@@ -140,17 +121,6 @@ def test_a_curve_meets_its_sum_and_keeps_its_form(total: float) -> None:
     assert len(factors) <= 1
 
 
-def test_shares_grow_and_never_rise() -> None:
-    for method in (AutoPrune(), AutoPrune(slope=0.0), AutoPrune(slope=3.0, x0=2.0)):
-        before = (0.0,) * 31
-        for step in range(1, 101):
-            now = method.fractions(step / 100, 31)
-            assert all(a >= b for a, b in pairwise((1.0, *now)))
-            assert all(a <= b + 1e-12 for a, b in zip(before, now, strict=True))
-            before = now
-        assert before == (1.0,) * 31
-
-
 @pytest.mark.parametrize(("tokens", "ratio"), [(64, 0.8577), (128, 0.7466), (192, 0.6355)])
 def test_the_released_budgets(tokens: int, ratio: float) -> None:
     shares_left = AutoPrune().fractions(tokens / 576, 31)
@@ -160,12 +130,12 @@ def test_the_released_budgets(tokens: int, ratio: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["kept", "average", "flops"])
-@pytest.mark.parametrize("layers", [3, 4, 8, 28, 32])
+@pytest.mark.parametrize("layers", [3, 4, 8, 32])
 def test_any_slope_meets_the_budget_after_the_first_count(rule: str, layers: int) -> None:
     """Every slope from the first count on; a flat curve keeps less of early layers than a steep one."""
     facts = facts_of(layers)
-    for n_tokens in (5, 48, 144, 577):
-        for ratio in (0.02, 0.3, 0.5, 0.6, 0.7):
+    for n_tokens in (5, 144, 577):
+        for ratio in (0.02, 0.3, 0.6, 0.7):
             budget = Budget(rule, ratio)
             try:
                 usual = budget.keep(AutoPrune(), facts, n_tokens, 40)

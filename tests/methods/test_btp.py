@@ -10,7 +10,6 @@ import torch
 
 from espalier.methods.base import View
 from espalier.methods.btp import BTP
-from espalier.methods.select.maxmin import farthest_places
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import recall
@@ -70,18 +69,6 @@ def test_attention_prefers_the_first_part_by_hand():
     view = released_view(SITES[2], torch.ones(1, 10, 2), 5, last_attention=scores)
     assert BTP().plan(view, 2).kept.tolist() == [[5, 6]]
     assert BTP().plan(view, 5).kept.tolist() == [[1, 3, 5, 6, 7]]
-
-
-def test_places_by_hand():
-    """Of 4 x 4: a corner, the one opposite, a third, and of those at distance 3 from all the first, in the middle."""
-    view = released_view(SITES[0], torch.ones(1, 16, 2), 4)
-    assert farthest_places(view.grid, 4).tolist() == [[0, 15, 3, 9]]
-
-
-def test_published_schedule():
-    assert [(site.layer, site.stage) for site in SITES] == [(3, 0), (6, 1), (14, 2)]
-    assert BTP().fractions(1 / 12, 3) == pytest.approx((1 / 2, 1 / 4, 1 / 12))
-    assert BTP().fractions(0.5, 3) == (1.0, 1.0, 0.5)
 
 
 @released("btp")

@@ -49,14 +49,6 @@ def test_worked_examples(alpha: float, n_edges: int, keep: int, kept: list[int])
     assert method.plan(view, keep).kept.tolist() == [kept]
 
 
-def test_the_examples_hold_when_the_prior_carries_the_ranking():
-    view = worked_view()
-    prior = torch.rand(1, 9, generator=torch.Generator().manual_seed(0)) + 0.5
-    biased = {"last_attention": torch.tensor([IMPORTANCE]) * prior, "prior": prior}
-    plan = D2Pruner(r_pivot=0.5).plan(replace(view, signals=biased), 6)
-    assert plan.kept.tolist() == [[0, 1, 2, 3, 4, 6]]
-
-
 def slow_d2pruner(method: D2Pruner, view: View, row: int, keep: int) -> list[int]:
     h = view.tokens[row].double()
     n = len(h)
@@ -112,26 +104,3 @@ def test_the_ablation_is_the_ranking_by_debiased_importance():
     wanted = relative.topk(10, dim=1).indices.sort(dim=1).values
     assert torch.equal(D2Pruner(selection="importance").plan(view, 10).kept, wanted)
     assert torch.equal(D2Pruner(r_pivot=1.0).plan(view, 10).kept, wanted)
-
-
-def test_without_similar_neighbours_no_edge_exists_for_localization():
-    view = make_view(D2Pruner(), [((0, 0, 6, 6),)])
-    edges = edges_of(D2Pruner(alpha=0.5), view)
-    step = (view.grid[:, :, None, 2:] - view.grid[:, None, :, 2:]).abs().amax(dim=3)
-    assert not edges[step > 1].any()
-
-
-def test_identical_tokens_form_a_complete_graph():
-    view = replace(worked_view(), tokens=torch.ones(1, 9, 4))
-    assert int(edges_of(D2Pruner(), view).sum()) == 72
-    assert D2Pruner().plan(view, 4).kept.tolist() == [[0, 1, 3, 4]]  # the four most important
-
-
-def test_needs_attention_of_the_layer_below_and_its_prior():
-    method = D2Pruner(K=5)
-    (site,) = method.sites(6)
-    assert site == Site("layer", 5)
-    assert [(need.signal, need.layer) for need in method.needs(site)] == [
-        ("last_attention", None),
-        ("prior", None),
-    ]

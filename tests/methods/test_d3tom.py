@@ -84,11 +84,6 @@ def test_kept_copies_stay_and_halves_are_compared_in_fp32() -> None:
     assert torch.equal(nearest_kept(states, kept), nearest_kept(states.float(), kept))
 
 
-def test_the_share_is_the_ratio_behind_the_first_step() -> None:
-    assert D3ToM().ratios(0.75, 4) == (0.0, 0.75, 0.75, 0.75)
-    assert D3ToM().ratios(0.75, 1) == (0.0,)
-
-
 @pytest.mark.parametrize("ratio", [0.25, 0.5, 0.75, 0.9])
 @pytest.mark.parametrize("direction", ["low_to_high", "high_to_low"])
 def test_the_shares_of_d3tom_t_have_the_ratio_as_their_mean(ratio, direction) -> None:
@@ -104,15 +99,5 @@ def test_the_shares_of_d3tom_t_have_the_ratio_as_their_mean(ratio, direction) ->
     assert rest == sorted(rest, reverse=not ascending)
 
 
-def test_the_released_shares_fall_and_miss_the_mean() -> None:
-    rest = D3ToMT(direction="released").ratios(0.8, 4)[1:]
-    assert rest == pytest.approx([0.6 + 0.4 * (1 - t / 4) for t in (1, 2, 3)])
-
-
-def test_nothing_is_dropped_at_ratio_0() -> None:
-    for method in (D3ToM(), D3ToMT(), D3ToMT(direction="released")):
-        assert set(method.ratios(0.0, 8)) == {0.0}
-
-
-def test_too_few_steps_for_a_slope_have_the_ratio_itself() -> None:
-    assert D3ToMT().ratios(0.75, 2) == (0.0, 0.75)
+def test_positions_close_up_after_the_site() -> None:
+    assert D3ToM().positions(6) == "renumbered"

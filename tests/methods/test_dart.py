@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, View
+from espalier.methods.base import View
 from espalier.methods.dart import DART
-from tests.methods.cases import make_view, replaced
+from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.twins import check_slow
-
-SQUARE = [((0, 0, 12, 12),)]
 
 
 def slow_dart(method: DART, view: View, row: int, keep: int) -> list[int]:
@@ -57,21 +55,8 @@ def test_equals_the_slow_one(method: DART, keep: int):
 @pytest.mark.parametrize(("asked", "released"), [(192, 196), (128, 132), (64, 68)])
 def test_keeps_what_the_released_code_keeps_where_its_count_divides(asked: int, released: int):
     """Four pivots and eight equal choices: asked for T it keeps 4 + 8 floor(T / 8)."""
-    view = make_view(DART(), [((0, 0, 24, 24),)])
     assert released == 4 + 8 * (asked // 8)
-    signals = {key: value[0] for key, value in view.signals.items()}
-    order = signals["visual_keys"].abs().sum((0, 2)).argsort(descending=True)[:4].tolist()
-    words = (
-        3 + signals["text_keys"][:, 3:].abs().sum((0, 2)).argsort(descending=True)[:4]
-    ).tolist()
-    pivots = [*signals["normed"][order], *signals["text_normed"][words]]
-    rest, kept = [j for j in range(576) if j not in order], list(order)
-    for pivot in pivots:
-        likeness = torch.cosine_similarity(pivot[None], signals["normed"][rest], dim=1)
-        chosen = likeness.argsort()[: asked // 8].tolist()
-        kept += [rest[place] for place in chosen]
-        rest = [j for place, j in enumerate(rest) if place not in chosen]
-    assert DART().plan(view, released).kept[0].tolist() == sorted(kept)
+    check_slow(DART(), make_view(DART(), [((0, 0, 24, 24),)]), slow_dart, (released,))
 
 
 def test_duplicates_go_and_what_is_different_stays():
@@ -96,18 +81,3 @@ def test_duplicates_go_and_what_is_different_stays():
     swapped = torch.where(is_different.unsqueeze(2), torch.ones(16), other)
     swapped.scatter_(1, keys.abs().sum((1, 3)).topk(4).indices.unsqueeze(2).expand(-1, -1, 16), 1.0)
     assert recall(swapped) < 48 / 144
-
-
-def test_equal_tokens_go_to_the_lower_index():
-    view = make_view(DART(), SQUARE)
-    flat = {key: torch.ones_like(view.signals[key]) for key in ("normed", "text_normed")}
-    keys = torch.ones_like(view.signals["visual_keys"])
-    keys[:, :, 100] = 2
-    kept = DART(pivot_image_token=1).plan(replaced(view, **flat, visual_keys=keys), 9).kept
-    assert kept.tolist() == [[*range(8), 100]]
-
-
-def test_a_prompt_without_words_behind_the_image_is_refused():
-    view = make_view(DART(), SQUARE)
-    with pytest.raises(MethodError, match="words after the image"):
-        DART().plan(replaced(view, text_positions=torch.arange(9)[None]), 12)

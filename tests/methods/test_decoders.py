@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
@@ -47,10 +46,6 @@ def test_the_defaults_are_the_papers(name: str):
     assert [built.source, built.overlap, built.window, built.text_only, built.guided] == wanted
     assert built.reducer is None
     assert bool(built.tree) == (name == "sd_tree")
-    assert hash(built) == hash(kind())
-    for field in fields(built):
-        with pytest.raises(FrozenInstanceError):
-            setattr(built, field.name, getattr(built, field.name))
 
 
 @pytest.mark.parametrize("name", names_of(Decoder))

@@ -11,21 +11,15 @@ from espalier.methods.divprune import DivPrune
 from tests.families import FAMILIES
 from tests.methods.cases import make_view
 from tests.methods.runs import adapter_of, check_on_engine, kept_by
+from tests.methods.slow import farthest_first
 from tests.methods.twins import check_slow
 from tests.tiny import Recorder
 
 
 def slow_max_min(tokens: Tensor, keep: int) -> list[int]:
-    """Pick the most isolated token, then again and again the one farthest from all that were picked."""
+    """By cosines."""
     units = tokens.double() / tokens.double().norm(dim=1, keepdim=True)
-    apart = (1 - units @ units.T).tolist()
-    places = range(len(apart))
-    alone = [min(apart[i][j] for j in places if j != i) for i in places]
-    picked = [alone.index(max(alone))]
-    while len(picked) < keep:
-        near = {i: min(apart[i][j] for j in picked) for i in places if i not in picked}
-        picked.append(max(near, key=lambda i: (near[i], -i)))
-    return sorted(picked)
+    return farthest_first((1 - units @ units.T).tolist(), keep)
 
 
 def slow_divprune(_method: DivPrune, view: View, row: int, keep: int) -> list[int]:

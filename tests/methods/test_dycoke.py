@@ -28,8 +28,7 @@ from tests.families.onevision import ONEVISION, video, watch
 from tests.families.qwen import QWEN2, QWEN25, clip, video_chat
 from tests.family_runs import generation
 from tests.methods.cases import generators_for, grid_of
-from tests.methods.engine import check_method
-from tests.methods.runs import adapter_of, kept_by
+from tests.methods.runs import adapter_of, check_on_model, kept_by
 from tests.tiny import Family, load_tiny, save_tiny
 
 PAPER, OFFICIAL = DyCoke(), DyCoke(reading="official")
@@ -154,17 +153,6 @@ def test_a_worked_window():
     assert PAPER.plan(view, 2).kept.tolist() == [[0, 1]]
 
 
-def test_thinned_frames_keep_the_same_share_and_the_rest_is_spread_evenly():
-    view = view_of(clip_of(16, 2, 5))
-    for keep in range(40, 161, 7):
-        kept = PAPER.plan(view, keep).kept[0]
-        counts = torch.bincount(kept // 10, minlength=16)
-        assert (counts[::4] == 10).all()
-        thinned = counts[torch.arange(16) % 4 > 0]
-        assert thinned.max() - thinned.min() <= 1
-        assert abs(int(thinned[:6].sum()) - int(thinned[6:].sum())) <= 1
-
-
 def test_the_share_left_is_that_of_the_paper_and_of_the_released_code():
     assert PAPER.fractions(1 - 0.7, 1) == (pytest.approx(0.475),)
     frames, size = 32, 196
@@ -196,16 +184,6 @@ def test_a_picture_is_refused_whatever_is_kept():
             PAPER.plan(view, keep)
     with pytest.raises(MethodError, match="dycoke needs frames"):
         PAPER.plan(view_of(clip_of(8), [(0, 0, 6, 8)]), 40)
-
-
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_tokens_that_are_not_finite_are_an_error(poison: float):
-    view = view_of(clip_of(8))
-    for token in (0, 9, 47):
-        view.tokens[0, token, 2] = poison
-        with pytest.raises(MethodError, match="NaN or infinite"):
-            PAPER.plan(view, 30)
-        view.tokens[0, token, 2] = 0.0
 
 
 def test_identical_frames_keep_their_first_tokens():
@@ -315,28 +293,6 @@ def test_the_release_prunes_at_the_first_step_and_the_paper_at_the_second():
     assert all(step.all() for step in lax)
 
 
-def test_counts_are_rounded_down_and_decimal():
-    for P, n_tokens, count in [(0.7, 10, 3), (0.9, 10, 1), (0.7, 3, 0), (0.7, 196, 58)]:
-        paid = torch.rand(2, 1, n_tokens)
-        paid[1] = paid[1].flip(1) ** 9
-        entries = attended(DyCoke(P=P, threshold=1.0), paid)[1]
-        assert int(entries.sum()) == count
-
-
-def test_steps_find_what_is_looked_at():
-    generator = torch.Generator().manual_seed(0)
-    paid = torch.rand(2, 16, 40, generator=generator)
-    planted = torch.rand(16, 40, generator=generator).argsort(dim=1) < 6
-
-    def recall(scores: torch.Tensor) -> float:
-        entries = attended(PAPER, torch.stack([paid[0], scores]))[1]
-        return float(entries[planted].float().mean())
-
-    scores = torch.where(planted, 3.0, paid[1])
-    assert recall(scores) == 1.0
-    assert recall(1 / scores) < 0.05 < 12 / 40  # chance
-
-
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_attention_that_is_not_finite_is_an_error(poison: float):
     paid = torch.rand(2, 2, 8)
@@ -359,11 +315,6 @@ def test_sites_are_the_prefix_and_the_steps_from_layer_l_on():
 
 
 # ---------------------------------------------------------------- on models
-
-
-@pytest.mark.parametrize("name", ["onevision_video", "llava_video"])
-def test_the_first_part_on_models(name: str):
-    check_method(name, DyCoke(P=0.0))
 
 
 #: 9 frames of 4 tokens; Qwen's 10 and 8 frames are 5 and 4 of its own.
@@ -396,36 +347,20 @@ def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["paper", "official"])
+@pytest.mark.parametrize(
+    "method", [DyCoke(P=0.0), DyCoke(reading="official", P=0.0)], ids=["paper", "official"]
+)
 @pytest.mark.parametrize("name", LONG)
 def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method: DyCoke):
     adapter, chats = long_adapter(name), list(LONG[name].chats)
-    if name != "onevision" and method is OFFICIAL:
+    if name != "onevision" and method.reading == "official":
         chats = chats[:1]  # the other has four frames
-    batch = kept_by(adapter, method, chats, 0.3)
-    emulated = kept_by(adapter, method, chats, 0.3, backend="emulate")
-    assert torch.equal(batch.ids, emulated.ids)
-    assert (batch.logits - emulated.logits).abs().max() < 1e-9 * emulated.logits.abs().max()
-    for row, chat in enumerate(chats):
-        single = kept_by(adapter, method, [chat], 0.3)
-        assert torch.equal(batch.records[row].origin, single.records[0].origin)
-        assert (batch.logits[row] - single.logits[0]).abs().max() < 1e-6
-        assert batch.records[row].attended == single.records[0].attended
-        inputs = adapter.encode([chat])
-        layout = adapter.layout(inputs)
-        entered = {}
 
-        def look(module, args, kwargs, entered=entered):
-            entered.setdefault("tokens", kwargs["inputs_embeds"])
+    def slow(method: DyCoke, view: View, row: int, keep: int) -> list[int]:
+        return slow_kept(view, row, keep, method.reading)
 
-        handle = adapter.decoder.register_forward_pre_hook(look, with_kwargs=True)
-        kept_by(adapter, build_method("none", {}), [chat], 0.0)
-        handle.remove()
-        view = View(Site("prefix"), entered["tokens"][:, layout.visual[0]], layout.grid)
-        n_kept = single.records[0].kept[0]
-        assert n_kept < layout.counts[0]
-        expected = slow_kept(view, 0, n_kept, method.reading)
-        assert single.records[0].origin.tolist() == expected
+    plain = kept_by(adapter, build_method("none", {}), chats, 0.0)
+    check_on_model(adapter, chats, plain, method, slow, (0.3,))
 
 
 @pytest.mark.sampled(4)
@@ -486,34 +421,13 @@ def test_the_second_part_alone_on_images(name: str):
 # ---------------------------------------------------------------- runs
 
 
-def run_main(capsys, tmp_path: Path, *argv: str) -> tuple[int, str, str]:
+def test_a_row_says_what_steps_attended_to(capsys, tmp_path: Path):
     import run
 
-    capsys.readouterr()
-    code = run.main([f"store={tmp_path}", "model=seedling", "benchmark=seedling_caption", *argv])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_a_model_of_images_refuses_the_first_part_before_it_is_loaded(capsys, tmp_path: Path):
-    code, _, error = run_main(capsys, tmp_path, "method=dycoke", "ratio=0.5", "limit=2")
-    assert code == 2
-    assert "method='dycoke' compares the frames of videos" in error
-    assert "model='seedling' takes images only" in error
-
-
-def test_several_beams_are_refused_before_a_model_is_loaded(capsys, tmp_path: Path):
-    argv = ("method=dycoke_decode", "limit=2", "++benchmark.generation.num_beams=2")
-    code, _, error = run_main(capsys, tmp_path, *argv)
-    assert code == 2
-    assert "generation.num_beams=2 is not supported" in error
-
-
-def test_a_row_says_what_steps_attended_to(capsys, tmp_path: Path):
     argv = ("method=dycoke_decode", "method.params.P=0.5", "limit=2", "ratio=0.9")
-    code, out, _ = run_main(capsys, tmp_path, *argv)
-    assert code == 0
-    row = json.loads(out.splitlines()[-1])
+    where = (f"store={tmp_path}", "model=seedling", "benchmark=seedling_caption")
+    assert run.main([*where, *argv]) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (row["ratio"], row["extra"]["sites"]) == (0.0, [])
     visual = row["tokens"]["visual"]
     assert row["tokens"]["kept_final"] == visual

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import MethodError, View
 from espalier.methods.evs import EVS
-from tests.methods.cases import VIDEOS, grid_of
+from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video
 from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_released, check_slow, released
-
-PREFIX = Site("prefix")
 
 
 def slow_evs(_method: EVS, view: View, row: int, keep: int) -> list[int]:

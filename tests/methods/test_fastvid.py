@@ -12,10 +12,9 @@ from torch.nn.functional import cosine_similarity
 
 from espalier.methods.base import Site, View
 from espalier.methods.fastvid import FastVID
-from espalier.methods.select.anchors import salient_and_anchors
 from espalier.methods.select.segments import segments_by_likeness
 from tests.methods.cases import grid_of
-from tests.methods.engine import check_method
+from tests.methods.slow import peaks
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -105,7 +104,7 @@ def slow(view: View, keep: int, method: FastVID, frames: int, width: int) -> tup
         for place, f in enumerate(carriers):
             count = n_anchors // len(carriers) + (place < n_anchors % len(carriers))
             free = [t for t in range(f * width, (f + 1) * width) if t not in taken]
-            groups.append(peaks(tokens, free, count))
+            groups.append(anchors(tokens, free, count))
         for t in taken:
             values[t] = tokens[t]
         for group in groups:
@@ -124,17 +123,10 @@ def slow(view: View, keep: int, method: FastVID, frames: int, width: int) -> tup
     return kept, torch.stack([values[t] for t in kept])
 
 
-def peaks(tokens: Tensor, free: list[int], count: int) -> list[int]:
-    """Density peaks among some tokens, by the formulas."""
+def anchors(tokens: Tensor, free: list[int], count: int) -> list[int]:
+    """Density peaks among some tokens."""
     squared = [[float((tokens[i] - tokens[j]).square().mean()) for j in free] for i in free]
-    rho = [math.exp(-sum(sorted(row)[:4]) / min(4, len(free))) for row in squared]
-    far = math.sqrt(max((max(row) for row in squared), default=0.0))
-    score = []
-    for i in range(len(free)):
-        denser = [squared[i][j] for j in range(len(free)) if (rho[j], -j) > (rho[i], -i)]
-        score.append(rho[i] * (math.sqrt(min(denser)) if denser else far))
-    best = sorted(range(len(free)), key=lambda i: (-score[i], i))[:count]
-    return sorted(free[i] for i in best)
+    return [free[place] for place in peaks(squared, min(4, len(free)), count)]
 
 
 @pytest.mark.parametrize("frames", [2, 5, 9])
@@ -166,17 +158,6 @@ def test_a_worked_example() -> None:
     assert torch.allclose(merge(view, heavy)[3], 0.9 * tokens[5] + 0.1 * tokens[0])
 
 
-def test_the_shares_of_a_segment() -> None:
-    """K = 23 of 5 frames: 9 anchors, in the last frame 5 and in the first 4; 14 others, 3 3 3 3 2."""
-    counts = salient_and_anchors([9] * 5, 23, 0.4, 4)
-    assert [part.tolist() for part in counts] == [[3, 3, 3, 3, 2], [4, 0, 0, 0, 5]]
-    # A frame of 9 has no room for 3 + 8 anchors: what is over becomes tokens of attention.
-    salient, anchors = salient_and_anchors([9] * 4, 30, 0.4, 4)
-    assert anchors.tolist() == [0, 0, 0, 5]
-    assert sum(salient) + sum(anchors) == 30
-    assert salient[3] == 4
-
-
 def test_segments_end_between_videos_and_at_the_least_similar_frames() -> None:
     sizes, place = torch.tensor([1] * 6), torch.tensor([0, 1, 2, 0, 1, 2])
     tokens = torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, 0.3], [1.0, 0.3], [0.0, 1.0], [0.1, 1.0]])
@@ -188,8 +169,3 @@ def test_segments_end_between_videos_and_at_the_least_similar_frames() -> None:
     ):
         segments = segments_by_likeness(tokens, sizes, place, fewest, tau)
         assert [last for _, last in segments] == last_frames
-
-
-@pytest.mark.slow
-def test_on_a_model() -> None:
-    check_method("onevision_video", FastVID(c=2, tau=0.5))

@@ -14,7 +14,7 @@ from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
 from tests.methods.released import released_view, shares
 from tests.methods.runs import kept_by
-from tests.methods.twins import check_slow, released
+from tests.methods.twins import check_kept, check_slow, released
 from tests.tiny import Recorder
 
 EARLY, LATE = Feather().sites(32)
@@ -41,18 +41,9 @@ def test_a_grid_and_the_best_of_the_others_by_hand():
     """Of 4 x 4 tokens, 0, 3, 12 and 15 are on the grid; it stays early, whatever it is worth, and counts late."""
     scores = torch.arange(16.0).flip(0).unsqueeze(0) / 16
     view = released_view(EARLY, torch.zeros(1, 16, 2), 4, next_bare_attention=scores)
-    assert Feather().plan(view, 6).kept.tolist() == [[0, 1, 2, 3, 12, 15]]
-    assert Feather().plan(view, 3).kept.tolist() == [[0, 3, 12]]
+    check_kept(view, (Feather(), 6, [0, 1, 2, 3, 12, 15]), (Feather(), 3, [0, 3, 12]))
     late = released_view(LATE, torch.zeros(1, 16, 2), 4, next_bare_attention=scores)
     assert Feather().plan(late, 3).kept.tolist() == [[0, 1, 2]]
-
-
-def test_published_shares():
-    """0.3 of the tokens and a ninth of the others, then 0.3^2 of these."""
-    both = 0.3 + 0.7 / 9
-    assert Feather().fractions(0.09 * both, 2) == pytest.approx((both, 0.09 * both))
-    assert Feather().fractions(1.0, 2) == pytest.approx((1, 1))
-    assert [site.layer for site in Feather().sites(32)] == [7, 15]
 
 
 @released("feather")

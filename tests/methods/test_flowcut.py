@@ -15,8 +15,7 @@ from espalier.methods.flowcut import FlowCut
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.released import numbers, released_view
-from tests.methods.runs import kept_by
-from tests.methods.towers import TOWERS, check_in_tower
+from tests.methods.runs import kept_by, noted
 from tests.methods.twins import released
 from tests.tiny import Recorder
 
@@ -92,30 +91,23 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
 
 def test_the_signal_is_the_flow_of_the_blocks_so_far():
     """On a model: queries, keys and values as the tower's own projections put them out."""
-    adapter = adapter_of("llava")
-    recorder = InTower(Site("layer", 1))
-    blocks, captured = adapter.tower_blocks(), []
-    handles = [
-        getattr(block.attention, name).register_forward_hook(
-            lambda module, args, output: captured.append(output)
-        )
-        for block in blocks[:2]
-        for name in ("q_proj", "k_proj", "v_proj")
+    adapter, recorder = adapter_of("llava"), InTower(Site("layer", 1))
+    blocks = adapter.tower_blocks()[:2]
+    parts = [
+        (n, block.attention, f"{part}_proj") for n, block in enumerate(blocks) for part in "qkv"
     ]
-    kept_by(adapter, recorder, FAMILIES["llava"].chats[:1], 0.5)
-    for handle in handles:
-        handle.remove()
-    attention = blocks[0].attention
-    flow = None
-    # A block projects values twice: for its attention, and for the flow.
-    for number in range(2):
+    with noted(**{f"{n} {part}": getattr(module, part) for n, module, part in parts}) as seen:
+        kept_by(adapter, recorder, FAMILIES["llava"].chats[:1], 0.5)
+    flow = []
+    for n in range(2):
+        attention = blocks[n].attention
         states = [
-            output.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
-            for output in captured[4 * number : 4 * number + 3]
+            seen[f"{n} {part}_proj"][0].unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+            for part in "qkv"
         ]
-        own = block_flow(*states, attention.scale, 1)
-        flow = own if flow is None else 0.5 * flow + 0.5 * own
-    torch.testing.assert_close(recorder.views[0].signals["flow"], flow, atol=1e-6, rtol=1e-5)
+        flow.append(block_flow(*states, attention.scale, 1))
+    expected = 0.5 * flow[0] + 0.5 * flow[1]
+    torch.testing.assert_close(recorder.views[0].signals["flow"], expected, atol=1e-6, rtol=1e-5)
 
 
 class InTower(Recorder):
@@ -129,9 +121,3 @@ class InTower(Recorder):
 
     def needs(self, site: Site) -> tuple[Need, ...]:
         return (Need("flow"),)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", TOWERS)
-def test_in_the_tower(name: str):
-    check_in_tower(name, FlowCut())

@@ -14,13 +14,10 @@ from espalier.methods.base import Site, View
 from espalier.methods.framefusion import FrameFusion
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
-from tests.methods.cases import VIDEOS, grid_of
-from tests.methods.engine import check_method
+from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video, shares
 from tests.methods.runs import kept_by
-from tests.methods.twins import check_slow, outcome, released
-
-PREFIX = Site("prefix")
+from tests.methods.twins import check_kept, check_slow, outcome, released
 
 
 def slow_framefusion(method: FrameFusion, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -64,24 +61,15 @@ def test_three_frames_by_hand() -> None:
         [0, 2],
         [2.5, 1.5],
     ]
-    # The budget of 4 leaves two pairs, the likest.
-    assert FrameFusion(S=0.55).plan(view, 4).kept.tolist() == [[0, 1, 3, 4]]
-    assert FrameFusion(S=0.9).plan(view, 1).kept.tolist() == [[0, 1, 3, 4, 5]]
-    assert FrameFusion(S=-2.0).plan(view, 2).kept.tolist() == [[0, 1]]
+    check_kept(
+        view,
+        (FrameFusion(S=0.55), 4, [0, 1, 3, 4]),  # two pairs, the likest
+        (FrameFusion(S=0.9), 1, [0, 1, 3, 4, 5]),
+        (FrameFusion(S=-2.0), 2, [0, 1]),
+    )
     # Frame 1 is gone: place 0 is compared with frame 0.
     left = View(Site("layer", 1), view.tokens[:, [0, 1, 4, 5]], view.grid[:, [0, 1, 4, 5]])
     assert FrameFusion(S=0.59, K=3).plan(left, 1).kept.tolist() == [[0, 1]]
-
-
-def test_pruning_keeps_what_is_attended_to() -> None:
-    method = FrameFusion()
-    site = method.sites(28)[-1]
-    attention = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
-    grid = torch.zeros(1, 4, 4, dtype=torch.long)
-    view = View(site, torch.zeros(1, 4, 2), grid, {"last_attention": attention})
-    assert [site.layer for site in method.sites(28)] == [0, 1, 2]
-    assert method.plan(view, 2).kept.tolist() == [[1, 3]]
-    assert method.plan(view, 9).kept.tolist() == [[0, 1, 2, 3]]
 
 
 @released("framefusion")
@@ -99,10 +87,6 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
         view = View(site, tokens, view.grid[:, plan.kept[0]])
     assert origin.tolist() == case["kept"]
     assert view.tokens[0].double().sum(dim=1).tolist() == pytest.approx(case["sums"], abs=2e-4)
-
-
-def test_on_a_model() -> None:
-    check_method("onevision_video", FrameFusion(S=-2.0))
 
 
 def test_the_last_count_is_the_budgets_whatever_has_merged() -> None:

@@ -14,14 +14,12 @@ from tests.families import FAMILIES
 from tests.methods.crop_views import (
     ROWS,
     best,
-    cropped,
     groups,
-    joined,
     over_crop,
     slow_apportion,
     slow_sampled,
 )
-from tests.methods.runs import adapter_of, check_on_engine, kept_by, views_of
+from tests.methods.runs import adapter_of, check_on_engine, kept_by, logits_of, noted
 from tests.methods.twins import check_slow
 from tests.tiny import Recorder
 
@@ -89,41 +87,6 @@ def test_shares_by_hand():
     assert tile[0, kept].bincount().tolist() == [8, 10, 6]
 
 
-def test_attention_deals_out_evenly_and_logits_do_not():
-    """Attention sums to 1 over a view: divided by 10 it says nothing."""
-    grid, tile = joined(cropped(12, (2, 2)))
-    logits = torch.zeros(1, grid.shape[1])
-    logits[0, :72] = 0.3
-    attention = logits.softmax(1)
-    shares = []
-    for method, scores in ((OFFICIAL, logits), (PAPER, attention)):
-        crops = Crops.of(grid, tile)
-        adjustment = method.adjustment(crops, Regions.of(crops), scores)[0, 1:5]
-        shares.append(float(adjustment.max() - adjustment.min()))
-    assert shares[0] > 0.1
-    assert shares[1] < 0.02
-
-
-def test_one_view_is_the_best_of_it():
-    grid, tile = joined(cropped(6))
-    scores = torch.randn(1, 36, generator=torch.Generator().manual_seed(3))
-    for method in READINGS:
-        kept = method.plan(view_of(method, grid, tile, scores), 9).kept
-        assert torch.equal(kept, scores.topk(9).indices.sort().values)
-
-
-def test_the_global_view_finds_tokens_in_its_crops():
-    """With alpha=1 a bright cell of the global view is what is kept of the crop below it."""
-    grid, tile = ROWS["square"]
-    scores = torch.rand(1, 80, generator=torch.Generator().manual_seed(4)) * 0.1
-    scores[0, 0] = 5  # the upper left cell: rows and columns 0 and 1 of the plane
-    method = GlobalCom2(alpha=1)
-    kept = method.plan(view_of(method, grid, tile, scores), 20).kept[0]
-    best_crop = grid[0, kept[tile[0, kept] == 1]]
-    assert len(best_crop) == 4
-    assert best_crop[:, 2:].max() <= 1
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", [OFFICIAL, PAPER], ids=str)
 @pytest.mark.parametrize(
@@ -146,35 +109,16 @@ def test_crops_that_are_not_stitched_are_refused():
 def test_logits_are_scaled_products_of_queries_and_keys(name: str, layer: int | None):
     """From the layer's own projections: the class token's row, or the mean of all rows where there is none."""
     adapter = adapter_of(name)
-    module, captured = adapter.tower_attention(layer), {}
-    taken = module.q_proj.register_forward_pre_hook(
-        lambda module, args: captured.update(hidden=args[0])
-    )
-    recorder = Recorder(
-        (Site("prefix"),), (Need("cls_logits", layer), Need("cls_attention", layer))
-    )
-    kept_by(adapter, recorder, FAMILIES[name].chats[:1], 0.0)
-    taken.remove()
-    heads = (*captured["hidden"].shape[:2], 4, 8)
-    with torch.inference_mode():
-        query = module.q_proj(captured["hidden"]).view(heads).transpose(1, 2)
-        key = module.k_proj(captured["hidden"]).view(heads).transpose(1, 2)
-    logits = query @ key.transpose(2, 3) * 8**-0.5
+    module, needs = adapter.tower_attention(layer), ("cls_logits", "cls_attention")
+    recorder = Recorder((Site("prefix"),), tuple(Need(need, layer) for need in needs))
+    with noted(query=module.q_proj, key=module.k_proj) as seen:
+        kept_by(adapter, recorder, FAMILIES[name].chats[:1], 0.0)
+    logits = logits_of(seen["query"][0], seen["key"][0], 4)
     by_token = adapter.facts.class_attention == "token"
     expected = logits.mean(1)[:, 0, 1:] if by_token else logits.mean((1, 2))
     (view,) = recorder.views
     whole = view.grid[0, :, 1] == 0
-    got = view.signals[Need("cls_logits", layer).key][0, whole]
+    got, attention = (view.signals[Need(need, layer).key][0, whole] for need in needs)
     assert (got - expected[0]).abs().max() < 1e-6
-    assert (got - view.signals[Need("cls_attention", layer).key][0, whole]).abs().max() > 1e-3
+    assert (got - attention).abs().max() > 1e-3
     assert got.dtype == torch.float64  # at least single precision
-
-
-def test_only_logits_are_asked_for_where_logits_are_meant():
-    keys = {method.scores: [n.key for n in method.needs(Site("prefix"))] for method in READINGS[:2]}
-    assert keys == {
-        "logits": ["cls_logits@-1", "tile"],
-        "attention": ["cls_attention", "tile"],
-    }
-    (view,) = views_of(adapter_of("llava_next"), OFFICIAL, FAMILIES["llava_next"].chats[:1])
-    assert set(view.signals) == {"cls_logits@-1", "tile"}

@@ -9,24 +9,27 @@ import torch
 from torch import Tensor
 
 from espalier.harness.engine.signals.tower_attention import tower_layer
-from espalier.methods.base import Need, Site, View
+from espalier.methods.base import Need, View
 from espalier.methods.hiprune import HiPrune
 from tests.family_runs import adapter_of
-from tests.methods.crop_views import ROWS, best, crop_view, groups, slow_apportion
+from tests.methods.cases import PREFIX
+from tests.methods.crop_views import (
+    ROWS,
+    best,
+    crop_view,
+    crops_with_shares,
+)
 from tests.methods.released import released_view, shares
 from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_released, check_slow, released
 
-PREFIX = Site("prefix")
 READINGS = [HiPrune(), HiPrune(border="clamp"), HiPrune(alpha=0.7, border="clamp")]
 
 
 def slow_hiprune(method: HiPrune, view: View, row: int, keep: int) -> list[int]:
     shallow, deep = view.signals[method.objects.key][row], view.signals["tower_received"][row]
-    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
-    sizes = [len(crop) for crop in crops]
     kept: list[int] = []
-    for crop, share in zip(crops, slow_apportion(sizes, sizes, keep), strict=True):
+    for crop, share in crops_with_shares(view, row, keep):
         columns = sum(int(view.grid[row, i, 2]) == int(view.grid[row, crop[0], 2]) for i in crop)
         anchors = best(shallow, crop, round(share * method.alpha / 5))
         around = set()
@@ -67,13 +70,6 @@ def test_neighbours_by_hand():
     assert kept.tolist() == [[0, 1, 2, 3, 5]]
     kept = HiPrune(alpha=1, border="drop").plan(view_of(at_top, deep, 3), 5).kept
     assert kept.tolist() == [[1, 2, 3, 5, 8]]  # 8 is the register
-
-
-def test_registers_are_what_is_left_of_the_budget():
-    deep, shallow = torch.arange(100.0).unsqueeze(0), torch.arange(100.0, 0, -1).unsqueeze(0)
-    kept = HiPrune(alpha=0.1).plan(view_of(shallow, deep, 10), 50).kept[0].tolist()
-    # One anchor, token 0, and of its neighbours 1 and 10: three tokens, and 47 registers.
-    assert kept == [0, 1, 10, *range(53, 100)]
 
 
 @released("hiprune")

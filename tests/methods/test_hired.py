@@ -9,8 +9,8 @@ from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Site, View
 from espalier.methods.hired import HiRED
 from tests.families import FAMILIES
-from tests.methods.crop_views import ROWS, best, cropped, groups, joined, over_crop, slow_apportion
-from tests.methods.runs import adapter_of, check_on_engine, kept_by, views_of
+from tests.methods.crop_views import ROWS, best, groups, over_crop, slow_apportion
+from tests.methods.runs import adapter_of, check_on_engine, kept_by, logits_of, noted, views_of
 from tests.methods.twins import check_slow
 
 READINGS = [HiRED(), HiRED(alpha=0.2), HiRED(budget="stripes"), HiRED(alpha=0.3, budget="stripes")]
@@ -72,21 +72,6 @@ def test_budgets_by_hand():
     assert tile[0, kept].bincount().tolist() == [8, 4, 4]
 
 
-def test_a_full_view_passes_on_what_it_cannot_take():
-    grid, tile = ROWS["wide"]
-    first, last = torch.ones(2, 1, 48)
-    kept = HiRED(alpha=0.9).plan(view_of(grid, tile, first, last), 24).kept[0]
-    assert tile[0, kept].bincount().tolist() == [16, 4, 4]
-
-
-def test_one_view_is_the_best_of_it():
-    grid, tile = joined(cropped(6))
-    first, last = torch.rand(2, 1, 36, generator=torch.Generator().manual_seed(3))
-    for method in READINGS:
-        kept = method.plan(view_of(grid, tile, first, last), 9).kept
-        assert torch.equal(kept, last.topk(9).indices.sort().values)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", READINGS[::2], ids=str)
 @pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image", "onevision_video"])
@@ -96,24 +81,15 @@ def test_on_models(name: str, method: HiRED):
 
 def test_the_first_layer_is_the_towers_first():
     """The two attention signals differ, and the first one is that of layer 0."""
-    name, captured = "llava_next", {}
-    adapter = adapter_of(name)
-    (view,) = views_of(adapter, HiRED(), FAMILIES[name].chats[:1])
-    assert not torch.allclose(view.signals["cls_attention@0"], view.signals["cls_attention"])
+    adapter = adapter_of("llava_next")
     module = adapter.tower_attention(0)
-    taken = module.q_proj.register_forward_pre_hook(
-        lambda module, args: captured.update(hidden=args[0])
-    )
-    kept_by(adapter, HiRED(), FAMILIES[name].chats[:1], 0.5)
-    taken.remove()
-    hidden = captured["hidden"]
-    heads = (*hidden.shape[:2], 4, 8)
-    with torch.inference_mode():
-        query = module.q_proj(hidden).view(heads).transpose(1, 2)[:, :, :1]
-        key = module.k_proj(hidden).view(heads).transpose(1, 2)
-    attention = (query @ key.transpose(2, 3) * 8**-0.5).softmax(-1).mean(1)[:, 0, 1:]
+    with noted(query=module.q_proj, key=module.k_proj) as seen:
+        (view,) = views_of(adapter, HiRED(), FAMILIES["llava_next"].chats[:1])
+    first, last = (view.signals[key] for key in ("cls_attention@0", "cls_attention"))
+    assert not torch.allclose(first, last)
+    attention = logits_of(seen["query"][0], seen["key"][0], 4).softmax(-1).mean(1)[:, 0, 1:]
     whole = view.grid[0, :, 1] == 0
-    assert torch.allclose(view.signals["cls_attention@0"][0, whole], attention[0], atol=1e-6)
+    assert torch.allclose(first[0, whole], attention[0], atol=1e-6)
 
 
 def test_a_tower_whose_first_layer_sees_windows_is_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.holitom import HoliTom
 from espalier.methods.select.stills import still_places, windows
+from tests.methods.cases import PREFIX
 from tests.methods.crop_views import slow_apportion
-from tests.methods.engine import check_method
 from tests.methods.released import (
     case_video,
     numbers,
@@ -22,9 +21,8 @@ from tests.methods.released import (
     scenes,
     shares,
 )
+from tests.methods.slow import peaks
 from tests.methods.twins import check_released, check_slow, outcome, released
-
-PREFIX = Site("prefix")
 
 
 def slow_holitom(method: HoliTom, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -86,16 +84,9 @@ def slow_clusters(
 ) -> dict[int, Tensor]:
     means = [tokens[entry].mean(0) for entry in part]
     squared = [[float((a - b).square().mean()) for b in means] for a in means]
-    near, every = min(method.K, quota), range(len(means))
-    rho = [math.exp(-sum(sorted(row)[:near]) / max(1, near)) for row in squared]
-    far = max(max(row) for row in squared)
-    score = []
-    for i in every:
-        denser = [squared[i][j] for j in every if (rho[j], -j) > (rho[i], -i)]
-        score.append(rho[i] * math.sqrt(min(denser, default=far)))
-    centres = sorted(every, key=lambda i: (-score[i], i))[:quota]
-    joined: dict[int, list[Tensor]] = {centre: [] for centre in sorted(centres)}
-    for i in every:
+    centres = peaks(squared, min(method.K, quota), quota)
+    joined: dict[int, list[Tensor]] = {centre: [] for centre in centres}
+    for i in range(len(means)):
         if centres and i not in centres:
             joined[min(joined, key=lambda centre: squared[i][centre])].append(means[i])
     return {
@@ -163,15 +154,3 @@ def test_the_second_stage_halves_token_by_token() -> None:
             place = kept[like.index(max(like))]
             values[place] = (values[place] + tokens[0, token]) / 2
     torch.testing.assert_close(outcome(view, plan)[0], values[kept], atol=1e-6, rtol=0)
-
-
-def test_the_stages_share_the_budget() -> None:
-    assert HoliTom().fractions(0.1, 2) == (0.2, 0.1)
-    assert HoliTom().fractions(0.8, 2) == (1.0, 0.8)
-    assert HoliTom(r=0.0).fractions(0.1, 1) == (0.1,)
-    assert [len(HoliTom(r=r).sites(28)) for r in (0.0, 0.5)] == [1, 2]
-
-
-@pytest.mark.slow
-def test_on_a_model() -> None:
-    check_method("onevision_video", HoliTom(tau=0.3, k=1))

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.holov import HoloV
 from espalier.methods.select.tiles import regions
-from tests.methods.cases import make_view
+from tests.methods.cases import PREFIX, make_view
 from tests.methods.crop_views import slow_apportion
 from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
 from tests.methods.twins import attended_case, check_slow, released
 
-PREFIX = Site("prefix")
 OFFICIAL = HoloV(alpha=0.09, cut="runs", ranking="attention", missing="each")
 READINGS = [HoloV(), OFFICIAL]
 
@@ -85,34 +84,12 @@ def test_two_parts_by_hand():
     assert HoloV(crops=2, cut="runs", ranking="attention").plan(view, 2).kept.tolist() == [[0, 4]]
 
 
-def test_what_rounding_leaves_goes_to_one_part_or_to_each():
-    """Four parts of two tokens have 0.4, 0.3, 0.2 and 0.1 of the attention: of 5 tokens 2, 1, 1, 0, and one is left."""
-    attention = torch.tensor([[0.2, 0.2, 0.15, 0.15, 0.1, 0.1, 0.05, 0.05]])
-    view = released_view(PREFIX, torch.ones(1, 8, 2), 8, cls_attention=attention)
-    for missing in ("highest", "each"):
-        method = HoloV(crops=4, cut="runs", ranking="attention", missing=missing)
-        # The first part is full, so that it goes to the part with the most weight and room, the second.
-        assert method.plan(view, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
-    # Of 3 tokens 1, 0, 0, 0 are sure: two more to the first part, which takes one of them, or to the first two parts.
-    highest = HoloV(crops=4, cut="runs", ranking="attention", missing="highest")
-    assert highest.plan(view, 3).kept.tolist() == [[0, 1, 2]]
-    each = HoloV(crops=4, cut="runs", ranking="attention", missing="each")
-    assert each.plan(view, 3).kept.tolist() == [[0, 1, 2]]
-    assert highest.plan(view, 2).kept.tolist() == [[0, 1]]
-    assert each.plan(view, 2).kept.tolist() == [[0, 2]]
-
-
 @released("holov")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     """Where a part was full the released code has zeros for the rest; here other tokens stand there."""
     kept = OFFICIAL.plan(attended_case(case, PREFIX), case["keep"]).kept[0].tolist()
     assert set(case["kept"]) <= set(kept)
     assert kept == case["kept"] or len(case["kept"]) < case["keep"]
-
-
-def test_many_small_views_share_parts():
-    view = make_view(HoloV(crops=4), [tuple((frame, 0, 1, 3) for frame in range(16))])
-    HoloV(crops=4).plan(view, 10).check(48, 10)
 
 
 @pytest.mark.sampled(3)

@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.idpruner import IDPruner
 from espalier.methods.select.cosines import memory_limit
-from tests.methods.cases import make_view
+from tests.methods.cases import PREFIX, make_view
 from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
-from tests.methods.twins import attended_case, check_released, check_slow, released
-
-PREFIX = Site("prefix")
+from tests.methods.twins import attended_case, check_kept, check_released, check_slow, released
 
 
 def slow_idpruner(method: IDPruner, view: View, row: int, keep: int) -> list[int]:
     weight, tokens = view.signals["cls_attention"][row].double(), view.tokens[row].double()
     low, high = float(weight.min()), float(weight.max())
+    units = torch.nn.functional.normalize(tokens, dim=1)
+    cosines = (units @ units.T).tolist()
     kept: list[int] = []
 
     def relevance(i: int) -> float:
         importance = (float(weight[i]) - low) / (high - low + 1e-6)
         if not kept:
             return importance
-        like = max(float(torch.cosine_similarity(tokens[i], tokens[j], dim=0)) for j in kept)
+        like = max(cosines[i][j] for j in kept)
         return method.mmr_lambda * importance - (1 - method.mmr_lambda) * like
 
     while len(kept) < keep:
@@ -47,9 +47,8 @@ def test_three_tokens_by_hand():
     """The second is 0.9 as important as the first and its twin: 0.45 - 0.5 < 0.5 * 0.2 - 0."""
     tokens = torch.tensor([[[1.0, 0], [2, 0], [0, 1], [0, 2]]])
     view = released_view(PREFIX, tokens, 2, cls_attention=torch.tensor([[1.0, 0.9, 0.2, 0.0]]))
-    assert IDPruner().plan(view, 2).kept.tolist() == [[0, 2]]
-    assert IDPruner(0.6).plan(view, 2).kept.tolist() == [[0, 1]]
-    assert IDPruner().plan(view, 3).kept.tolist() == [[0, 1, 2]]
+    cases = ((IDPruner(), 2, [0, 2]), (IDPruner(0.6), 2, [0, 1]), (IDPruner(), 3, [0, 1, 2]))
+    check_kept(view, *cases)
 
 
 @released("idpruner")

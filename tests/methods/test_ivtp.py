@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.base import Need, Site, View
 from espalier.methods.ivtp import IVTP
 from tests import commands
 from tests.families import FAMILIES
-from tests.methods.cases import make_view, replaced
+from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.runs import adapter_of, kept_by, left_by, recall, watched
-from tests.methods.towers import TOWERS, chats_of, check_in_tower
+from tests.methods.towers import TOWERS, chats_of
 from tests.methods.twins import best, check_slow
 from tests.tiny import CHATS, DEPTH, load_llava, save_llava
 
-SQUARE = [((0, 0, 12, 12),)]
 INSIDE = Site("layer", 3)
 
 
@@ -30,37 +29,6 @@ def inside(tilings=SQUARE, seed: int = 0) -> View:
 
 
 # ---------------------------------------------------------------- sites and schedule
-
-
-@pytest.mark.parametrize(
-    ("blocks", "ends"),
-    [(23, [2, 5, 8, 11, 14, 17, 20]), (24, [2, 5, 8, 11, 14, 17, 20, 23]), (3, [2]), (2, [1])],
-)
-def test_groups_of_the_tower(blocks: int, ends: list[int]):
-    assert IVTP().tower_sites(blocks) == tuple(Site("tower", end) for end in ends)
-
-
-@pytest.mark.parametrize(
-    ("depth", "layers"),
-    [
-        (32, [3, 6, 9, 12]),
-        (40, [3, 6, 9, 12]),
-        (28, [3, 5, 8, 11]),
-        (12, [1, 2, 3, 5]),
-        (6, [1, 2, 3, 4]),
-        (3, [1, 2]),
-        (2, [1]),
-    ],
-)
-def test_groups_of_the_decoder(depth: int, layers: list[int]):
-    assert IVTP().sites(depth) == tuple(Site("layer", layer) for layer in layers)
-
-
-def test_groups_may_be_set():
-    method = IVTP(group=2, layers=7, depth=24)
-    assert [site.layer for site in method.tower_sites(5)] == [1, 3]
-    assert [site.layer for site in method.sites(24)] == [2, 4, 6]
-    assert len(method.fractions(0.5, 5)) == 5
 
 
 def test_equal_ratios_down_to_the_root_and_from_there_on():
@@ -74,16 +42,6 @@ def test_equal_ratios_down_to_the_root_and_from_there_on():
     assert IVTP().fractions(1 / 16, 1) == pytest.approx((1 / 16,))
 
 
-@pytest.mark.parametrize("n_sites", [1, 2, 3, 5, 11])
-def test_schedules_fall_and_grow_with_the_share(n_sites: int):
-    schedules = [IVTP().fractions(share, n_sites) for share in (2.0**-200, 0.1, 0.5, 1.0)]
-    assert schedules[-1] == (1,) * n_sites
-    for schedule in schedules:
-        assert all(a >= b for a, b in pairwise((1, *schedule)))
-    for lower, higher in pairwise(schedules):
-        assert all(a < b for a, b in zip(lower, higher, strict=True))
-
-
 @pytest.mark.parametrize("ratio", [0.5, 0.889])
 def test_llava_meets_its_budget(ratio: float):
     facts = commands.spec_of("model=llava15_7b").model.facts
@@ -94,12 +52,6 @@ def test_llava_meets_its_budget(ratio: float):
 
 
 # ---------------------------------------------------------------- tower
-
-
-def test_the_tower_keeps_the_highest():
-    view = make_view(IVTP(), SQUARE * 2)
-    assert set(view.signals) == {"rollout"}
-    check_slow(IVTP(), view, lambda _, view, row, keep: best(view.signals["rollout"][row], keep))
 
 
 # ---------------------------------------------------------------- decoder
@@ -148,22 +100,6 @@ def test_weights_of_words_by_hand():
     assert IVTP().plan(even, 1).kept.tolist() == [[1]]  # 0.15 to 0.2
 
 
-def test_words_before_the_image_do_not_count():
-    view = inside()
-    changed = {key: view.signals[key].clone() for key in ("text_states", "text_rollout")}
-    changed["text_states"][:, :3] = 100 * view.tokens.mean(dim=1, keepdim=True)
-    changed["text_rollout"][:, :3] = 100 * torch.rand(3, 144)
-    kept = IVTP().plan(view, 20).kept
-    assert torch.equal(IVTP().plan(replaced(view, **changed), 20).kept, kept)
-
-
-def test_a_prompt_without_words_is_refused():
-    view = inside()
-    words = view.signals["text_positions"].clamp(max=2)
-    with pytest.raises(MethodError, match="words after the image"):
-        IVTP().plan(replaced(view, text_positions=words), 20)
-
-
 def of_one_word(view: View, scores: Tensor, like: float) -> View:
     """The planted scores as the rollout of a word that is `like` times the mean visual state; other words see noise."""
     generator = torch.Generator().manual_seed(5)
@@ -180,35 +116,6 @@ def test_the_decoder_finds_what_a_relevant_word_sees():
     assert canary < floor
 
 
-def test_a_word_that_is_like_the_image_counts_for_more():
-    view = inside(SQUARE * 16)
-
-    def share(like: float) -> float:
-        return float(IVTP().weights(of_one_word(view, torch.zeros(16, 144), like))[:, 5].mean())
-
-    assert share(1.0) == pytest.approx(math.e / (math.e + 5 / math.e), abs=1e-3)
-    assert share(-1.0) == pytest.approx(1 / (1 + 5 * math.e**2), abs=1e-3)
-
-
-def test_equal_scores_go_to_the_lower_index():
-    view = inside()
-    flat = replaced(view, text_rollout=torch.full_like(view.signals["text_rollout"], 0.25))
-    assert IVTP().plan(flat, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
-    first = make_view(IVTP(), SQUARE)
-    flat = replaced(first, rollout=torch.ones(1, 144))
-    assert IVTP().plan(flat, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
-
-
-@pytest.mark.parametrize("name", ["text_rollout", "text_states"])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_refused(name: str, poison: float):
-    view = inside()
-    bad = view.signals[name].clone()
-    bad[0, 5, 3] = poison
-    with pytest.raises(MethodError, match="NaN or infinite"):
-        IVTP().plan(replaced(view, **{name: bad}), 20)
-
-
 # ---------------------------------------------------------------- engine
 
 
@@ -218,12 +125,6 @@ class Placed(IVTP):
     def needs(self, site: Site) -> tuple[Need, ...]:
         places = (Need("visual_positions"),) if site.where == "layer" else ()
         return (*super().needs(site), *places)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", TOWERS)
-def test_on_models(name: str):
-    check_in_tower(name, IVTP())
 
 
 @pytest.mark.sampled(3)

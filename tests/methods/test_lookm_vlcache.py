@@ -26,12 +26,6 @@ def draw(seed: int, *shape: int) -> Tensor:
 # ---------------------------------------------------------------- LOOK-M
 
 
-def test_lookm_keeps_what_received_the_most_attention() -> None:
-    view = view_of()
-    expected = groups(whole_map(view).sum(1))[:, view.candidates]
-    torch.testing.assert_close(LookM().score(view), expected, rtol=0, atol=1e-12)
-
-
 def slow_fold(store: Tensor, keys: Tensor, stays: Tensor, into: Tensor, merging: str) -> Tensor:
     """One head's keys or values (L, D) after merging, entry by entry."""
     arrivals: dict[int, list[Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Every method on three model families through the real engine: a new line in tests/methods/cases.py is a new row here.
+"""Every method on many model families through the real engine: a new line in tests/methods/cases.py is a new row here.
 
 Each cell: ratio 0 is bit-identical to the plain model, dropping equals emulation, a row of the batch equals the row
 alone, and the budget is met under each rule, or refused with a range that holds.
@@ -26,50 +26,58 @@ from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, signals_of
-from tests.methods.engine import check_budget, check_cell, check_count
+from tests.methods.engine import Chats, check_budget, check_cell, check_count
 from tests.methods.runs import kept_by
+from tests.methods.towers import chats_of
 from tests.tiny import load_tiny, save_tiny
 
-#: A raster and a class token; crops, newlines and padding; merged patches, windows and positions on three axes;
-#: tokens that see one another, and sliding layers; experts; tokens that are means of patches, newlines between them;
-#: class tokens between packed pictures.
+#: A raster and a class token; crops, newlines and padding; packed planes, and pooled frames with a newline; merged
+#: patches, windows and positions on three axes; pixel shuffle; tokens that see one another, and sliding layers;
+#: experts; tokens that are means of patches, newlines between them; class tokens between packed pictures.
 IMAGES = (
-    *("llava", "llava_next", "qwen2_5_vl", "gemma3"),
-    *("qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr", "molmo2"),
+    *("llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"),
+    *("gemma3", "qwen3_vl_moe", "glm4v", "paddleocr_vl", "hunyuan_ocr", "molmo2"),
     "llava_onevision1_5",
 )
 #: For methods that compare frames: the families whose tiny videos have more than two.
 VIDEOS = ("onevision_video", "llava_video")
+#: For methods inside the tower: the families whose tokens are patches, and one that refuses.
+TOWERS = ("llava", "llava_next", "onevision_image", "qwen2_5_vl")
+#: Of single methods: models of their papers, and chats that mix pictures and videos.
+FURTHER = {
+    "rtprune": ("deepseek_ocr", "deepseek_ocr_gundam", "deepseek_ocr2"),
+    "sparsevlm": ("onevision_mixed",),
+    "dart": ("onevision_mixed",),
+}
 
 #: Cells that are known to be refused, with words of the refusal.
 REFUSED = {
-    ("tome", "qwen2_5_vl"): "patch_tokens",
-    ("ivtp", "qwen2_5_vl"): "patch_tokens",
-    ("tome", "gemma3"): "patch_tokens",
-    ("ivtp", "gemma3"): "patch_tokens",
-    ("tome", "glm4v"): "patch_tokens",
-    ("ivtp", "glm4v"): "patch_tokens",
-    ("tome", "qwen3_vl_moe"): "patch_tokens",
-    ("ivtp", "qwen3_vl_moe"): "patch_tokens",
-    ("tome", "paddleocr_vl"): "patch_tokens",
-    ("ivtp", "paddleocr_vl"): "patch_tokens",
-    ("tome", "hunyuan_ocr"): "patch_tokens",
-    ("ivtp", "hunyuan_ocr"): "patch_tokens",
-    ("tome", "molmo2"): "patch_tokens",
-    ("ivtp", "molmo2"): "patch_tokens",
-    ("tome", "llava_onevision1_5"): "patch_tokens",
-    ("ivtp", "llava_onevision1_5"): "patch_tokens",
+    (name, family): "patch_tokens"
+    for name in ("tome", "ivtp")
+    for family in ("qwen2_5_vl", *IMAGES[6:])
+} | {
     # Its first tower layer works in windows.
     ("hired", "qwen2_5_vl"): "tower layer 0 .* does not attend over all patches",
 }
+#: Cells that the tests of the methods have: crops that are not stitched.
+NOT_STITCHED = {("hired", "internvl"), ("globalcom2", "internvl")}
 
 #: What a session needs beside the method: D2Pruner's prior of two views, resized to each grid.
 CALIBRATED = {"prior": tuple(torch.rand(2, 5, 5, generator=torch.Generator().manual_seed(0)) + 0.1)}
 
+
+def families_of(case: tuple[str, dict[str, Any]]) -> tuple[str, ...]:
+    """The families that a method runs on."""
+    method = build(case)
+    usual = VIDEOS if method.needs_frames() else TOWERS if method.tower_sites(BLOCKS) else IMAGES
+    return (*usual, *FURTHER.get(case[0], ()))
+
+
 CELLS = [
     pytest.param(case, name, number, id=f"{case_id(case)}-{name}")
     for case in CASES
-    for number, name in enumerate(VIDEOS if build(case).needs_frames() else IMAGES)
+    for number, name in enumerate(families_of(case))
+    if (case[0], name) not in NOT_STITCHED
 ]
 
 
@@ -84,8 +92,11 @@ def adapter_of(name: str) -> Adapter:
 
 
 @cache
-def plain_run(name: str) -> GeneratedBatch:
-    return kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0)
+def plain_run(name: str, in_tower: bool) -> tuple[Chats, GeneratedBatch]:
+    """A family's chats, for methods in the tower those of single patches, and their answers without reduction."""
+    adapter = adapter_of(name)
+    chats = chats_of(name) if in_tower else FAMILIES[name].chats
+    return chats, kept_by(adapter, NoReduction(), chats, 0.0)
 
 
 def refusal(adapter: Adapter, method: TokenReducer) -> str | None:
@@ -112,14 +123,14 @@ def test_what_is_refused_says_why(name: str, family: str) -> None:
 @pytest.mark.sampled(32)
 @pytest.mark.parametrize(("case", "name", "row"), CELLS)
 def test_a_method_on_a_family(case: tuple[str, dict[str, Any]], name: str, row: int) -> None:
-    adapter, method, chats = adapter_of(name), build(case), FAMILIES[name].chats
+    adapter, method = adapter_of(name), build(case)
     changes: dict[str, Any] = CALIBRATED if "prior" in signals_of(method) else {}
     line = refusal(adapter, method)
     if line is not None:
         with pytest.raises(UserError, match=re.escape(line)):
-            kept_by(adapter, method, chats, 0.5)
+            kept_by(adapter, method, FAMILIES[name].chats, 0.5)
         return
-    plain = plain_run(name)
+    chats, plain = plain_run(name, bool(method.tower_sites(BLOCKS)))
     assert plain.logits is not None
     check_cell(adapter, method, chats, plain.logits, (row % len(chats),), **changes)
     for rule in RULES:

@@ -13,7 +13,7 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.pixelprune import UNPREDICTED, PixelPrune
 from tests.methods.released import numbers, released_view
 from tests.methods.runs import adapter_of, kept_by
-from tests.methods.towers import TOWERS, chats_of, check_in_tower
+from tests.methods.towers import chats_of
 from tests.methods.twins import released
 from tests.tiny import Recorder
 
@@ -92,12 +92,6 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
     assert plan.kept[0].tolist() == case["kept"]
     assert plan.spare is not None
     assert int(plan.spare) == 0
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", TOWERS)
-def test_in_a_tower(name: str) -> None:
-    check_in_tower(name, PixelPrune())
 
 
 @pytest.mark.parametrize("name", ["llava", "onevision_image"])

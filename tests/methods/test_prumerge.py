@@ -8,20 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site, View
 from espalier.methods.prumerge import ATTENTION, KEYS, PruMerge, with_uniform
 from espalier.methods.select.nearest import nearest
 from espalier.methods.select.topk import ranking
 from tests.families import FAMILIES
-from tests.methods.cases import make_view, replaced
-from tests.methods.engine import OTHERS, check_method
-from tests.methods.runs import adapter_of
+from tests.methods.cases import SQUARE, make_view, replaced
+from tests.methods.runs import adapter_of, kept_by, logits_of, noted
 from tests.methods.twins import check_slow, outcome
 from tests.tiny import Recorder
-
-SQUARE = [((0, 0, 12, 12),)]
 
 
 def spread(places: list[int], wanted: int) -> list[int]:
@@ -95,30 +90,6 @@ def test_a_small_case_by_hand():
     assert outcome(view, added)[0, :, 0].tolist() == pytest.approx([100.1, 0.1 + 2 + 300])
 
 
-def test_no_neighbours_leave_the_tokens_as_they_are():
-    view = make_view(PruMerge(k=0), SQUARE)
-    plan = PruMerge(k=0).plan(view, 20)
-    assert torch.allclose(outcome(view, plan)[0], view.tokens[0, plan.kept[0]], atol=1e-6)
-
-
-def test_plus_keeps_outliers_and_covers_the_rest():
-    method = PruMerge(uniform=True)
-    view = with_outliers(make_view(method, SQUARE * 2), 9)
-    kept = method.plan(view, 36).kept
-    for row in range(2):
-        outliers = view.signals[ATTENTION.key][row].topk(9).indices
-        assert torch.isin(outliers, kept[row]).all()
-        others = kept[row][~torch.isin(kept[row], outliers)]
-        gaps = torch.diff(others, prepend=torch.tensor([-1]), append=torch.tensor([144]))
-        assert gaps.max() <= 5 + 9  # 135 places for 27: every fifth, and the outliers between them
-
-
-def test_plus_with_more_outliers_than_fit_keeps_the_strongest():
-    view = with_outliers(make_view(PruMerge(), SQUARE), 9)
-    strongest = view.signals[ATTENTION.key].topk(5, dim=1).indices.sort(dim=1).values
-    assert torch.equal(PruMerge(uniform=True).plan(view, 5).kept, strongest)
-
-
 @pytest.mark.parametrize("n_true", [0, 1, 7, 12, 13, 143])
 def test_rows_with_other_numbers_of_outliers_get_the_same_count(n_true: int):
     attention = torch.full((3, 144), 0.005)
@@ -147,59 +118,25 @@ def test_nearest_gives_ties_to_the_lower_index(k: int):
 # ---------------------------------------------------------------- signals and engine
 
 
-def watched(name: str, needs: tuple[Need, ...], chats: list) -> View:
-    recorder = Recorder((Site("vision"),), needs)
-    adapter = adapter_of(name)
-    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(adapter.encode(chats), max_new_tokens=1, do_sample=False)
-    return recorder.views[0]
+@pytest.mark.parametrize(
+    ("name", "layer", "number"),
+    [("llava", -1, 2), ("llava", None, 1), ("onevision_image", -1, -1)],
+)
+def test_wide_signals_are_those_of_one_head(name: str, layer: int | None, number: int):
+    """The last of three layers, whose output nobody reads, and the one before that, which the projector reads.
 
-
-@pytest.mark.parametrize(("layer", "number"), [(-1, 2), (None, 1)])
-def test_wide_signals_are_those_of_one_head(layer: int | None, number: int):
-    """The last of three layers, whose output nobody reads, and the one before that, which the projector reads."""
+    Without a class token it is the attention received; the global view stands first, unit by unit.
+    """
+    adapter, chat = adapter_of(name), FAMILIES[name].chats[0]
     needs = (Need("wide_cls_attention", layer), Need("wide_tower_keys", layer))
-    chat = FAMILIES["llava"].chats[0]
-    view = watched("llava", needs, [chat])
-    adapter = adapter_of("llava")
+    recorder = Recorder((Site("vision"),), needs)
     attention = adapter.tower.encoder.layers[number].self_attn
-    seen = {}
-    handles = [
-        part.register_forward_hook(lambda module, args, output, key=key: seen.update({key: output}))
-        for key, part in (("q", attention.q_proj), ("k", attention.k_proj))
-    ]
-    with torch.inference_mode():
-        adapter.tower(adapter.encode([chat])["pixel_values"], output_hidden_states=True)
-    for handle in handles:
-        handle.remove()
-    width = seen["k"].shape[-1]
-    wanted = (seen["q"] @ seen["k"].transpose(1, 2) / width**0.5).softmax(-1)[0, 0, 1:]
-    assert torch.allclose(view.signals[needs[0].key][0], wanted, atol=1e-9)
-    assert torch.allclose(view.signals[needs[1].key][0], seen["k"][0, 1:], atol=1e-9)
-
-
-def test_without_a_class_token_it_is_the_attention_received_in_one_head():
-    needs = (Need("wide_cls_attention", -1),)
-    chat = FAMILIES["onevision_image"].chats[:1]
-    adapter = adapter_of("onevision_image")
-    attention = adapter.tower.encoder.layers[-1].self_attn
-    seen = {}
-    handles = [
-        part.register_forward_hook(lambda module, args, output, key=key: seen.update({key: output}))
-        for key, part in (("q", attention.q_proj), ("k", attention.k_proj))
-    ]
-    view = watched("onevision_image", needs, list(chat))
-    for handle in handles:
-        handle.remove()
-    width = seen["k"].shape[-1]
-    wanted = (seen["q"] @ seen["k"].transpose(1, 2) / width**0.5).softmax(-1).mean(1)
-    side = wanted.shape[1]
-    first = view.signals[needs[0].key][0, :side]  # the global view stands first, unit by unit
-    assert torch.allclose(first, wanted[0], atol=1e-9)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("method", [PruMerge(), PruMerge(merging="sum", uniform=True)], ids=str)
-@pytest.mark.parametrize("name", OTHERS)
-def test_in_the_engine(name: str, method: PruMerge):
-    check_method(name, method)
+    with noted(query=attention.q_proj, key=attention.k_proj) as seen:
+        kept_by(adapter, recorder, [chat], 0.0)
+    query, key = seen["query"][0], seen["key"][0]
+    rows = logits_of(query, key, 1).softmax(-1)[:, 0]
+    extra = int(adapter.facts.class_attention == "token")
+    wanted = rows[0, 0, 1:] if extra else rows.mean(1)[0]
+    got = [recorder.views[0].signals[need.key][0, : len(wanted)] for need in needs]
+    assert torch.allclose(got[0], wanted, atol=1e-9)
+    assert torch.allclose(got[1], key[0, extra:], atol=1e-9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,16 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.prunevid import PruneVid
 from espalier.methods.select.segments import segments_of
 from espalier.methods.select.stills import pair_mean
+from tests.methods.cases import PREFIX
 from tests.methods.crop_views import slow_apportion
-from tests.methods.engine import check_method
 from tests.methods.released import numbers, released_video, scenes, shares
+from tests.methods.slow import peaks
 from tests.methods.twins import check_slow, outcome, released
-
-PREFIX = Site("prefix")
 
 
 def slow_prunevid(method: PruneVid, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -62,17 +60,10 @@ def slow_prunevid(method: PruneVid, view: View, _row: int, keep: int) -> dict[in
 
 def slow_clusters(values: list[Tensor], count: int) -> dict[int, list[int]]:
     """Members of the cluster of each density peak."""
-    every = range(len(values))
     squared = [[float((a - b).square().mean()) for b in values] for a in values]
-    rho = [math.exp(-sum(sorted(row)[:7]) / min(7, len(values))) for row in squared]
-    score = []
-    for i in every:
-        denser = [squared[i][j] for j in every if (rho[j], -j) > (rho[i], -i)]
-        far = max(map(max, squared))
-        score.append(rho[i] * math.sqrt(min(denser, default=far)))
-    centres = sorted(sorted(every, key=lambda i: (-score[i], i))[:count])
+    centres = peaks(squared, min(7, len(values)), count)
     members: dict[int, list[int]] = {centre: [centre] for centre in centres}
-    for i in every:
+    for i in range(len(values)):
         if centres and i not in centres:
             members[min(centres, key=lambda centre: squared[i][centre])].append(i)
     return members
@@ -142,14 +133,3 @@ def test_the_second_stage_keeps_a_share_of_each_frame() -> None:
 
 
 FRAMES = [*((0, place) for place in range(6)), (1, 0), (1, 3), *((2, p) for p in range(4))]
-
-
-def test_the_stages_share_the_budget() -> None:
-    assert PruneVid().fractions(0.2, 2) == (0.5, 0.2)
-    assert PruneVid().fractions(0.8, 2) == (1.0, 0.8)
-    assert [site.layer for site in PruneVid(M=0).sites(2)] == [0, 1]
-
-
-@pytest.mark.slow
-def test_on_a_model() -> None:
-    check_method("onevision_video", PruneVid(tau=0.3, gamma=0.5, M=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +16,9 @@ from espalier.methods.base import Need, Site
 from espalier.methods.pyramiddrop import PyramidDrop
 from tests import commands
 from tests.families import FAMILIES
-from tests.methods.cases import make_view
-from tests.methods.engine import NAMES, OTHERS, check_method
-from tests.methods.runs import adapter_of, kept_by, left_by, watched
+from tests.methods.engine import NAMES
+from tests.methods.runs import adapter_of, check_stages
 from tests.tiny import DEPTH, Recorder, load_tiny, model_of, save_tiny
-
-RELEASED = PyramidDrop(ranking="next_layer")
 
 
 def facts_of(name: str):
@@ -31,18 +27,6 @@ def facts_of(name: str):
 
 def layers_of(method: PyramidDrop, depth: int) -> list[int]:
     return [site.layer for site in method.sites(depth)]
-
-
-@pytest.mark.parametrize(
-    ("depth", "layers"), [(32, [8, 16, 24]), (28, [7, 14, 21]), (6, [1, 3, 4]), (4, [1, 2, 3])]
-)
-def test_stages_are_equally_long(depth: int, layers: list[int]):
-    assert layers_of(PyramidDrop(), depth) == layers
-
-
-def test_stages_may_be_set():
-    assert layers_of(PyramidDrop(S=2), 32) == [16]
-    assert layers_of(PyramidDrop(layers=(2, 4, 6)), 32) == [2, 4, 6]
 
 
 def test_the_published_schedule():
@@ -114,47 +98,18 @@ def test_the_layout_follows_the_ratio_of_the_command_line():
     assert [one["ratio"] for one in params] == [0.5, 0.8]
 
 
-def test_schedules_fall_from_stage_to_stage_and_grow_with_the_share():
-    shares = [0.001, 0.125, 0.3, 0.9, 1.0]
-    schedules = [PyramidDrop().fractions(share, 3) for share in shares]
-    assert schedules[1] == pytest.approx((0.5, 0.25, 0.125))
-    assert schedules[-1] == (1, 1, 1)
-    for schedule in schedules:
-        assert list(schedule) == sorted(schedule, reverse=True)
-    for lower, higher in pairwise(schedules):
-        assert all(a < b for a, b in zip(lower, higher, strict=True))
-
-
-def test_keeps_the_highest():
-    view = make_view(PyramidDrop(), [((0, 0, 12, 12),)] * 16)
-    wanted = view.signals["last_attention"].topk(20, dim=1).indices.sort(dim=1).values
-    assert torch.equal(PyramidDrop().plan(view, 20).kept, wanted)
-
-
-def test_the_release_ranks_by_the_next_layer():
-    assert RELEASED.needs(Site("layer", 2)) == (Need("next_last_attention"),)
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"]
 )
 def test_on_models(name: str):
-    """Each stage keeps the highest of what is left, by the layer that ends it, whatever row it stands in."""
-    adapter, chats, method = adapter_of(name), FAMILIES[name].chats, PyramidDrop()
+    """Each stage keeps the highest of what is left, by the layer that ends it."""
+    adapter, method = adapter_of(name), PyramidDrop()
     assert method.sites(DEPTH) == (Site("layer", 1), Site("layer", 2), Site("layer", 3))
-    untouched = kept_by(adapter, method, chats, 0.0)
-    assert all(record.kept == (record.visual,) * 3 for record in untouched.records)
-    batch = kept_by(adapter, method, chats, 0.875, "abc")
-    slow = kept_by(adapter, method, chats, 0.875, "abc", backend="emulate")
-    for row, chat in enumerate(chats):
-        watching, seen = watched(method)
-        record = kept_by(adapter, watching, [chat], 0.875, "abc"[row]).records[0]
-        assert record.kept == batch.records[row].kept == tuple(keep for _, keep, _ in seen)
-        assert torch.equal(batch.records[row].origin, record.origin)
-        assert torch.equal(slow.records[row].origin, record.origin)
-        left = left_by(seen, lambda view: view.signals["last_attention"][0].tolist())
-        assert record.origin.tolist() == left
+    for chat in FAMILIES[name].chats:
+        record = check_stages(
+            adapter, method, chat, 0.875, lambda view: view.signals["last_attention"][0].tolist()
+        )
         halves = [round(record.visual * share) for share in (0.5, 0.25, 0.125)]
         assert all(abs(a - b) <= 1 for a, b in zip(record.kept, halves, strict=True))
 
@@ -217,9 +172,3 @@ def test_a_layer_that_never_attends_is_an_error():
     row.watch(
         torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), 1.0
     )  # outside `last` it lets the layer run
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", OTHERS)
-def test_the_release_in_the_engine(name: str):
-    check_method(name, RELEASED)

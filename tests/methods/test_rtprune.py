@@ -11,15 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.rtprune import Merging, RTPrune
 from espalier.methods.select.absorption import nearby
-from espalier.methods.select.propagation import mixed_graph, normalised
-from tests.methods.cases import grid_of, make_view, replaced
-from tests.methods.engine import check_method
+from tests.methods.cases import SQUARE, grid_of, make_view
+from tests.methods.slow import peaks
 from tests.methods.twins import check_slow, outcome
 
-SQUARE = [((0, 0, 12, 12),)]
 #: Two images of other shapes in one sample, and one.
 TWO = [((0, 0, 4, 5), (1, 0, 2, 6)), ((0, 0, 4, 8),)]
 MERGING = get_args(Merging)
@@ -52,13 +50,8 @@ def slow_clusters(
     n_clusters = min(n_recycled // 10 + 1, n_recycled)
     pool = sorted(sorted(dropped, key=lambda j: (-norms[j], j))[:n_recycled])
     d = [[float(np.mean((x[i] - x[j]) ** 2)) for j in pool] for i in pool]
-    rho = [float(np.exp(-np.mean(sorted(row)[:n_clusters]))) for row in d]
     places = range(len(pool))
-    delta = []
-    for i in places:
-        denser = [j for j in places if (rho[j], -j) > (rho[i], -i)]
-        delta.append(math.sqrt(min(d[i][j] for j in denser) if denser else max(map(max, d))))
-    centres = sorted(sorted(places, key=lambda i: (-rho[i] * delta[i], i))[:n_clusters])
+    centres = peaks(d, n_clusters, n_clusters)
     groups: list[list[int]] = [[] for _ in centres]
     for i in places:
         own = centres.index(i) if i in centres else None
@@ -169,26 +162,6 @@ def test_a_small_case_by_hand():
     assert torch.allclose(given, torch.tensor([[3.469644, 0.0], [0.245719, 2.0]]), atol=1e-5)
 
 
-def test_alpha_zero_is_the_norm_alone():
-    view = make_view(RTPrune(), SQUARE)
-    merged, alone = (
-        outcome(view, method.plan(view, 40))
-        for method in (RTPrune(alpha=0.0), RTPrune(merging="none"))
-    )
-    assert torch.equal(merged, alone)
-
-
-@pytest.mark.parametrize("merging", MERGING)
-def test_more_than_half_precision_is_what_is_computed_in(merging: Merging):
-    view, method = make_view(RTPrune(), SQUARE), RTPrune(merging=merging)
-    half = replaced(view, (view.tokens * 300).half())
-    wide = replaced(view, half.tokens.float())
-    plan, exact = method.plan(half, 40), method.plan(wide, 40)
-    assert torch.equal(plan.kept, exact.kept)
-    values = outcome(half, plan).float()
-    assert torch.allclose(values, outcome(wide, exact), rtol=2e-3, atol=0.5)
-
-
 # ---------------------------------------------------------------- inputs at the edge
 
 
@@ -207,14 +180,6 @@ def test_identical_tokens_and_zero_vectors_come_in_order(
     assert tokens.any() or not outcome(view, plan).any()
 
 
-@pytest.mark.parametrize("merging", MERGING)
-def test_one_token_stays_as_it_is(merging: Merging):
-    view = make_view(RTPrune(), [((0, 0, 1, 1),)])
-    plan = RTPrune(merging=merging).plan(view, 1)
-    assert plan.kept.tolist() == [[0]]
-    assert plan.merge is None
-
-
 def test_merging_gives_nothing_where_nothing_is_near():
     """A kept token alone in its image, and one whose neighbours all point away."""
     grid = torch.stack([grid_of(((0, 0, 1, 1), (1, 0, 1, 3)))])
@@ -223,64 +188,4 @@ def test_merging_gives_nothing_where_nothing_is_near():
     assert not nearby(similarity, grid, kept, dropped, 1.0).any()
 
 
-def test_each_token_takes_from_its_own_nearest_and_need_not_give_to_them():
-    """Three images of one token: 0 is nearest to 1, which is nearest to 2; nobody is nearest to 0."""
-    grid = torch.stack([grid_of(((0, 0, 1, 1), (1, 0, 1, 1), (2, 0, 1, 1)))])
-    similarity = torch.tensor([[[1.0, 0.5, 0.1], [0.5, 1.0, 0.9], [0.1, 0.9, 1.0]]])
-    graph = mixed_graph(similarity, grid, 1)
-    assert graph[0].int().tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
-    assert normalised(graph)[0].tolist() == [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
-    two = graph | torch.tensor([[[0, 0, 1], [0, 0, 0], [0, 0, 0]]], dtype=torch.bool)
-    # Row sums 2, 1 and 1: what token 0 takes is weighed by its own degree and the giver's.
-    assert normalised(two)[0, 0].tolist() == pytest.approx([0, math.sqrt(0.5), math.sqrt(0.5)])
-
-
-def test_grid_neighbours_are_mutual_and_a_lonely_token_has_no_share():
-    grid = torch.stack([grid_of(((0, 0, 2, 2), (1, 0, 1, 1)))])
-    similarity = torch.eye(5).unsqueeze(0)
-    graph = mixed_graph(similarity, grid, 0)
-    assert torch.equal(graph, graph.transpose(1, 2))
-    # 2 x 2 tokens are each other's neighbours, three each; the other image has one token.
-    wanted = torch.zeros(5, 5)
-    wanted[:4, :4] = (1 - torch.eye(4)) / 3
-    assert torch.allclose(normalised(graph)[0], wanted)
-    assert mixed_graph(similarity, grid, 9).sum() == 5 * 4
-
-
 # ---------------------------------------------------------------- what the norm is worth, and the engine
-
-
-def test_it_acts_once_before_the_decoder_and_keeps_positions():
-    assert RTPrune().sites(6) == (Site("prefix"),)
-    assert RTPrune().positions(6) == "original"
-    assert RTPrune().needs(Site("prefix")) == ()
-
-
-FAMILIES_OF = {
-    "ot": (
-        "llava",
-        "llava_next",
-        "qwen2_5_vl",
-        "onevision_video",
-        "internvl",
-        "deepseek_ocr_gundam",
-        "deepseek_ocr2",
-        "paddleocr_vl",
-        "hunyuan_ocr",
-        "molmo2",
-    ),
-    "none": ("deepseek_ocr",),
-    "visionzip": ("deepseek_ocr",),
-    "sparsevlm": ("deepseek_ocr",),
-    "nuwa": ("deepseek_ocr", "deepseek_ocr_gundam"),
-    "gtp": ("deepseek_ocr", "llava_next"),
-}
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("merging", "name"),
-    [(merging, name) for merging, names in FAMILIES_OF.items() for name in names],
-)
-def test_in_the_engine(merging: Merging, name: str):
-    check_method(name, RTPrune(merging=merging))

@@ -22,13 +22,12 @@ from espalier.methods.none import NoReduction
 from espalier.methods.rtprune import RTPrune
 from espalier.methods.select.page_share import own_count
 from tests import commands
-from tests.methods.cases import make_view, replaced, rows_of_view
+from tests.methods.cases import SQUARE, make_view, replaced, rows_of_view
 from tests.methods.runs import adapter_of, kept_by, views_of
 from tests.runs.helpers import make_bench
 from tests.tiny import chat
 
 DYNAMIC = RTPrune(ratio="dynamic")
-SQUARE = [((0, 0, 12, 12),)]
 #: The seedling is sure of the mean of its own scenes within this share of the asked count.
 TOLERANCE = 0.02
 
@@ -102,15 +101,6 @@ def test_opposite_tokens_keep_everything():
     assert DYNAMIC.plan(view, 1).kept.tolist() == [[0]]
 
 
-def test_text_keeps_more_and_flat_pages_keep_less():
-    view = page_view(DYNAMIC)
-    flat = DYNAMIC.own_share(replaced(view, luma=torch.zeros(1, 144, 6, 6)))
-    dense = DYNAMIC.own_share(replaced(view, luma=torch.randn(1, 144, 6, 6)))
-    alike = DYNAMIC.own_share(replaced(view, view.tokens + 9))
-    assert dense > DYNAMIC.own_share(view) > flat
-    assert alike < DYNAMIC.own_share(view)
-
-
 # ---------------------------------------------------------------- the count
 
 
@@ -126,15 +116,6 @@ def test_text_keeps_more_and_flat_pages_keep_less():
 )
 def test_counts_are_rounded_and_bounded(share: float, unit: float, n: int, count: int):
     assert own_count(torch.tensor([share]), unit, n) == count
-
-
-def test_the_papers_own_counts_where_the_ratio_is_the_typical_one():
-    method = replace(DYNAMIC, typical=0.75)
-    for seed in range(6):
-        view = page_view(method, seed=seed)
-        kept = method.plan(view, 108).kept  # 0.75 of 144
-        own = 144 * slow_share(method, view, 0)
-        assert abs(kept.shape[1] - own) <= 0.5 + 1e-3
 
 
 def test_the_count_grows_with_the_budget_and_the_choice_is_the_fixed_ones():

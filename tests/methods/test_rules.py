@@ -10,18 +10,14 @@ import torch
 
 from espalier.methods.base import MethodError, View
 from espalier.methods.center import Center
-from espalier.methods.divprune import DivPrune
 from espalier.methods.downsample import Downsample
-from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.pooled import Pooled
 from espalier.methods.random import Random
 from espalier.methods.uniform import Uniform
 from espalier.methods.visionzip import VisionZip
-from tests.methods.cases import generators_for, make_view
+from tests.methods.cases import SQUARE, generators_for, make_view
 from tests.methods.twins import check_slow, outcome
-
-SQUARE = [((0, 0, 12, 12),)]
 
 
 def test_none_acts_nowhere():
@@ -84,26 +80,6 @@ def test_pooled_keeps_the_mean_of_each_image(keep: int):
     merged = plan.merge.apply(view.tokens, keep)[0]
     mean = (sizes[:, None] * merged).sum(dim=0) / 144
     assert torch.allclose(mean, view.tokens[0].mean(dim=0), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("queries", "signal"), [("last", "last_attention"), ("mean", "mean_attention")]
-)
-def test_fastv_keeps_the_highest_rows_of_its_signal(queries, signal: str):
-    method = FastV(queries=queries)
-    view = make_view(method, SQUARE)
-    assert set(view.signals) == {signal}
-    wanted = view.signals[signal].topk(20, dim=1).indices.sort(dim=1).values
-    assert torch.equal(method.plan(view, 20).kept, wanted)
-
-
-def test_divprune_takes_no_duplicate_before_everything_else():
-    view = make_view(DivPrune(), [((0, 0, 2, 5),)])
-    tokens = view.tokens.clone()
-    tokens[0, 5:] = tokens[0, :5]
-    kept = DivPrune().plan(replace(view, tokens=tokens), 5).kept[0]
-    assert sorted((kept % 5).tolist()) == [0, 1, 2, 3, 4]
-    assert len(set(DivPrune().plan(replace(view, tokens=tokens), 7).kept[0].tolist())) == 7
 
 
 # ---------------------------------------------------------------- VisionZip

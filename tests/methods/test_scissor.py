@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.scissor import Scissor
-from tests.methods.engine import check_method
+from tests.methods.cases import PREFIX
 from tests.methods.released import case_video, released_video, scenes
 from tests.methods.twins import check_released, check_slow, outcome, released
-
-PREFIX = Site("prefix")
 
 
 def slow_scissor(method: Scissor, view: View, row: int, keep: int) -> dict[int, Tensor]:
@@ -102,7 +100,3 @@ def test_two_frames_by_hand() -> None:
 @pytest.mark.parametrize("solved", [True, False])
 def test_merges_as_the_released_code(case: dict[str, Any], solved: bool) -> None:
     check_released(Scissor(tau=None if solved else case["tau"]), case_video(case, PREFIX), case)
-
-
-def test_on_a_model() -> None:
-    check_method("onevision_video", Scissor())

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.scope import SCOPE
-from tests.methods.crop_views import ROWS, crop_view, groups, slow_apportion
+from tests.methods.cases import VISION
+from tests.methods.crop_views import ROWS, crop_view, crops_with_shares
 from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
-from tests.methods.twins import attended_case, check_released, check_slow, released
-
-VISION = Site("vision")
+from tests.methods.twins import attended_case, check_kept, check_released, check_slow, released
 
 
 def slow_scope(method: SCOPE, view: View, row: int, keep: int) -> list[int]:
@@ -22,10 +21,8 @@ def slow_scope(method: SCOPE, view: View, row: int, keep: int) -> list[int]:
     units = torch.nn.functional.normalize(view.tokens[row].double(), dim=1)
     like = (units @ units.T).tolist()
     saliency = view.signals["cls_attention"][row].double() ** method.alpha
-    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
-    sizes = [len(crop) for crop in crops]
     kept: list[int] = []
-    for crop, share in zip(crops, slow_apportion(sizes, sizes, keep), strict=True):
+    for crop, share in crops_with_shares(view, row, keep):
         picks: list[int] = []
         while len(picks) < share:
             cover = {u: max([0.0, *(like[u][s] for s in picks)]) for u in crop}
@@ -50,13 +47,10 @@ def test_coverage_by_hand():
     """Token 3 covers the most, 0.6 + 0.6 + 0.8 + 1; with half of the attention it stays behind 0, which covers 2.6."""
     tokens = torch.tensor([[[1.0, 0], [1, 0], [0, 1], [0.6, 0.8]]])
     view = released_view(VISION, tokens, 2, cls_attention=torch.ones(1, 4))
-    assert SCOPE().plan(view, 1).kept.tolist() == [[3]]
-    assert SCOPE().plan(view, 2).kept.tolist() == [[0, 3]]
+    check_kept(view, (SCOPE(), 1, [3]), (SCOPE(), 2, [0, 3]))
     view = released_view(VISION, tokens, 2, cls_attention=torch.tensor([[1, 1, 1, 0.5]]))
-    assert SCOPE().plan(view, 1).kept.tolist() == [[0]]
     # The gain of 2 is then 1 + 0.2, that of 3 half of 0.8 + 0.4.
-    assert SCOPE().plan(view, 2).kept.tolist() == [[0, 2]]
-    assert SCOPE(alpha=0).plan(view, 1).kept.tolist() == [[3]]
+    check_kept(view, (SCOPE(), 1, [0]), (SCOPE(), 2, [0, 2]), (SCOPE(alpha=0), 1, [3]))
 
 
 @released("scope")

@@ -28,6 +28,7 @@ from espalier.methods.select.similarity import (
 )
 from espalier.methods.select.tiles import Tiles, regions, top_in_tiles
 from espalier.methods.select.topk import indices_of, ranking, top
+from tests.methods import slow
 from tests.methods.cases import grid_of
 
 
@@ -62,16 +63,6 @@ def test_indices_of_a_mask():
 # ---------------------------------------------------------------- max-min
 
 
-def slow_farthest_first(distances: list[list[float]], n_keep: int) -> list[int]:
-    n = len(distances)
-    nearest = [min((distances[i][j] for j in range(n) if j != i), default=0.0) for i in range(n)]
-    kept = [max(range(n), key=lambda i: (nearest[i], -i))]
-    while len(kept) < n_keep:
-        rest = [i for i in range(n) if i not in kept]
-        kept.append(max(rest, key=lambda i: (min(distances[i][j] for j in kept), -i)))
-    return sorted(kept)
-
-
 @pytest.mark.parametrize("n_keep", [1, 2, 5, 14, 15])
 @pytest.mark.parametrize("seed", range(3))
 def test_farthest_first_equals_the_slow_one(seed: int, n_keep: int):
@@ -80,24 +71,38 @@ def test_farthest_first_equals_the_slow_one(seed: int, n_keep: int):
         3, (4, 15, 3), generator=generator
     ).float()  # many ties, some points twice
     distances = torch.cdist(points, points, p=1) / 4
-    wanted = [slow_farthest_first(row, n_keep) for row in distances.tolist()]
+    wanted = [slow.farthest_first(row, n_keep) for row in distances.tolist()]
     assert farthest_first(Held(1 - distances), n_keep).tolist() == wanted
 
 
-def test_farthest_first_of_one_token():
-    assert farthest_first(Held(torch.ones(2, 1, 1)), 1).tolist() == [[0], [0]]
+def apart(size: int, place: int, cosine: float) -> Tensor:
+    """Cosines of copies, one of which has another cosine with the others."""
+    matrix = torch.ones(1, size, size)
+    matrix[0, place] = matrix[0, :, place] = cosine
+    return matrix
 
 
-def test_duplicates_are_never_picked_twice():
-    assert farthest_first(Held(torch.ones(1, 6, 6)), 4).tolist() == [[0, 1, 2, 3]]
+def rounded_copy() -> Tensor:
+    """Token 3 is a copy of 1 whose cosines came out a little smaller, as those of another kernel may."""
+    matrix = torch.eye(5)[None] * 0.7 + 0.3
+    matrix[0, 1, 3] = matrix[0, 3, 1] = 1 - 1e-7
+    matrix[0, 0, 3] = matrix[0, 3, 0] = 0.3 - 1e-7
+    return matrix
 
 
-def test_duplicates_within_rounding_go_to_the_lower_index():
-    matrix = torch.ones(1, 5, 5)
-    matrix[0, 3] = matrix[0, :, 3] = 1 - 6e-7  # four roundings of fp32
-    assert farthest_first(Held(matrix), 2).tolist() == [[0, 1]]
-    matrix[0, 3] = matrix[0, :, 3] = 1 - 6e-6
-    assert farthest_first(Held(matrix), 2).tolist() == [[0, 3]]
+@pytest.mark.parametrize(
+    ("matrix", "kept"),
+    [
+        (torch.ones(2, 1, 1), [0]),
+        (torch.ones(1, 6, 6), [0, 1, 2, 3]),  # duplicates are never picked twice
+        (apart(5, 3, 1 - 6e-7), [0, 1]),  # four roundings of fp32
+        (apart(5, 3, 1 - 6e-6), [0, 3]),
+        (rounded_copy(), [0, 1]),
+    ],
+    ids=["one", "duplicates", "within rounding", "apart", "copy"],
+)
+def test_the_farthest_of_copies_is_the_lower_index(matrix: Tensor, kept: list[int]):
+    assert farthest_first(Held(matrix), len(kept)).tolist() == [kept] * len(matrix)
 
 
 # ---------------------------------------------------------------- independent set
@@ -154,14 +159,6 @@ def test_independent_set_equals_the_slow_one(
         assert found.spare.tolist() == [0] * 5
     if density == 1:  # the first token takes every other one's place
         assert found.spare.tolist() == [n_keep - max(1, n_pivots)] * 5
-
-
-def test_an_independent_set_holds_no_edge_while_the_pool_lasts():
-    grid = grid_of([(0, 0, 6, 6)])[None]
-    adjacent = grid_neighbours(grid)
-    scores = torch.rand(1, 36, generator=torch.Generator().manual_seed(0))
-    kept, _ = independent_set(scores, Edges(adjacent), 4)
-    assert not adjacent[0][kept[0]][:, kept[0]].any()
 
 
 # ---------------------------------------------------------------- similarity
@@ -281,14 +278,6 @@ def test_the_likest_member_is_that_of_a_loop_over_all(
             likest = matrix[row, token].topk(min(n_near, n_tokens)).indices.tolist()
             searched += bool(others) and not set(others) & set(likest)
     assert (searched > 0) == (n_tokens > n_near)
-
-
-def test_of_copies_the_first_is_kept_however_their_products_round():
-    """Token 3 is a copy of 1 whose cosines came out a little smaller, as those of another kernel may."""
-    matrix = torch.eye(5)[None] * 0.7 + 0.3
-    matrix[0, 1, 3] = matrix[0, 3, 1] = 1 - 1e-7
-    matrix[0, 0, 3] = matrix[0, 3, 0] = 0.3 - 1e-7
-    assert farthest_first(Held(matrix), 2).tolist() == [[0, 1]]
 
 
 class Literal(Held):

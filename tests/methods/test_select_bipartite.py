@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import MethodError
 from espalier.methods.select import bipartite
 from espalier.methods.select.bipartite import match, merge_pairs, merge_to, shares
 
@@ -159,20 +158,3 @@ def test_one_token_and_all_tokens_stay_as_they_are():
     kept, slot, _ = merge_to(features(2, 6, 0), torch.ones(2, 6), 6)
     assert torch.equal(kept, torch.arange(6).expand(2, 6))
     assert torch.equal(slot, kept)
-
-
-def test_half_precision_is_decided_in_fp32():
-    points = features(2, 30, 1).half()
-    kept, slot, _ = merge_to(points, torch.ones(2, 30), 9)
-    wide = merge_to(points.float(), torch.ones(2, 30), 9)
-    assert torch.equal(kept, wide[0])
-    assert torch.equal(slot, wide[1])
-
-
-@pytest.mark.parametrize("place", [2, 3])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_refused(place: int, poison: float):
-    points = features(2, 8, 0)
-    points[1, place, 0] = poison
-    with pytest.raises(MethodError, match="NaN or infinite"):
-        merge_to(points, torch.ones(2, 8), 5)

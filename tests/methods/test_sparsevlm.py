@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from espalier.harness.cost.budget import Budget, equivalent_tokens
-from espalier.methods.base import MethodError, Site, TokenReducer, View
-from espalier.methods.dart import DART
-from espalier.methods.select.density import density_peaks, nearest_centre, squared_distances
+from espalier.methods.base import Site, View
+from espalier.methods.select.density import density_peaks, squared_distances
 from espalier.methods.select.raters import rater_weights
 from espalier.methods.select.recycle import split
 from espalier.methods.sparsevlm import SparseVLM
-from tests.methods.cases import make_view, replaced
-from tests.methods.engine import check_method
+from tests.methods.cases import SQUARE, facts_of, make_view, replaced
+from tests.methods.runs import recall
+from tests.methods.slow import peaks
 from tests.methods.twins import check_slow
-from tests.tiny import tiny_spec
 
 OFFICIAL = SparseVLM(raters="above", assignment="euclidean", cluster="mean")
 PAPER = SparseVLM()
-SQUARE = [((0, 0, 12, 12),)]
 
 # ---------------------------------------------------------------- counts
 
@@ -71,39 +69,12 @@ def test_every_budget_is_met_and_half_of_it_is_kept(method: SparseVLM):
     ],
 )
 def test_the_budget_gives_back_the_released_schedules(schedule: tuple[int, ...], average: float):
-    facts = replace(
-        tiny_spec("llava").facts,
-        text=replace(tiny_spec("llava").facts.text, layers=32),
-    )
+    facts = facts_of(32)
     method = SparseVLM(schedule=schedule)
     assert method.sites(32) == (Site("layer", 3), Site("layer", 7), Site("layer", 16))
     exact = equivalent_tokens(method, facts, 576, 40, schedule).average
     assert abs(exact - average) < 0.05
     assert Budget("average", 1 - exact / 576).keep(method, facts, 576, 40) == schedule
-
-
-def test_the_schedule_grows_with_the_share_and_never_rises():
-    before = (0.0, 0.0, 0.0)
-    for step in range(1, 101):
-        now = PAPER.fractions(step / 100, 3)
-        assert now[0] >= now[1] >= now[2] == pytest.approx(step / 100)
-        assert all(a >= b for a, b in zip(now, before, strict=True))
-        before = now
-    assert before == (1, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("depth", "layers"),
-    [(32, (3, 7, 16)), (28, (3, 6, 14)), (12, (1, 3, 6)), (6, (1, 2, 3)), (4, (1, 2, 3))],
-)
-def test_layers_keep_their_share_of_the_depth(depth: int, layers: tuple[int, ...]):
-    assert tuple(site.layer for site in PAPER.sites(depth)) == layers
-
-
-def test_a_prompt_without_words_behind_the_image_is_refused():
-    view = make_view(PAPER, SQUARE)
-    with pytest.raises(MethodError, match="words after the image"):
-        PAPER.plan(replaced(view, text_positions=torch.arange(9)[None]), 12)
 
 
 # ---------------------------------------------------------------- clustering
@@ -115,39 +86,7 @@ def slow_clusters(points: torch.Tensor, n: int) -> tuple[list[int], list[list[fl
     squared = [
         [sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / len(x) for y in rows] for x in rows
     ]
-    rho = [math.exp(-sum(sorted(row)[:n]) / n) for row in squared]
-    largest = math.sqrt(max(map(max, squared)))
-    scores = []
-    for i, row in enumerate(squared):
-        denser = [math.sqrt(row[j]) for j in range(len(row)) if (rho[j], -j) > (rho[i], -i)]
-        scores.append(rho[i] * min(denser, default=largest))
-    best = sorted(range(len(rows)), key=lambda i: (-scores[i], i))[:n]
-    return sorted(best), squared
-
-
-@pytest.mark.parametrize("n_centres", [1, 2, 5, 20])
-def test_density_peaks_equal_the_slow_ones(n_centres: int):
-    points = torch.randn(4, 20, 6, generator=torch.Generator().manual_seed(n_centres))
-    squared = squared_distances(points)
-    centres = density_peaks(squared, n_centres, n_centres)
-    joined = nearest_centre(-squared, centres)
-    for row in range(4):
-        wanted, distances = slow_clusters(points[row], n_centres)
-        assert torch.allclose(squared[row], torch.tensor(distances), atol=1e-5)
-        assert centres[row].tolist() == wanted
-        for i in range(20):
-            nearest = min(range(n_centres), key=lambda c: distances[i][wanted[c]])
-            assert joined[row, i] == (wanted.index(i) if i in wanted else nearest)
-
-
-def test_each_of_three_heaps_has_one_centre():
-    generator = torch.Generator().manual_seed(0)
-    heap = torch.arange(30) % 3
-    points = 3.0 * torch.eye(3).repeat(1, 4)[heap] + 0.1 * torch.randn(30, 12, generator=generator)
-    squared = squared_distances(points[None])
-    centres = density_peaks(squared, 3, 3)
-    assert sorted(heap[centres[0]].tolist()) == [0, 1, 2]
-    assert torch.equal(heap[centres[0]][nearest_centre(-squared, centres)[0]], heap)
+    return peaks(squared, n, n), squared
 
 
 def test_far_points_and_equal_points_have_centres_too():
@@ -237,41 +176,26 @@ def test_equals_the_slow_one(method: SparseVLM, keep: int):
         assert 0 < len(raters) < 6
 
 
-def test_words_that_are_all_alike_all_rate():
-    view = make_view(OFFICIAL, SQUARE)
-    view = replaced(view, text_embeddings=torch.ones(1, 9, 16))
-    for method in (OFFICIAL, PAPER):
-        assert torch.allclose(method.weights(view)[0], torch.tensor([0.0] * 3 + [1 / 6] * 6))
-
-
 # ---------------------------------------------------------------- planted signals
 
 
-def planted_recall(invert: bool) -> float:
-    """Share of 12 tokens kept that the one relevant word looks at, among 24 of 144, while five words look elsewhere."""
+def of_one_word(view: View, scores: Tensor) -> View:
+    """The one relevant word pays each token its score, and five words look elsewhere."""
     generator = torch.Generator().manual_seed(3)
-    view = make_view(OFFICIAL, SQUARE * 16)
-    planted = torch.rand(16, 144, generator=generator).argsort(dim=1)[:, :12]
     attention = torch.rand(16, 9, 144, generator=generator)
-    rater = torch.rand(16, 144, generator=generator) * 0.1
-    rater.scatter_(1, planted, 1.0)
-    attention[:, 5] = 1 - rater if invert else rater
     embeddings = 0.1 * torch.randn(16, 9, 16, generator=generator)
-    embeddings[:, 5] = 0.5
-    view = replaced(
-        view,
-        text_attention=attention,
-        text_embeddings=embeddings,
-        all_projected=view.signals["all_projected"] + 1,
-    )
-    kept = OFFICIAL.plan(view, 24).kept
-    return float((kept.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
+    attention[:, 5], embeddings[:, 5] = scores, 0.5
+    shown = {"text_attention": attention, "text_embeddings": embeddings}
+    return replaced(view, **shown, all_projected=view.signals["all_projected"] + 1)
 
 
 def test_what_the_relevant_word_looks_at_is_kept():
-    floor = 24 / 144
-    assert planted_recall(invert=False) > 0.99
-    assert planted_recall(invert=True) < floor
+    view = make_view(OFFICIAL, SQUARE * 16)
+    found, chance, turned = recall(
+        OFFICIAL, 144, lambda scores: of_one_word(view, scores), n_planted=12, keep=24
+    )
+    assert found > 0.99
+    assert turned < chance
 
 
 @pytest.mark.parametrize("above", [False, True])
@@ -285,10 +209,3 @@ def test_words_that_differ_by_rounding_alone_all_rate(above):
             places, after = torch.arange(n_tokens)[None], torch.ones(1, n_words, dtype=torch.bool)
             found = rater_weights(embedded, places, words, after, above)
             torch.testing.assert_close(found, torch.full((1, n_words), 1 / n_words))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("method", [PAPER, OFFICIAL, DART()], ids=str)
-@pytest.mark.parametrize("name", ["llava_next", "qwen2_5_vl", "onevision_mixed"])
-def test_methods_that_read_words_in_the_engine(name: str, method: TokenReducer):
-    check_method(name, method)

@@ -6,17 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.base import View
 from espalier.methods.specvlm import SpecVLM, covering, spread
-from tests.methods.cases import make_view, replaced
-from tests.methods.engine import NAMES, check_method
+from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.runs import recall
 from tests.methods.twins import check_slow
 from tests.methods.two_stages import two_stages
 
 PAPER = SpecVLM()
 LAST = SpecVLM(guidance="last", layer=3, mass=0.8)
-SQUARE = [((0, 0, 12, 12),)]
 
 
 def slow_choice(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
@@ -73,34 +71,7 @@ def test_the_rest_is_spread_evenly_from_the_first_to_the_last(keep: int):
             assert {int(left[0]), int(left[-1])} <= set(taken.nonzero().flatten().tolist())
 
 
-def test_words_before_the_image_have_no_say():
-    view = make_view(PAPER, SQUARE)
-    changed = {
-        need.key: view.signals[need.key].clone() for need in PAPER.needs(Site("layer", 2))[:2]
-    }
-    for value in changed.values():
-        value[:, :3] = torch.rand(1, 3, 144)
-    assert torch.equal(PAPER.plan(replaced(view, **changed), 20).kept, PAPER.plan(view, 20).kept)
-    with pytest.raises(MethodError, match="words after the image"):
-        PAPER.plan(replaced(view, text_positions=torch.arange(9)[None]), 12)
-
-
-def test_what_is_read():
-    places = (Need("text_positions"), Need("visual_positions"))
-    layers = tuple(Need("text_attention", layer) for layer in range(3))
-    assert SpecVLM(layer=3).needs(Site("layer", 3)) == (*layers, *places)
-    assert LAST.needs(Site("layer", 3)) == (Need("text_attention", 2), *places)
-    assert SpecVLM(layer=3).sites(6) == (Site("layer", 3),)
-
-
 # ---------------------------------------------------------------- planted signals, the engine
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("method", [PAPER, LAST], ids=["layers", "last"])
-@pytest.mark.parametrize("name", NAMES)
-def test_in_the_engine(name: str, method: SpecVLM):
-    check_method(name, method)
 
 
 @pytest.mark.parametrize("method", [PAPER, SpecVLM(mass=0.8), LAST])

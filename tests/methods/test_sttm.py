@@ -17,7 +17,6 @@ from espalier.methods.sttm import STTM
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import grid_of
-from tests.methods.engine import check_method
 from tests.methods.released import case_video, numbers, released_video, scenes
 from tests.methods.runs import kept_by
 from tests.methods.twins import check_released, outcome, released
@@ -205,10 +204,6 @@ def test_views_of_a_picture_are_merged_apart() -> None:
     views = [View(SITE, tokens[:, part], grid[:, part]) for part in (slice(0, 24), slice(24, 48))]
     apart = torch.cat([outcome(view, method.plan(view, 7))[0] for view in views])
     torch.testing.assert_close(outcome(both, method.plan(both, 14))[0], apart)
-
-
-def test_on_a_model() -> None:
-    check_method("onevision_video", STTM())
 
 
 def test_thresholds_set_the_count_and_ratio_0_removes_nothing() -> None:

@@ -1,8 +1,8 @@
-"""ToMe: its schedule, and a whole tower of merging against tokens in lists."""
+"""ToMe in the raster and in the order of its released code: its schedule, and a tower of merging against lists."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -14,18 +14,17 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import Assignment, MethodError, Site, View
+from espalier.methods.base import Plan, PlanError, Site, View
+from espalier.methods.select.bipartite import merge_in_sequence
 from espalier.methods.tome import ToMe
 from tests.families import FAMILIES
-from tests.methods.cases import make_view, replaced
+from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.runs import adapter_of, kept_by, watched
-from tests.methods.towers import TOWERS, check_in_tower
+from tests.methods.towers import TOWERS, chats_of
 from tests.methods.twins import outcome
 from tests.tiny import model_of
 
-SQUARE = [((0, 0, 12, 12),)]
 VARIANTS = [ToMe(), ToMe(proportional=False, weighted=False)]
-every_variant = pytest.mark.parametrize("method", VARIANTS, ids=["sizes", "plain"])
 
 
 def facts_of(name: str) -> ModelFacts:
@@ -33,12 +32,6 @@ def facts_of(name: str) -> ModelFacts:
 
 
 # ---------------------------------------------------------------- schedule
-
-
-def test_every_block_is_a_site_and_the_decoder_has_none():
-    assert ToMe().tower_sites(3) == (Site("tower", 0), Site("tower", 1), Site("tower", 2))
-    assert ToMe().sites(32) == ()
-    assert ToMe().positions(32) == "renumbered"
 
 
 @pytest.mark.parametrize(("keep", "r"), [(192, 384 / 23), (128, 448 / 23), (64, 512 / 23)])
@@ -59,8 +52,6 @@ def test_where_the_same_number_is_more_than_half_a_block_halves():
     assert shares[-4:] == pytest.approx((0.08, 0.04, 0.02, 0.01))
     steps = [a - b for a, b in pairwise((1, *shares))]
     assert steps[:17] == pytest.approx([0.99 / 23] * 17)
-    assert ToMe().fractions(0.2, 3) == pytest.approx((1 - 0.8 / 3, 0.4, 0.2))
-    assert ToMe().fractions(0.125, 3) == pytest.approx((0.5, 0.25, 0.125))
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 24])
@@ -99,68 +90,95 @@ def test_what_the_blocks_cannot_reach_is_refused():
 # ---------------------------------------------------------------- merging
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float(a @ b / (a.norm() * b.norm()))
+RELEASED = ToMe(order="released")
 
 
-def slow_block(
-    tokens: list[Tensor], sizes: list[float], keys: list[Tensor], keep: int, weighted: bool
-) -> tuple[list[Tensor], list[float], list[int]]:
-    """One block of the paper: the tokens, sizes and places that are left."""
+@dataclass
+class Slot:
+    """One entry of the sequence; the class token stands at place -1 of the raster."""
+
+    place: int
+    token: Tensor
+    key: Tensor
+    size: float = 1.0
+
+
+def cosine(a: Slot, b: Slot) -> float:
+    return float(a.key @ b.key / (a.key.norm() * b.key.norm()))
+
+
+def joined(group: list[Slot], weighted: bool) -> Slot:
+    """What a slot becomes with those that merge into it."""
+    weights = [slot.size if weighted else 1.0 for slot in group]
+    token = sum(weight * slot.token for weight, slot in zip(weights, group, strict=True))
+    return replace(group[0], token=token / sum(weights), size=sum(slot.size for slot in group))
+
+
+def slow_block(sequence: list[Slot], n_merged: int, method: ToMe) -> list[Slot]:
+    """One block over a list: even places look for partners at the odd ones, and the best pairs merge.
+
+    In the raster the class token stands apart; as released it is at place 0, and what is left of the even places goes
+    on before all of the odd ones.
+    """
+    marked = [slot for slot in sequence if slot.place < 0]
+    apart = method.order == "raster"
+    walked = sequence[len(marked) :] if apart else sequence
+    first, second = [slot for slot in walked[::2] if slot.place >= 0], walked[1::2]
     pairs = []
-    for a in range(0, len(tokens), 2):
-        partners = range(1, len(tokens), 2)
-        b = max(partners, key=lambda place: (cosine(keys[a], keys[place]), -place))
-        pairs.append((cosine(keys[a], keys[b]), a, b))
-    pairs.sort(key=lambda pair: (-pair[0], pair[1]))
-    members = {place: [place] for place in range(len(tokens))}
-    for _, a, b in pairs[: len(tokens) - keep]:
-        members[b].append(a)
-        del members[a]
-    places = sorted(members)
-    merged = []
-    for place in places:
-        weight = {j: sizes[j] if weighted else 1.0 for j in members[place]}
-        total = sum(weight.values())
-        merged.append(sum(weight[j] * tokens[j] for j in weight) / total)
-    return merged, [sum(sizes[j] for j in members[place]) for place in places], places
+    for number, a in enumerate(first):
+        nearness = [cosine(a, b) for b in second]
+        best = max(nearness)
+        pairs.append((-best, number, a, second[nearness.index(best)]))
+    pairs.sort(key=lambda pair: pair[:2])
+    groups = {id(b): [b] for b in second}
+    for _, _, a, b in pairs[:n_merged]:
+        groups[id(b)].append(a)
+    left = pairs[n_merged:]
+    if marked:
+        left.sort(key=lambda pair: pair[1])
+    going = [a for _, _, a, _ in left] + [
+        joined(group, method.weighted) for group in groups.values()
+    ]
+    return marked + (sorted(going, key=lambda slot: slot.place) if apart else going)
 
 
-@every_variant
-@pytest.mark.parametrize("keep", [20, 50, 100, 130])
-def test_a_tower_of_three_blocks_equals_the_slow_one(method: ToMe, keep: int):
+@pytest.mark.parametrize("counts", [(110, 80, 60), (143, 143, 100), (72, 36, 18)])
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("method", [*VARIANTS, RELEASED], ids=str)
+def test_a_tower_of_three_blocks_equals_the_slow_one(
+    method: ToMe, class_token: bool, counts: tuple[int, ...]
+):
     """Each block sees what the last one left, by its own keys; sizes add up."""
-    view = make_view(method, SQUARE * 2, seed=keep)
-    generator = torch.Generator().manual_seed(keep)
-    sizes = torch.ones(2, 144)
-    slow = [(list(row), [1.0] * 144) for row in view.tokens.double()]
-    counts = [round(144 * share) for share in method.fractions(keep / 144, 3)]
+    view = make_view(method, SQUARE, seed=counts[0])
+    generator = torch.Generator().manual_seed(counts[1])
+    sizes, places, order = torch.ones(1, 144), torch.arange(144), torch.arange(144)[None]
+    slow = [Slot(-1, torch.zeros(1), torch.ones(1))] if class_token else []
+    slow += [Slot(n, token, token) for n, token in enumerate(view.tokens[0].double())]
     for block, count in enumerate(counts):
-        keys = torch.randn(*view.tokens.shape[:2], 16, generator=generator)
-        signals = {"block_keys": keys, "sizes": sizes}
-        view = replace(
-            view,
-            site=Site("tower", block),
-            signals={need.key: signals[need.key] for need in method.needs(Site("tower", block))},
-        )
+        site, n_tokens = Site("tower", block), view.tokens.shape[1]
+        keys = torch.randn(1, n_tokens, 16, generator=generator)
+        by_place = dict(zip(places.tolist(), keys[0].double(), strict=True))
+        slow = [replace(slot, key=by_place.get(slot.place, slot.key)) for slot in slow]
+        slow = slow_block(slow, n_tokens - count, method) if count < n_tokens else slow
+        sequence = torch.nn.functional.pad(order, (int(class_token), 0), value=-1)
+        signals = {"block_keys": keys, "sizes": sizes, "sequence": sequence}
+        needs = method.needs(site)
+        view = replace(view, site=site, signals={need.key: signals[need.key] for need in needs})
         plan = method.plan(view, count)
-        plan.check(view.tokens.shape[1], count)
-        assert plan.merge is not None
-        merged = plan.merge.apply(view.tokens, count)
-        summed = Assignment(plan.merge.slot, torch.ones_like(sizes))
-        for row in range(2):
-            tokens, own, places = slow_block(
-                *slow[row], list(keys[row].double()), count, method.weighted
-            )
-            slow[row] = tokens, own
-            assert plan.kept[row].tolist() == places
-            assert torch.allclose(merged[row].double(), torch.stack(tokens), atol=1e-5)
-        sizes = summed.apply(sizes.unsqueeze(-1), count).squeeze(-1)
-        assert sizes.tolist() == [own for _, own in slow]
-        view = replace(
-            view, tokens=merged, grid=view.grid.gather(1, plan.kept[..., None].expand(-1, -1, 4))
-        )
-    assert sizes.sum(dim=1).tolist() == [144, 144]
+        plan.check(n_tokens, count)
+        merged = outcome(view, plan)
+        if plan.merge is not None:
+            sizes = torch.zeros(1, count).scatter_add(1, plan.merge.slot, sizes)
+        places = places[plan.kept[0]]
+        order = torch.arange(count)[None] if plan.order is None else plan.order
+        walked = [slot for slot in slow if slot.place >= 0]
+        assert places[order[0]].tolist() == [slot.place for slot in walked]
+        assert sizes[0, order[0]].tolist() == [slot.size for slot in walked]
+        wanted = torch.stack([slot.token for slot in walked])
+        assert torch.allclose(merged[0, order[0]].double(), wanted, atol=1e-5)
+        grid = view.grid.gather(1, plan.kept[..., None].expand(-1, -1, 4))
+        view = replace(view, tokens=merged, grid=grid)
+    assert sizes.sum() == 144
 
 
 def by_hand(method: ToMe, keep: int, sizes: list[float]) -> tuple[list[int], list[float]]:
@@ -196,43 +214,43 @@ def test_more_than_half_goes_in_rounds():
     assert merged == pytest.approx([(3 * 1 + 10 + 4 * 10000) / 8, 550])
 
 
-def test_the_weighted_sum_of_all_tokens_stays_as_it_is():
-    view = make_view(ToMe(), SQUARE)
-    for keep in (1, 30, 100):
-        plan = ToMe().plan(view, keep)
-        assert plan.merge is not None
-        merged = plan.merge.apply(view.tokens, keep)
-        sizes = view.signals["sizes"].unsqueeze(-1)
-        left = Assignment(plan.merge.slot, torch.ones(1, 144)).apply(sizes, keep)
-        assert torch.allclose((left * merged).sum(1), (sizes * view.tokens).sum(1), atol=1e-3)
+def pairs_of(order: str, sequence: list[int]) -> tuple[list[int], list[int], list[int] | None]:
+    """Five patches, two merges; 0 and 1 have one key, 2 and 3 another, 4 that of 1 but for a little."""
+    keys = torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [5.0, 0.1]]])
+    signals = {
+        "block_keys": keys,
+        "sizes": torch.ones(1, 5),
+        "sequence": torch.tensor([sequence]),
+    }
+    view = View(Site("tower"), keys, torch.zeros(1, 5, 4, dtype=torch.long), signals)
+    plan = ToMe(order=order).plan(view, 3)
+    assert plan.merge is not None
+    left = None if plan.order is None else plan.order[0].tolist()
+    return plan.kept[0].tolist(), plan.merge.slot[0].tolist(), left
 
 
-def test_what_nothing_joins_is_untouched_to_the_bit():
-    view = make_view(ToMe(), SQUARE)
-    plan = ToMe().plan(view, 120)
-    assert isinstance(plan.merge, Assignment)
-    alone = plan.merge.slot[0].bincount() == 1
-    assert alone.sum() > 80
-    merged = plan.merge.apply(view.tokens, 120)
-    assert torch.equal(merged[0, alone], view.tokens[0, plan.kept[0, alone]])
+def test_a_class_token_changes_the_pairs():
+    """Apart, A is 0, 2, 4 and all look at 1 and 3; at place 0, A is the class token, 1 and 3, and B is 0, 2, 4."""
+    assert pairs_of("raster", [-1, 0, 1, 2, 3, 4]) == ([1, 3, 4], [0, 0, 1, 1, 2], None)
+    assert pairs_of("released", [-1, 0, 1, 2, 3, 4]) == ([0, 2, 4], [0, 0, 1, 1, 2], [0, 1, 2])
+    # Without one the first block's pairs are those of the raster, and 4, which is left of A, goes first.
+    assert pairs_of("released", [0, 1, 2, 3, 4]) == ([1, 3, 4], [0, 0, 1, 1, 2], [2, 0, 1])
 
 
-def test_sizes_are_asked_for_only_if_they_weigh():
-    names = {need.key for need in ToMe(weighted=False).needs(Site("tower"))}
-    assert names == {"block_keys"}
-    assert ToMe().proportional is True
-    assert ToMe(proportional=False).proportional is False
+def test_the_next_block_alternates_in_the_order_handed_on():
+    """4, 1, 3, 0, 2: now A is 4, 3 and 2, B is 1 and 0; 4 and then 3 are nearest to theirs."""
+    kept, slot, left = pairs_of("released", [4, 1, 3, 0, 2])
+    assert kept == [0, 1, 2]
+    assert slot[4] == 1
+    assert left == [2, 1, 0]
 
 
-@pytest.mark.parametrize("method", [ToMe(), ToMe(weighted=False)])
-def test_identical_keys_merge_the_first(method: ToMe):
-    view = make_view(method, SQUARE)
-    signals = {key: torch.ones_like(value) for key, value in view.signals.items()}
-    signals["block_keys"] = torch.eye(1, 16).expand(1, 144, 16)
-    plan = method.plan(replaced(view, **signals), 140)
-    assert sorted(set(range(144)) - set(plan.kept[0].tolist())) == [0, 2, 4, 6]
-    assert isinstance(plan.merge, Assignment)
-    assert plan.merge.slot[0, :8].tolist() == [0, 0, 0, 1, 0, 2, 0, 3]  # all into place 1
+def test_equal_cosines_go_to_the_lower_place():
+    keys = torch.ones(1, 6, 2)
+    kept, slot, sequence = merge_in_sequence(keys, torch.tensor([[5, 4, 3, 2, 1, 0]]), 2)
+    assert kept.tolist() == [[0, 1, 2, 4]]  # 5 and 3 stand before 1 and join the first of B, 4
+    assert slot.tolist() == [[0, 1, 2, 3, 3, 3]]
+    assert sequence.tolist() == [[1, 3, 2, 0]]
 
 
 def planted_recall(turned: float) -> float:
@@ -255,59 +273,37 @@ def test_twins_merge_first():
     assert planted_recall(-1.0) < 12 / 72 + 0.1
 
 
-def test_values_that_are_not_finite_are_refused():
-    view = make_view(ToMe(), SQUARE)
-    for name in ("block_keys", "sizes"):
-        bad = view.signals[name].clone()
-        bad.view(-1)[5] = float("nan")
-        with pytest.raises(MethodError, match="NaN or infinite"):
-            ToMe().plan(replaced(view, **{name: bad}), 100)
-
-
 # ---------------------------------------------------------------- engine
-
-
-@pytest.mark.sampled(3)
-@every_variant
-@pytest.mark.parametrize("name", TOWERS)
-def test_on_models(name: str, method: ToMe):
-    check_in_tower(name, method)
 
 
 def tower_by_hand(
     adapter: Adapter, inputs: dict, counts: list[int], method: ToMe
-) -> list[Tensor | None]:
-    """What one picture's tokens become in a CLIP tower, in plain products and lists; None where a patch is gone."""
+) -> dict[int, Tensor]:
+    """What one picture's tokens become in a CLIP tower, in plain products and lists."""
     tower = adapter.tower
     hidden = tower.pre_layrnorm(tower.embeddings(inputs["pixel_values"]))[0]
-    first, tokens = hidden[0], list(hidden[1:])
-    places, sizes = list(range(len(tokens))), [1.0] * len(tokens)
+    sequence = [Slot(n - 1, token, token) for n, token in enumerate(hidden)]
     for layer, keep in zip(tower.encoder.layers, counts, strict=False):
         attention = layer.self_attn
-        whole = torch.stack([first, *tokens])
-        states = layer.layer_norm1(whole)
+        whole = torch.stack([slot.token for slot in sequence])
         query, key, value = (
-            part(states).unflatten(1, (attention.num_heads, -1)).transpose(0, 1)
+            part(layer.layer_norm1(whole)).unflatten(1, (attention.num_heads, -1)).transpose(0, 1)
             for part in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
         logits = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
         if method.proportional:
-            logits = logits + torch.tensor([1.0, *sizes]).log()
+            logits = logits + torch.tensor([slot.size for slot in sequence]).log()
         whole = whole + attention.out_proj((logits.softmax(-1) @ value).transpose(0, 1).flatten(1))
-        tokens, sizes, left = slow_block(
-            list(whole[1:]), sizes, list(key.mean(0)[1:]), keep, method.weighted
-        )
-        places = [places[place] for place in left]
-        whole = torch.stack([whole[0], *tokens])
+        keys = key.mean(0)
+        sequence = [replace(slot, token=whole[n], key=keys[n]) for n, slot in enumerate(sequence)]
+        sequence = slow_block(sequence, len(sequence) - 1 - keep, method)
+        whole = torch.stack([slot.token for slot in sequence])
         whole = whole + layer.mlp(layer.layer_norm2(whole))
-        first, tokens = whole[0], list(whole[1:])
-    found: list[Tensor | None] = [None] * 16
-    for place, token in zip(places, tokens, strict=True):
-        found[place] = token
-    return found
+        sequence = [replace(slot, token=whole[n]) for n, slot in enumerate(sequence)]
+    return {slot.place: slot.token for slot in sequence if slot.place >= 0}
 
 
-@every_variant
+@pytest.mark.parametrize("method", [*VARIANTS, RELEASED], ids=str)
 @pytest.mark.parametrize("ratio", [0.2, 0.5, 0.74])
 def test_the_projector_reads_what_a_tower_by_hand_gives(method: ToMe, ratio: float):
     adapter, chats = adapter_of("llava"), list(FAMILIES["llava"].chats)[:1]
@@ -317,30 +313,46 @@ def test_the_projector_reads_what_a_tower_by_hand_gives(method: ToMe, ratio: flo
         record = kept_by(adapter, method, chats, ratio).records[0]
         wanted = tower_by_hand(adapter, adapter.encode(chats), list(record.kept), method)
     assert record.kept[-1] == round(16 * (1 - ratio))
-    places = [place for place, token in enumerate(wanted) if token is not None]
+    places = sorted(wanted)
     assert record.origin.tolist() == places
     features = seen[0][0][places]
     assert (features - torch.stack([wanted[place] for place in places])).abs().max() < 1e-5
 
 
-def test_sizes_in_the_engine_add_up_to_the_picture():
-    method, seen = watched(ToMe())
-    kept_by(adapter_of("llava"), method, FAMILIES["llava"].chats, 0.5)
-    assert {view.site for view, *_ in seen} == {Site("tower", 0), Site("tower", 1)}
-    for view, *_ in seen:
-        sizes = view.signals["sizes"]
-        assert sizes.sum(dim=1).eq(16).all()
-        assert (sizes.amax() > 1) == (view.site.layer > 0)
-
-
-def test_a_batch_with_another_number_of_pictures_changes_nothing():
-    adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
-    batch = kept_by(adapter, ToMe(), chats, 0.5, "abc")
-    for row, one in enumerate(chats):
-        alone = kept_by(adapter, ToMe(), [one], 0.5, "abc"[row])
-        assert torch.equal(batch.records[row].origin, alone.records[0].origin)
-
-
 def test_a_model_whose_tokens_are_no_patches_is_refused():
     with pytest.raises(UserError, match="patch_tokens"):
         Session(adapter_of("qwen2_5_vl"), ToMe(), Budget("kept", 0.5))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_each_site_is_shown_what_the_last_one_left(name: str):
+    """Tokens by place: what a plan orders is the sequence of the next block, a class token in front."""
+    method, seen = watched(RELEASED)
+    adapter = adapter_of(name)
+    extra = int(adapter.facts.class_attention == "token")
+    kept_by(adapter, method, chats_of(name)[:1], 0.6)
+    before: dict[tuple[int, ...], list[int]] = {}
+    assert {view.site.layer for view, *_ in seen} == {0, 1}
+    for view, _, plan in seen:
+        sequence, n_tokens = view.signals["sequence"], view.tokens.shape[1]
+        assert sequence.shape[1] == extra + n_tokens
+        assert not extra or (sequence[:, 0] == -1).all()
+        for row in range(len(sequence)):
+            places = (view.grid[row, :, 2] * 100 + view.grid[row, :, 3]).tolist()
+            walk = [places[slot] for slot in sequence[row, extra:].tolist()]
+            if view.site.layer == 0:
+                assert walk == sorted(places)
+            else:
+                assert walk in before[tuple(places)]
+            assert plan.order is not None
+            left = [places[slot] for slot in plan.kept[row].tolist()]
+            ordered = [left[slot] for slot in plan.order[row].tolist()]
+            before.setdefault(tuple(left), []).append(ordered)
+
+
+def test_an_order_must_hold_each_kept_token_once():
+    kept = torch.tensor([[1, 4, 6]])
+    Plan(kept, order=torch.tensor([[2, 0, 1]])).check(8, 3)
+    for wrong in ([[0, 0, 1]], [[1, 2, 3]], [[0, 1]]):
+        with pytest.raises(PlanError, match="each of the 3 kept tokens once"):
+            Plan(kept, order=torch.tensor(wrong)).check(8, 3)

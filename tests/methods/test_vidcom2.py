@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.vidcom2 import VidCom2
-from tests.methods.cases import VIDEOS, grid_of
+from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video
 from tests.methods.runs import check_on_engine
-from tests.methods.twins import check_released, check_slow, released
-
-PREFIX = Site("prefix")
+from tests.methods.twins import check_kept, check_released, check_slow, released
 
 
 def slow_vidcom2(method: VidCom2, view: View, row: int, keep: int) -> list[int]:
@@ -90,9 +88,12 @@ def test_three_frames_by_hand() -> None:
     assert video[:, 0].tolist() == pytest.approx([alone[0], alone[1], alone[0]])
     assert frame.flatten().tolist() == pytest.approx([5.0] * 6)
     # All of a frame are equally alike, so that the first stay; one too many, and of the likest the last goes.
-    assert VidCom2().plan(view, 4).kept.tolist() == [[0, 2, 3, 4]]
-    assert VidCom2().plan(view, 3).kept.tolist() == [[0, 2, 3]]
-    assert VidCom2().plan(view, 5).kept.tolist() == [[0, 1, 2, 3, 4]]
+    check_kept(
+        view,
+        (VidCom2(), 4, [0, 2, 3, 4]),
+        (VidCom2(), 3, [0, 2, 3]),
+        (VidCom2(), 5, [0, 1, 2, 3, 4]),
+    )
 
 
 @released("vidcom2", "vidcom2_vllm")

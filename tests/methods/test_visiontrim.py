@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.visiontrim import VisionTrim
-from tests.methods.cases import make_view
+from tests.methods.cases import PREFIX, make_view
 from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_slow, outcome, released
-
-PREFIX = Site("prefix")
 
 
 def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> dict[int, Tensor]:

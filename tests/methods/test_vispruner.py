@@ -8,24 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.select.nearest import Nearest
 from espalier.methods.vispruner import VisPruner
-from tests.methods.crop_views import ROWS, best, crop_view, groups, slow_apportion
+from tests.methods.cases import VISION
+from tests.methods.crop_views import (
+    ROWS,
+    best,
+    crop_view,
+    crops_with_shares,
+)
 from tests.methods.released import released_view
 from tests.methods.runs import check_on_engine
 from tests.methods.twins import attended_case, check_released, check_slow, released
-
-VISION = Site("vision")
 
 
 def slow_vispruner(method: VisPruner, view: View, row: int, keep: int) -> list[int]:
     """Crop by crop and step by step, over lists."""
     attention, tokens = view.signals["cls_attention"][row], view.tokens[row].double()
-    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
-    sizes = [len(crop) for crop in crops]
     kept: list[int] = []
-    for crop, share in zip(crops, slow_apportion(sizes, sizes, keep), strict=True):
+    for crop, share in crops_with_shares(view, row, keep):
         order = best(attention, crop, len(crop))
         n_important = int(share * method.important_ratio + 1e-9)
         rest, target = order[n_important:], share - n_important

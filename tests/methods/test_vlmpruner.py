@@ -99,11 +99,6 @@ def test_keeps_and_merges_what_the_released_code_does(case: dict[str, Any]):
     check_released(VLMPruner(**case["params"]), view, case, atol=2e-5)
 
 
-def test_the_count_is_met_where_all_tokens_are_alike():
-    view = by_hand([[1.0, 1]] * 12, [1.0] * 12)
-    assert VLMPruner().plan(view, 9).kept.shape == (1, 9)
-
-
 @pytest.mark.parametrize("name", ["llava"])
 def test_on_models(name: str):
     check_on_engine(name, VLMPruner(), slow_vlmpruner)

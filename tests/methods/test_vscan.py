@@ -8,13 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.methods.base import Site, View
+from espalier.methods.base import View
 from espalier.methods.vscan import VScan
-from tests.methods.crop_views import ROWS, best, crop_view, groups, slow_apportion
+from tests.methods.cases import PREFIX
+from tests.methods.crop_views import (
+    ROWS,
+    best,
+    crop_view,
+    crops_with_shares,
+    slow_apportion,
+)
 from tests.methods.released import numbers, released_view, shares
 from tests.methods.twins import check_released, check_slow, outcome, released
 
-PREFIX = Site("prefix")
 LOCAL = "cls_attention@5/24"
 
 
@@ -22,10 +28,8 @@ def slow_vscan(method: VScan, view: View, row: int, keep: int) -> dict[int, Tens
     """Kept tokens of the first stage, and what they become."""
     deep, shallow = view.signals["cls_attention"][row], view.signals[LOCAL][row]
     tokens = view.tokens[row].double()
-    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
-    sizes = [len(crop) for crop in crops]
     merged: dict[int, Tensor] = {}
-    for crop, share in zip(crops, slow_apportion(sizes, sizes, keep), strict=True):
+    for crop, share in crops_with_shares(view, row, keep):
         corner = view.grid[row, crop[0], 2:]
         windows: dict[tuple[int, ...], list[int]] = {}
         for i in crop:
@@ -76,18 +80,3 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]):
     tokens = numbers(case["seed"], 1, 576, 4)
     view = released_view(PREFIX, tokens, 24, cls_attention=deep, **{LOCAL: shallow})
     check_released(VScan(), view, case, atol=2e-5)
-
-
-def test_the_stages_are_those_of_the_paper():
-    assert VScan().sites(32) == (Site("prefix"), Site("layer", 16))
-    first, second = VScan().fractions(32 / 576, 2)
-    assert (round(first * 576), round(second * 576)) == (96, 32)
-    assert VScan().fractions(0.5, 2) == (1.0, 0.5)
-
-
-def test_the_second_stage_is_the_last_tokens_attention():
-    site = VScan().sites(6)[1]
-    scores = torch.tensor([[0.0, 3, 1, 3, 2]])
-    grid = torch.zeros(1, 5, 4, dtype=torch.long)
-    view = View(site, torch.zeros(1, 5, 2), grid, {"next_last_attention": scores})
-    assert VScan().plan(view, 2).kept.tolist() == [[1, 3]]

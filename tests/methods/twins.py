@@ -50,6 +50,12 @@ def check_slow(
                 torch.testing.assert_close(values[row].double(), wanted.double(), atol=atol, rtol=0)
 
 
+def check_kept(view: View, *cases: tuple[TokenReducer, int, Sequence[int]]) -> None:
+    """Hold what methods keep of the one row of a view against what was worked out by hand: (method, keep, kept)."""
+    for method, keep, kept in cases:
+        assert method.plan(view, keep).kept.tolist() == [list(kept)], (method, keep)
+
+
 def released(*names: str) -> pytest.MarkDecorator:
     """Parametrise a test by the cases of some released code."""
     cases = [case for name in names for case in vectors(name)]

@@ -54,7 +54,7 @@ def test_a_row_names_place_signals_cost_paper_and_tests(text: str) -> None:
     assert row[:3] == ["[fastv](../methods/fastv.py)", "layer 2", "`last_attention`"]
     assert row[3].startswith("O(N log N)")
     assert "https://arxiv.org/abs/2403.06764" in row[4]
-    assert "[test_rules.py](../tests/methods/test_rules.py)" in row[5]
+    assert "[test_sites.py](../tests/methods/test_sites.py)" in row[5]
     assert cells_of(text, "[none](")[1:5] == ["-", "-", "-", "control"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from espalier.harness.evaluation.scoring.choices import letter, lettered, yes_or_no
@@ -268,39 +270,31 @@ UNCLEAR = [
 ]
 
 
-@pytest.mark.parametrize("answer", STATE_B)
-def test_a_stated_option_is_read(answer: str) -> None:
-    assert letter(answer, OPTIONS) == "B"
+HEDGES = lettered(["yes", "no", "not sure", "none of the above"])
+CHINESE = lettered(["黄色", "绿色"])
+
+#: Answers, options, and the letter that is stated.
+LETTERS = [
+    *((answer, OPTIONS, "B") for answer in STATE_B),
+    *((answer, OPTIONS, "") for answer in STATE_NONE),
+    # An A that is no article is an option.
+    *((answer, OPTIONS, "A") for answer in ("A", "a", "A.", "A is right", "The answer is A")),
+    *((answer, OPTIONS, "A") for answer in ("A: root", "A. root", "A because")),
+    # Without texts letters alone count.
+    *((answer, "ABCD", "") for answer in ("E", "stem", "The stem", "E. none of these")),
+    ("B. stem", "ABCD", "B"),
+    # An option may say what is else a hedge.
+    *(("Not sure", HEDGES, "C"), ("None of the above.", HEDGES, "D")),
+    *(("No", HEDGES, "B"), ("yes", HEDGES, "A")),
+    # Chinese options are read by their texts.
+    *((answer, CHINESE, "B") for answer in ("绿色", "是绿色。", "选B", "正确答案是B。")),
+    *((answer, CHINESE, "") for answer in ("是绿色或者黄色", "不是绿色")),
+]
 
 
-@pytest.mark.parametrize("answer", STATE_NONE)
-def test_an_answer_that_states_no_option_gives_none(answer: str) -> None:
-    assert letter(answer, OPTIONS) == ""
-
-
-@pytest.mark.parametrize(
-    "answer", ["A", "a", "A.", "A is right", "The answer is A", "A: root", "A. root", "A because"]
-)
-def test_an_a_that_is_no_article_is_an_option(answer: str) -> None:
-    assert letter(answer, OPTIONS) == "A"
-
-
-@pytest.mark.parametrize("answer", ["E", "stem", "The stem", "E. none of these"])
-def test_without_texts_letters_alone_count(answer: str) -> None:
-    assert letter(answer, "ABCD") == ""
-    assert letter("B. stem", "ABCD") == "B"
-
-
-def test_an_option_may_say_what_is_else_a_hedge() -> None:
-    options = lettered(["yes", "no", "not sure", "none of the above"])
-    answers = ["Not sure", "None of the above.", "No", "yes"]
-    assert [letter(answer, options) for answer in answers] == ["C", "D", "B", "A"]
-
-
-def test_chinese_options_are_read_by_their_texts() -> None:
-    options = lettered(["黄色", "绿色"])
-    answers = ["绿色", "是绿色。", "是绿色或者黄色", "不是绿色", "选B", "正确答案是B。"]
-    assert [letter(answer, options) for answer in answers] == ["B", "B", "", "", "B", "B"]
+@pytest.mark.parametrize(("answer", "options", "stated"), LETTERS)
+def test_the_letter_that_an_answer_states(answer: str, options: Any, stated: str) -> None:
+    assert letter(answer, options) == stated
 
 
 def test_options_that_are_not_there_have_no_letter() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,12 +42,6 @@ def test_a_distance_is_the_plain_one_over_the_longer_text(one: str, other: str) 
     )
 
 
-def test_a_distance_by_hand() -> None:
-    assert normalised_distance("kitten", "sitting") == pytest.approx(3 / 7)
-    assert normalised_distance("", "abc") == 1
-    assert normalised_distance("", "") == 0
-
-
 @given(TEXTS, TEXTS, st.sampled_from((0.4, 0.6, 1.1)))
 def test_a_window_is_the_nearest_of_its_length(part: str, whole: str, below: float) -> None:
     size = len(part)
@@ -54,11 +51,6 @@ def test_a_window_is_the_nearest_of_its_length(part: str, whole: str, below: flo
     wanted = min(nearest, default=1.0)
     found = window_distance(part, whole, below)
     assert found == pytest.approx(wanted if wanted < below else 1.0)
-
-
-def test_a_window_at_the_bound_is_too_far() -> None:
-    assert window_distance("abcde", "abcxy", 0.4) == 1
-    assert window_distance("abcde", "abcxy", 0.41) == pytest.approx(0.4)
 
 
 @given(st.text("ab ", min_size=1, max_size=6), TEXTS, st.integers(0, 2))
@@ -77,14 +69,30 @@ def test_near_matches_are_found_where_the_plain_search_finds_one(
         assert min(place.edits for place in found) == min(costs.values())
 
 
-def test_of_places_that_overlap_the_best_counts() -> None:
-    assert near_matches("brown fox", "a brown fox and a brwn fox", 2) == [
-        NearMatch(2, 0),
-        NearMatch(18, 1),
-    ]
-    assert near_matches("aa", "aaa", 0) == [NearMatch(0, 0), NearMatch(1, 0)]
-    assert near_matches("", "abc", 1) == []
-    assert near_matches("abcabc", "", 2) == []
+@pytest.mark.parametrize(
+    ("function", "arguments", "value"),
+    [
+        (normalised_distance, ("kitten", "sitting"), pytest.approx(3 / 7)),
+        (normalised_distance, ("", "abc"), 1),
+        (normalised_distance, ("", ""), 0),
+        # A window at the bound is too far.
+        (window_distance, ("abcde", "abcxy", 0.4), 1),
+        (window_distance, ("abcde", "abcxy", 0.41), pytest.approx(0.4)),
+        # Of places that overlap the best counts.
+        (
+            near_matches,
+            ("brown fox", "a brown fox and a brwn fox", 2),
+            [NearMatch(2, 0), NearMatch(18, 1)],
+        ),
+        (near_matches, ("aa", "aaa", 0), [NearMatch(0, 0), NearMatch(1, 0)]),
+        (near_matches, ("", "abc", 1), []),
+        (near_matches, ("abcabc", "", 2), []),
+    ],
+)
+def test_edits_by_hand(
+    function: Callable[..., Any], arguments: tuple[Any, ...], value: Any
+) -> None:
+    assert function(*arguments) == value
 
 
 def test_long_texts_take_little_time() -> None:

@@ -16,7 +16,6 @@ from espalier.harness.evaluation.scoring.documents.block_matches import (
 )
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import (
     PageFormula,
-    PageScores,
     overall_score,
     score_page,
 )
@@ -41,84 +40,107 @@ def texts(*contents: str) -> dict[str, Any]:
     )
 
 
-def test_a_page_as_it_is_is_perfect() -> None:
-    found = score_page(PAGE, PERFECT)
-    assert found == PageScores(
-        0, 0, 0, 1, 1, (PageFormula(f"$$\n{FORMULA}\n$$", f"\\[{FORMULA}\\]"),)
-    )
+def only(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return page(0, "english", list(blocks))
 
 
-def test_an_empty_answer_misses_everything() -> None:
-    found = score_page(PAGE, "")
-    assert (found.text_edit, found.formula_edit, found.order_edit) == (1, 1, 1)
-    assert (found.table_teds, found.table_teds_s) == (0, 0)
-    assert found.formulas == (PageFormula(f"$$\n{FORMULA}\n$$", ""),)
+TEXT = block(0, "text_block", 1, text=ENGLISH)
+COLUMN = "\\begin{array}{l} a=b+c \\\\ d=e+f \\end{array}"
+PERFECT_SCORES = {"text_edit": 0, "formula_edit": 0, "order_edit": 0, "table_teds": 1}
+
+#: A page, an answer, and scores of it.
+SCORED: tuple[tuple[dict[str, Any], str, dict[str, Any]], ...] = (
+    (
+        PAGE,
+        PERFECT,
+        {
+            **PERFECT_SCORES,
+            "table_teds_s": 1,
+            "formulas": (PageFormula(f"$$\n{FORMULA}\n$$", f"\\[{FORMULA}\\]"),),
+        },
+    ),
+    # An empty answer misses everything.
+    (
+        PAGE,
+        "",
+        {
+            **{"text_edit": 1, "formula_edit": 1, "order_edit": 1, "table_teds": 0},
+            "table_teds_s": 0,
+            "formulas": (PageFormula(f"$$\n{FORMULA}\n$$", ""),),
+        },
+    ),
+    # A formula within a text stands for one that stands alone.
+    (
+        only(block(0, "equation_isolated", 1, latex=f"$${FORMULA}$$")),
+        f"So ${FORMULA}$ holds.",
+        {
+            **{"text_edit": None, "formula_edit": 0},
+            "formulas": (PageFormula(f"$${FORMULA}$$", f"\\[{FORMULA}\\]"),),
+        },
+    ),
+    # A page has no score of what it has not.
+    (
+        texts(ENGLISH),
+        ENGLISH,
+        {
+            **{"text_edit": 0, "formula_edit": None, "order_edit": 0, "table_teds": None},
+            **{"table_teds_s": None, "formulas": ()},
+        },
+    ),
+    # Edits are added up before they are divided: three letters of fourteen are others, and a text of four is missing.
+    (texts("abcdefghijklmn", "wxyz"), "abcdefghijkLMN", {"text_edit": (3 + 4) / (14 + 4)}),
+    # Headers are looked for and do not count.
+    (
+        only(TEXT, block(5, "header", None, text="Annual report of 2019")),
+        f"Annual report of 2019\n\n{ENGLISH}",
+        {"text_edit": 0, "order_edit": 0},
+    ),
+    # What the answer cuts in two is one paragraph, and what it joins is both.
+    (
+        texts(ENGLISH, SECOND),
+        f"{ENGLISH[:40]}\n\n{ENGLISH[40:]}\n\n{SECOND}",
+        {"text_edit": 0, "order_edit": 0},
+    ),
+    (texts(ENGLISH, SECOND), f"{ENGLISH} {SECOND}", {"text_edit": 0}),
+    # The reading order is that of the matched texts.
+    (
+        texts(ENGLISH, SECOND, CHINESE),
+        f"{SECOND}\n\n{ENGLISH}\n\n{CHINESE}",
+        {"text_edit": 0, "order_edit": 2 / 3},
+    ),
+    # A formula written as text is compared as text.
+    (
+        only(TEXT, block(1, "equation_isolated", 2, latex=f"$${FORMULA}$$")),
+        f"{ENGLISH}\n\na2+b2=c2",
+        {"text_edit": 0, "formula_edit": None},
+    ),
+    # Cells of a table that is none of the page's are texts.
+    (
+        only(TEXT, block(1, "table", 2, html=TABLE)),
+        f"<table><tr><td>{ENGLISH}</td></tr></table>\n\n{TABLE}",
+        {"text_edit": 0, "table_teds": 1},
+    ),
+    # Tables in LaTeX are wrong.
+    (
+        PAGE,
+        PERFECT.replace(TABLE, "\\begin{tabular}{l}apple\\end{tabular}"),
+        {"table_teds": 0, "table_teds_s": 0},
+    ),
+    # A column of formulas is matched line by line.
+    (
+        only(block(0, "equation_isolated", 1, latex=f"$${COLUMN}$$")),
+        "$$a=b+c$$\n\n$$d=e+f$$",
+        {"formula_edit": 0},
+    ),
+)
 
 
-def test_a_formula_within_a_text_stands_for_one_that_stands_alone() -> None:
-    right = page(0, "english", [block(0, "equation_isolated", 1, latex=f"$${FORMULA}$$")])
-    found = score_page(right, f"So ${FORMULA}$ holds.")
-    assert (found.text_edit, found.formula_edit) == (None, 0)
-    assert len(found.formulas) == 1
-
-
-def test_a_page_has_no_score_of_what_it_has_not() -> None:
-    assert score_page(texts(ENGLISH), ENGLISH) == PageScores(0, None, 0, None, None, ())
-
-
-def test_edits_of_a_page_are_added_up_before_they_are_divided() -> None:
-    # Three letters of fourteen are others, and a text of four is missing.
-    found = score_page(texts("abcdefghijklmn", "wxyz"), "abcdefghijkLMN")
-    assert found.text_edit == pytest.approx((3 + 4) / (14 + 4))
-
-
-def test_headers_are_looked_for_and_do_not_count() -> None:
-    header = block(5, "header", None, text="Annual report of 2019")
-    right = page(0, "english", [block(0, "text_block", 1, text=ENGLISH), header])
-    found = score_page(right, f"Annual report of 2019\n\n{ENGLISH}")
-    assert (found.text_edit, found.order_edit) == (0, 0)
-
-
-def test_what_the_answer_cuts_in_two_is_one_paragraph() -> None:
-    found = score_page(texts(ENGLISH, SECOND), f"{ENGLISH[:40]}\n\n{ENGLISH[40:]}\n\n{SECOND}")
-    assert (found.text_edit, found.order_edit) == (0, 0)
-
-
-def test_what_the_answer_joins_is_both_paragraphs() -> None:
-    found = score_page(texts(ENGLISH, SECOND), f"{ENGLISH} {SECOND}")
-    assert found.text_edit == 0
-
-
-def test_reading_order_is_that_of_the_matched_texts() -> None:
-    found = score_page(texts(ENGLISH, SECOND, CHINESE), f"{SECOND}\n\n{ENGLISH}\n\n{CHINESE}")
-    assert found.text_edit == 0
-    assert found.order_edit == pytest.approx(2 / 3)
-
-
-def test_a_formula_written_as_text_is_compared_as_text() -> None:
-    formula = block(1, "equation_isolated", 2, latex=f"$${FORMULA}$$")
-    right = page(0, "english", [block(0, "text_block", 1, text=ENGLISH), formula])
-    found = score_page(right, f"{ENGLISH}\n\na2+b2=c2")
-    assert (found.text_edit, found.formula_edit) == (0, None)
-
-
-def test_cells_of_a_table_that_is_none_of_the_pages_are_texts() -> None:
-    right = page(
-        0, "english", [block(0, "text_block", 1, text=ENGLISH), block(1, "table", 2, html=TABLE)]
-    )
-    found = score_page(right, f"<table><tr><td>{ENGLISH}</td></tr></table>\n\n{TABLE}")
-    assert (found.text_edit, found.table_teds) == (0, 1)
-
-
-def test_latex_tables_are_wrong() -> None:
-    found = score_page(PAGE, PERFECT.replace(TABLE, "\\begin{tabular}{l}apple\\end{tabular}"))
-    assert (found.table_teds, found.table_teds_s) == (0, 0)
-
-
-def test_a_column_of_formulas_is_matched_line_by_line() -> None:
-    column = "\\begin{array}{l} a=b+c \\\\ d=e+f \\end{array}"
-    right = page(0, "english", [block(0, "equation_isolated", 1, latex=f"$${column}$$")])
-    assert score_page(right, "$$a=b+c$$\n\n$$d=e+f$$").formula_edit == 0
+@pytest.mark.parametrize(("right", "answer", "scores"), SCORED)
+def test_pages_by_hand(right: dict[str, Any], answer: str, scores: dict[str, Any]) -> None:
+    found = score_page(right, answer)
+    for name, value in scores.items():
+        is_number = isinstance(value, int | float)
+        assert getattr(found, name) == (pytest.approx(value) if is_number else value), name
 
 
 def test_matching_by_hand() -> None:

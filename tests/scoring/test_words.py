@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,42 @@ class NoSynonyms:
         return []
 
 
-def test_words_stand_between_blanks_where_no_text_is_chinese() -> None:
-    assert words(" plain words,\nonly", "\u3002 \u9fff \n") == (
-        ["plain", "words,", "only"],
-        ["\u3002", "\u9fff"],
-    )
+WEATHER = "\u5929\u6c14\u5f88\u597d\u3002"
+CUT = ["\u5929\u6c14", "\u5f88", "\u597d", "\u3002"]
+ENGLISH = ["SA8000", ",", " ", "ok"]
+CAT = ["the", "cat", "is", "on", "the", "mat"]
 
-
-def test_both_texts_are_cut_by_jieba_where_one_is_chinese() -> None:
-    weather = "\u5929\u6c14\u5f88\u597d\u3002"
-    cut = ["\u5929\u6c14", "\u5f88", "\u597d", "\u3002"]
-    english = ["SA8000", ",", " ", "ok"]
-    assert words(weather, "SA8000, ok") == (cut, english)
-    assert words("SA8000, ok", weather) == (english, cut)
+#: Function, arguments, value.
+BY_HAND: tuple[tuple[Callable[..., Any], tuple[Any, ...], Any], ...] = (
+    # Words stand between blanks where no text is Chinese.
+    (
+        words,
+        (" plain words,\nonly", "\u3002 \u9fff \n"),
+        (["plain", "words,", "only"], ["\u3002", "\u9fff"]),
+    ),
+    # Both texts are cut by jieba where one is.
+    (words, (WEATHER, "SA8000, ok"), (CUT, ENGLISH)),
+    (words, ("SA8000, ok", WEATHER), (ENGLISH, CUT)),
     # The first and the last character that make a text Chinese.
-    for character in "\u4e00\u9fa5":
-        assert words("a, b", character)[0] == ["a", ",", " ", "b"]
+    *((words, ("a, b", text), (["a", ",", " ", "b"], [text])) for text in "\u4e00\u9fa5"),
+    (shares, (["a", "b", "b"], ["a", "c", "d"]), pytest.approx((1 / 2, 1 / 3, 2 / 5))),
+    (bleu, (CAT, CAT), pytest.approx(1)),
+    (bleu, ([], CAT), 0),
+    # Shares of 5/6, 3/5, 1/4 and none of the n-grams.
+    (bleu, (["the", "cat", "was", "on", "the", "mat"], CAT), pytest.approx(0, abs=1e-6)),
+    (bleu, (["a", *CAT[1:]], CAT), pytest.approx((5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)),
+    # Texts of scenes are compared without order.
+    (read_label, ("EXIT-2, (way)\nout*", True, False), "2 EXIT out way"),
+    (read_label, ("a*b\nc", False, True), "a b c"),
+    (read_label, ("a*b\nc", False, False), "a*b\nc"),
+)
+
+
+@pytest.mark.parametrize(("function", "arguments", "value"), BY_HAND)
+def test_words_and_shares_by_hand(
+    function: Callable[..., Any], arguments: tuple[Any, ...], value: Any
+) -> None:
+    assert function(*arguments) == value
 
 
 @pytest.mark.parametrize(
@@ -99,10 +120,6 @@ def test_shares_are_those_of_nltk(said: list[str], right: list[str]) -> None:
     assert shares(said, right) == pytest.approx(wanted)
 
 
-def test_shares_by_hand() -> None:
-    assert shares(["a", "b", "b"], ["a", "c", "d"]) == pytest.approx((1 / 2, 1 / 3, 2 / 5))
-
-
 @given(FULL, FULL)
 def test_bleu_is_that_of_sacrebleu(said: list[str], right: list[str]) -> None:
     reference = BLEU(
@@ -110,17 +127,6 @@ def test_bleu_is_that_of_sacrebleu(said: list[str], right: list[str]) -> None:
     )
     wanted = reference.corpus_score([" ".join(said)], [[" ".join(right)]]).score / 100
     assert bleu(said, right) == pytest.approx(wanted, abs=1e-9)
-
-
-def test_bleu_by_hand() -> None:
-    right = ["the", "cat", "is", "on", "the", "mat"]
-    assert bleu(right, right) == pytest.approx(1)
-    assert bleu([], right) == 0
-    # Shares of 5/6, 3/5, 2/4 and 1/3 of the n-grams.
-    said = ["the", "cat", "was", "on", "the", "mat"]
-    assert bleu(said, right) < 1e-6
-    said = ["a", "cat", "is", "on", "the", "mat"]
-    assert bleu(said, right) == pytest.approx((5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
 
 
 @given(SENTENCES, FULL)
@@ -156,12 +162,6 @@ def test_all_scores_of_a_text() -> None:
         "bleu": 0,
         "meteor": 0,
     }
-
-
-def test_scene_texts_are_compared_without_order() -> None:
-    assert read_label("EXIT-2, (way)\nout*", scene=True, one_line=False) == "2 EXIT out way"
-    assert read_label("a*b\nc", scene=False, one_line=True) == "a b c"
-    assert read_label("a*b\nc", scene=False, one_line=False) == "a*b\nc"
 
 
 @pytest.mark.parametrize(

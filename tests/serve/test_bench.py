@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -91,10 +93,23 @@ def test_the_sentence_is_that_of_the_rows(tmp_path: Path):
     assert written == {".csv", ".md", ".png", ".svg"}
 
 
-def test_ends_of_intervals_have_two_decimals() -> None:
-    assert factor(Interval(1.29, 1.0178, 1.633)) == "1.29x [1.02, 1.63]"
-    assert factor(Interval(1.23, 0.9971, 1.5)) == "1.23x [1.00, 1.50]"
-    assert factor(Interval(1.25, math.nan, math.nan)) == "1.25x"
+def loads(in_flight: int, requests: int) -> pd.DataFrame:
+    return pd.DataFrame({"in_flight": [in_flight], "requests": [requests]})
+
+
+@pytest.mark.parametrize(
+    ("words", "figures", "text"),
+    [
+        (factor, Interval(1.29, 1.0178, 1.633), "1.29x [1.02, 1.63]"),
+        (factor, Interval(1.23, 0.9971, 1.5), "1.23x [1.00, 1.50]"),
+        (factor, Interval(1.25, math.nan, math.nan), "1.25x"),
+        (load_name, loads(64, 64), "a burst of 64"),
+        (load_name, loads(16, 32), "32 requests with 16 in flight"),
+        (load_name, loads(1, 32), "32 requests with 1 in flight"),
+    ],
+)
+def test_figures_in_words(words: Callable[[Any], str], figures: Any, text: str) -> None:
+    assert words(figures) == text
 
 
 def test_what_gets_worse_is_in_the_sentence() -> None:
@@ -113,15 +128,6 @@ def test_a_single_life_has_no_intervals_and_no_rate_of_zero() -> None:
     some = rows(2)
     some.loc[(some.life == 1) & some.rate.notna(), "in_time"] = 0.5
     assert goodput(some, "none") == "below 2.00 to 2.00"
-
-
-def test_a_load_is_called_what_its_rows_are() -> None:
-    def loads(in_flight: int, requests: int) -> pd.DataFrame:
-        return pd.DataFrame({"in_flight": [in_flight], "requests": [requests]})
-
-    assert load_name(loads(64, 64)) == "a burst of 64"
-    assert load_name(loads(16, 32)) == "32 requests with 16 in flight"
-    assert load_name(loads(1, 32)) == "32 requests with 1 in flight"
 
 
 def test_many_requests_have_a_99th_percentile() -> None:

@@ -19,7 +19,6 @@ from espalier.harness.paths import ROOT
 from espalier.harness.specs.catalogue import METHODS
 from espalier.methods.random import Random
 from espalier.serve import digits
-from espalier.serve.places import among_words, item, rectangle
 from espalier.serve.setting import (
     Setting,
     SettingError,
@@ -161,19 +160,6 @@ def test_numbers_are_exact_in_narrow_types(dtype: torch.dtype) -> None:
     assert torch.equal(read, numbers)
     with pytest.raises(ValueError, match="do not fit"):
         digits.append(embeddings, numbers + 1)
-
-
-def test_words_between_frames_have_positions_of_their_own() -> None:
-    grid = rectangle(2, 1, 2)
-    frames = item(grid, positions=torch.stack([0 * grid[:, 3], grid[:, 2], grid[:, 3]], 1))
-    embedded = torch.tensor([False, True, True, False, True, True, False])
-    positions, span = among_words(frames, embedded)
-    assert positions.T.tolist() == [
-        [0, 1, 1, 3, 4, 4, 6],
-        [0, 1, 1, 3, 4, 4, 6],
-        [0, 1, 2, 3, 4, 5, 6],
-    ]
-    assert span == 7
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import random
 import re
 import string
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,15 +155,24 @@ def test_whatever_is_said_is_scored(results: list[Any], answer: str, unparsed: i
     assert found == {"CIDEr": {"answer": answer, "references": ["a dog"]}, "unparsed": unparsed}
 
 
-def test_a_sample_without_captions_or_picture_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no reference captions"):
-        task.references({"annotations_captions": []})
-    with pytest.raises(ValueError, match="no picture"):
-        task.doc_to_visual({"image": None})
-    with pytest.raises(ValueError, match=re.escape("x.jpg has no picture")):
-        dense.doc_to_visual({"image": "x.jpg", "binary": None})
-    with pytest.raises(ValueError, match=re.escape("x.jpg has no reference")):
-        dense.process_results({"image": "x.jpg"}, ["a dog"])
+@pytest.mark.parametrize(
+    ("read", "document", "line"),
+    [
+        (task.references, {"annotations_captions": []}, "no reference captions"),
+        (task.doc_to_visual, {"image": None}, "no picture"),
+        (dense.doc_to_visual, {"image": "x.jpg", "binary": None}, "x.jpg has no picture"),
+        (
+            partial(dense.process_results, results=["a dog"]),
+            {"image": "x.jpg"},
+            "x.jpg has no reference",
+        ),
+    ],
+)
+def test_a_sample_without_captions_or_picture_is_an_error(
+    read: Callable[[Sample], Any], document: Sample, line: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(line)):
+        read(document)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,69 +20,81 @@ from espalier.harness.evaluation.data_sources import LocalData
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, check_metrics, load_tasks, quiet
 from espalier.harness.paths import ROOT
 from espalier.harness.store.files.dataset_copies import Copies
+from espalier.tasks.judged import utils
 from tests.benchmarks.fixtures.judged import ABILITIES, clip, llava_bench, mmbench_video
 
 JUDGED = ROOT / "tasks" / "judged"
 
 
-@pytest.fixture(scope="module")
-def utils() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("judged_utils", JUDGED / "utils.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+CONVERSATION = {"category": "conv"}
+THREE = {"dimensions": "['OCR', 'Counting', 'Physical Relation']"}
+RATINGS = np.random.default_rng(0).integers(1, 11, (60, 2)).astype(float)
+QUESTION = {"question": "q", "gpt_answer": "r", "category": "conv"}
+
+#: What judges' verdicts are worth: function, arguments, value.
+WORTH: tuple[tuple[Callable[..., Any], tuple[Any, ...], Any], ...] = (
+    # The ratio is of sums, as the release reports it: (8, 4) and (2, 2) are 6 of 10.
+    (
+        utils.llava_ratio,
+        (RATINGS.tolist(),),
+        pytest.approx(RATINGS[:, 1].mean() / RATINGS[:, 0].mean() * 100),
+    ),
+    (utils.llava_ratio, ([[8, 4], [2, 2]],), pytest.approx(60)),
+    (utils.llava_ratio, ([[0, 3]],), pytest.approx(math.nan, nan_ok=True)),
+    # An answer counts for all and for its kind.
+    (utils.llava_score, (CONVERSATION, ["Blue.", "8 7\nFine."]), {"all": [8, 7], "conv": [8, 7]}),
+    # Groups are those of the tables, and a mark counts once for each.
+    (utils.groups, ("['Counting']",), ["overall", "perception", "FP-S"]),
+    (
+        utils.groups,
+        ("['Hallucination', 'Causal Reasoning', 'OCR']",),
+        ["overall", "perception", "reasoning", "FP-S", "HL", "TR"],
+    ),
+    (
+        utils.mmbench_video_score,
+        (THREE, ["x", "2"]),
+        {"overall": 2, "perception": 2, "reasoning": 2, "FP-S": 2, "RR": 2},
+    ),
+)
+
+#: What cannot be scored: function, arguments, words of the error.
+UNSCORED: tuple[tuple[Callable[..., Any], tuple[Any, ...], str], ...] = (
+    (
+        utils.llava_score,
+        ({"category": "poem"}, ["Blue.", "8 7"]),
+        "category='poem'; valid: conv, detail, complex",
+    ),
+    (utils.llava_score, (CONVERSATION, ["Blue.", "eight"]), "without two ratings"),
+    *(
+        (utils.groups, (text,), "dimensions=")
+        for text in ("['Juggling']", "[]", "'Counting'", "['Counting', 'Juggling']")
+    ),
+    (utils.mmbench_video_score, (THREE, ["x", "7"]), "without a mark"),
+)
 
 
-# ------------------------------------------------------------------------------------------------- LLaVA-Bench
+@pytest.mark.parametrize(("function", "arguments", "value"), WORTH)
+def test_verdicts_are_worth_what_the_release_reports(
+    function: Callable[..., Any], arguments: tuple[Any, ...], value: Any
+) -> None:
+    assert function(*arguments) == value
 
 
-def test_the_ratio_is_of_sums_as_the_release_reports_it(utils: ModuleType) -> None:
-    rng = np.random.default_rng(0)
-    ratings = rng.integers(1, 11, (60, 2)).astype(float)
-    means = ratings.mean(0)
-    assert utils.llava_ratio(ratings.tolist()) == pytest.approx(means[1] / means[0] * 100)
-    # Not the mean of ratios: (8, 4) and (2, 2) are 6 of 10.
-    assert utils.llava_ratio([[8, 4], [2, 2]]) == pytest.approx(60)
-    assert math.isnan(utils.llava_ratio([[0, 3]]))
+@pytest.mark.parametrize(("function", "arguments", "line"), UNSCORED)
+def test_what_cannot_be_scored_is_an_error(
+    function: Callable[..., Any], arguments: tuple[Any, ...], line: str
+) -> None:
+    with pytest.raises(ValueError, match=line):
+        function(*arguments)
 
 
-def test_an_answer_counts_for_all_and_for_its_kind(utils: ModuleType) -> None:
-    doc = {"category": "conv"}
-    assert utils.llava_score(doc, ["Blue.", "8 7\nFine."]) == {"all": [8, 7], "conv": [8, 7]}
-    with pytest.raises(ValueError, match="category='poem'; valid: conv, detail, complex"):
-        utils.llava_score({"category": "poem"}, ["Blue.", "8 7"])
-    with pytest.raises(ValueError, match="without two ratings"):
-        utils.llava_score(doc, ["Blue.", "eight"])
+@pytest.mark.parametrize("caption", [["x", "y"], "x\ny"])
+def test_a_description_may_be_a_list_of_lines(caption: str | list[str]) -> None:
+    assert utils.llava_parts({**QUESTION, "caption": caption}, "a")["context"] == "x\ny"
 
 
-def test_a_description_may_be_a_list_of_lines(utils: ModuleType) -> None:
-    doc = {"question": "q", "gpt_answer": "r", "category": "conv"}
-    asked = [utils.llava_parts({**doc, "caption": one}, "a") for one in (["x", "y"], "x\ny")]
-    assert asked[0] == asked[1]
-    assert asked[0]["context"] == "x\ny"
-
-
-# --------------------------------------------------------------------------------------------- MMBench-Video
-
-
-def test_groups_are_those_of_the_tables(utils: ModuleType) -> None:
-    assert utils.groups("['Counting']") == ["overall", "perception", "FP-S"]
-    several = utils.groups("['Hallucination', 'Causal Reasoning', 'OCR']")
-    assert several == ["overall", "perception", "reasoning", "FP-S", "HL", "TR"]
-    assert len({one for group in utils.ABILITIES.values() for one in group}) == 26
-    for wrong in ("['Juggling']", "[]", "'Counting'", "['Counting', 'Juggling']"):
-        with pytest.raises(ValueError, match="dimensions="):
-            utils.groups(wrong)
-
-
-def test_a_mark_counts_once_for_each_group(utils: ModuleType) -> None:
-    doc = {"dimensions": "['OCR', 'Counting', 'Physical Relation']"}
-    found = utils.mmbench_video_score(doc, ["x", "2"])
-    assert found == {"overall": 2, "perception": 2, "reasoning": 2, "FP-S": 2, "RR": 2}
-    with pytest.raises(ValueError, match="without a mark"):
-        utils.mmbench_video_score(doc, ["x", "7"])
+def test_every_ability_of_the_tables_is_in_a_group() -> None:
+    assert len({ability for group in utils.ABILITIES.values() for ability in group}) == 26
 
 
 Load = Callable[..., Task]
@@ -160,34 +170,46 @@ def test_a_pickle_runs_no_code(load: Load, root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-DAMAGE = {
-    "truncated": pickle.dumps({"abc_0-xyz": b"x" * 99})[:50],
-    "empty": b"",
-    "no table": pickle.dumps([b"x"]),
-    "no bytes": pickle.dumps({"abc_0-xyz": "x"}),
-    "another folder": pickle.dumps({"../abc_0-xyz": b"x"}),
-    "text": b"not a pickle",
-}
+TABLE, CHUNK = "MMBench-Video.tsv", "video_pkl/video_chunk_0.pkl"
+
+#: A truncated pickle, an empty one, no table, no bytes, a path elsewhere, a text.
+DAMAGE = (
+    pickle.dumps({"abc_0-xyz": b"x" * 99})[:50],
+    b"",
+    pickle.dumps([b"x"]),
+    pickle.dumps({"abc_0-xyz": "x"}),
+    pickle.dumps({"../abc_0-xyz": b"x"}),
+    b"not a pickle",
+)
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_pickle_is_named(name: str, load: Load, root: Path) -> None:
-    file = root / "opencompass/MMBench-Video/video_pkl/video_chunk_0.pkl"
-    file.write_bytes(DAMAGE[name])
-    with pytest.raises(UserError, match=r"MMBench-Video: .*video_chunk_0.pkl' is damaged"):
-        load("mmbench_video", root)
-
-
-def test_a_missing_video_names_split_and_row(load: Load, root: Path) -> None:
-    (root / "opencompass/MMBench-Video/video_pkl/video_chunk_1.pkl").unlink()
-    with pytest.raises(UserError, match=r"split test, row 1: there is no video 'abc_1-xyz'"):
-        load("mmbench_video", root)
-
-
-def test_a_column_that_is_gone_is_named(load: Load, root: Path) -> None:
-    file = root / "opencompass/MMBench-Video/MMBench-Video.tsv"
-    file.write_text(file.read_text().replace("dimensions", "abilities", 1))
-    with pytest.raises(UserError, match=r"split test has no column 'dimensions'; there is: index"):
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (
+            lambda folder: (folder / "video_pkl/video_chunk_1.pkl").unlink(),
+            r"split test, row 1: there is no video 'abc_1-xyz'",
+        ),
+        (
+            lambda folder: (folder / TABLE).write_text(
+                (folder / TABLE).read_text().replace("dimensions", "abilities", 1)
+            ),
+            r"split test has no column 'dimensions'; there is: index",
+        ),
+        *(
+            (
+                lambda folder, data=data: (folder / CHUNK).write_bytes(data),
+                r"MMBench-Video: .*video_chunk_0.pkl' is damaged",
+            )
+            for data in DAMAGE
+        ),
+    ],
+)
+def test_data_that_cannot_be_used_are_named(
+    damage: Callable[[Path], Any], line: str, load: Load, root: Path
+) -> None:
+    damage(root / "opencompass/MMBench-Video")
+    with pytest.raises(UserError, match=line):
         load("mmbench_video", root)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -21,21 +19,12 @@ from espalier.harness.evaluation.scoring.documents import omnidoc_page
 from espalier.harness.evaluation.scoring.documents.omnidoc_page import PageFormula
 from espalier.harness.paths import CONF, ROOT
 from espalier.harness.specs.benchmark_spec import DatasetSpec
+from espalier.tasks.ocr import utils
 from tests.benchmarks.fixtures.ocr import ANSWERS, ENGLISH, FIXTURES, OCEAN, PAGES, TESTS
 from tests.benchmarks.hub import picture
 
 TASKS = ROOT / "tasks"
 REPOSITORIES = {"omnidocbench": "opendatalab/OmniDocBench", "olmocr_bench": "allenai/olmOCR-bench"}
-
-
-@pytest.fixture(scope="module")
-def utils() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ocr_utils", TASKS / "ocr/utils.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def loaded(tmp_path: Path, name: str) -> Any:
@@ -80,7 +69,7 @@ def test_no_answer_raises_and_an_empty_one_is_unparsed(tmp_path: Path, name: str
     assert set(perfect) <= set(task.aggregation())
 
 
-def test_a_page_is_left_out_of_the_means_of_what_it_has_not(utils: ModuleType) -> None:
+def test_a_page_is_left_out_of_the_means_of_what_it_has_not() -> None:
     doc = {"annotation": json.dumps(PAGES[1]), "language": "simplified_chinese"}
     found = utils.omnidocbench(doc, ["nothing of it"])
     assert set(found) == {
@@ -93,9 +82,7 @@ def test_a_page_is_left_out_of_the_means_of_what_it_has_not(utils: ModuleType) -
     assert found["overall_formula_edit"] == [0.0, None, None]
 
 
-def test_a_category_is_the_share_of_its_tests_and_overall_the_mean_of_categories(
-    utils: ModuleType,
-) -> None:
+def test_a_category_is_the_share_of_its_tests_and_overall_the_mean_of_categories() -> None:
     tests = [
         test | {"category": category}
         for category in ("old_scans", "arxiv_math")
@@ -144,7 +131,7 @@ def test_the_revision_that_is_set_is_the_one_that_is_read(tmp_path: Path, name: 
     assert asked.call_args.kwargs["revision"] == "a" * 40
 
 
-def test_a_pdf_page_is_drawn_when_it_is_asked_for(utils: ModuleType, tmp_path: Path) -> None:
+def test_a_pdf_page_is_drawn_when_it_is_asked_for(tmp_path: Path) -> None:
     drawn = picture(1)
     with mock.patch.object(utils, "page_image", return_value=drawn) as draw:
         assert utils.doc_to_visual({"image": str(tmp_path / "a.pdf"), "page": 1}) == [drawn]
@@ -160,7 +147,7 @@ def test_the_papers_overall_is_refused_where_formulas_cannot_be_drawn(
 
 
 def test_the_papers_overall_takes_formulas_as_they_are_drawn(
-    utils: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[PageFormula] = []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -62,21 +64,41 @@ def test_perfect_empty_and_wrong_answers(boxes: str) -> None:
     assert judge(WRONG[boxes], boxes) == {"acc_at_50": 0, "mean_iou": 0, "unparsed": 0}
 
 
-def test_a_box_of_the_padded_square_by_hand() -> None:
-    """640 x 480 in a square of 640: 80 rows above the picture, none beside it; 480 x 640 the other way round."""
-    assert to_picture((0.1, 0.2, 0.5, 0.5), "square", 640, 480) == pytest.approx((64, 48, 320, 240))
-    assert to_picture((0.2, 0.1, 0.5, 0.5), "square", 480, 640) == pytest.approx((48, 64, 240, 320))
-    assert to_picture((0, 0, 1, 1), "square", 100, 100) == (0, 0, 100, 100)
-    # The same numbers as shares of the picture are another box.
-    assert to_picture((0.1, 0.2, 0.5, 0.5), "unit", 640, 480) == pytest.approx((64, 96, 320, 240))
+#: 1000 x 600 at 28 pixels a token, at most 200 tokens: 18 x 10 of them, so 504 x 280 pixels.
+SMALL = Resized(28, 4 * 28 * 28, 200 * 28 * 28)
 
 
-def test_a_box_in_pixels_of_the_picture_that_the_model_saw_by_hand() -> None:
-    """1000 x 600 at 28 pixels a token, at most 200 tokens: 18 x 10 of them, so 504 x 280 pixels."""
-    small = Resized(28, 4 * 28 * 28, 200 * 28 * 28)
-    assert small.size(1000, 600) == (504, 280)
-    box = to_picture((50.4, 28, 252, 140), "pixels", 1000, 600, small)
-    assert box == pytest.approx((100, 60, 500, 300))
+@pytest.mark.parametrize(
+    ("function", "arguments", "value"),
+    [
+        # 640 x 480 in a square of 640: 80 rows above the picture, none beside it; 480 x 640 the other way round.
+        (to_picture, ((0.1, 0.2, 0.5, 0.5), "square", 640, 480), (64, 48, 320, 240)),
+        (to_picture, ((0.2, 0.1, 0.5, 0.5), "square", 480, 640), (48, 64, 240, 320)),
+        (to_picture, ((0, 0, 1, 1), "square", 100, 100), (0, 0, 100, 100)),
+        # The same numbers as shares of the picture are another box.
+        (to_picture, ((0.1, 0.2, 0.5, 0.5), "unit", 640, 480), (64, 96, 320, 240)),
+        # In pixels of the picture that the model saw.
+        (SMALL.size, (1000, 600), (504, 280)),
+        (
+            to_picture,
+            ((50.4, 28, 252, 140), "pixels", 1000, 600, SMALL),
+            (100, 60, 500, 300),
+        ),
+        (iou, ((0, 0, 2, 2), (1, 1, 3, 3)), 1 / 7),
+        (iou, ((0, 0, 4, 2), (0, 0, 2, 2)), 0.5),
+        (iou, ((0, 0, 1, 1), (1, 0, 2, 1)), 0),
+        (iou, ((0, 0, 0, 0), (0, 0, 0, 0)), 0),
+    ],
+)
+def test_boxes_by_hand(
+    function: Callable[..., Any], arguments: tuple[Any, ...], value: Any
+) -> None:
+    assert function(*arguments) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(("bottom", "hit"), [(240.0, 1), (239.0, 0)])
+def test_one_half_is_a_hit_and_a_hair_less_is_none(bottom: float, hit: int) -> None:
+    assert judge("[0, 0, 1, 1]", "unit", (0.0, 0.0, 640.0, bottom))["acc_at_50"] == hit
 
 
 @given(
@@ -92,17 +114,6 @@ def test_pixels_are_those_of_the_processor(size: tuple[int, int], share: tuple[f
     box = to_picture(seen, "pixels", width, height, Resized(28, 200704, 1605632))
     wanted = (share[0] * width, share[1] * height, share[2] * width, share[3] * height)
     assert box == pytest.approx(wanted, abs=1e-6)
-
-
-def test_overlaps_by_hand() -> None:
-    assert iou((0, 0, 2, 2), (1, 1, 3, 3)) == pytest.approx(1 / 7)
-    assert iou((0, 0, 4, 2), (0, 0, 2, 2)) == 0.5
-    assert iou((0, 0, 1, 1), (1, 0, 2, 1)) == 0
-    assert iou((0, 0, 0, 0), (0, 0, 0, 0)) == 0
-    # One half is a hit; a hair less is none.
-    half = (0.0, 0.0, 640.0, 240.0)
-    assert judge("[0, 0, 1, 1]", "unit", half)["acc_at_50"] == 1
-    assert judge("[0, 0, 1, 1]", "unit", (0.0, 0.0, 640.0, 239.0))["acc_at_50"] == 0
 
 
 @pytest.mark.parametrize(

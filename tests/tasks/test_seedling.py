@@ -3,10 +3,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from espalier.harness.seedling import crowd
 from espalier.harness.seedling import scene_benchmarks as benchmarks
 from espalier.harness.seedling.scene_benchmarks import (
     box_score,
@@ -18,20 +21,26 @@ from espalier.harness.seedling.scene_benchmarks import (
 )
 from espalier.harness.seedling.scenes import SceneObject
 
-FOLDER = Path(__file__).parents[2] / "tasks" / "seedling"
+TASKS = Path(__file__).parents[2] / "tasks"
+FOLDER = TASKS / "seedling"
+FOLDERS = (FOLDER, TASKS / "seedling_crowd")
 METRICS = {
     "seedling_vqa": benchmarks.vqa_metrics,
     "seedling_exist": benchmarks.exist_metrics,
     "seedling_rec": benchmarks.rec_metrics,
     "seedling_ocr": benchmarks.ocr_metrics,
     "seedling_caption": benchmarks.caption_metrics,
+    "seedling_crowd": crowd.crowd_metrics,
 }
+#: The benchmarks on scenes, without that on crowds of objects.
+SCENES = [name for name in METRICS if name != "seedling_crowd"]
 HEADLINES = {
     "seedling_vqa": "accuracy",
     "seedling_exist": "accuracy",
     "seedling_rec": "acc_at_50",
     "seedling_ocr": "one_minus_ned",
     "seedling_caption": "object_recall",
+    "seedling_crowd": "accuracy",
 }
 WEIRD = [
     "",
@@ -60,10 +69,11 @@ def data_of(name: str) -> dict:
 def test_task_gives_documents_with_images(tasks, name):
     task = tasks[name]
     documents = list(task.test_docs())
-    assert len(documents) == 500
+    assert len({document["index"] for document in documents}) == 500
     document = documents[0]
     image, text = task.doc_to_messages(document)[0]["content"]
-    assert image["url"].size == (96, 96)
+    edge = 96 if name in SCENES else 192
+    assert image["url"].size == (edge, edge)
     assert text["text"] == document["question"] == task.doc_to_text(document)
     assert task.doc_to_visual(document)[0].tobytes() == image["url"].tobytes()
     assert task.doc_to_target(document) == document["answer"]
@@ -90,7 +100,7 @@ def test_every_reported_metric_is_declared_and_comes_up(tasks, name):
     assert reported == set(task.aggregation()) == set(task.higher_is_better())
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("answer", WEIRD)
 def test_weird_answers_never_raise_and_score_nothing(name, answer):
     for sample in benchmarks.samples(**{**data_of(name), "count": 8}):
@@ -103,7 +113,7 @@ def test_weird_answers_never_raise_and_score_nothing(name, answer):
 
 def test_benchmarks_use_scenes_of_their_own():
     taken: set[tuple] = set()
-    for name in METRICS:
+    for name in SCENES:
         used = {(s["split"], s["seed"], s["index"]) for s in benchmarks.samples(**data_of(name))}
         assert len(used) == 500
         assert not used & taken
@@ -128,77 +138,56 @@ def test_vqa_has_every_family_and_template():
     assert len({(s["family"], s["template"]) for s in samples}) == 10
 
 
-@pytest.mark.parametrize(
-    ("answer", "truth", "score"),
-    [
-        ("red", "red", 1),
-        (" Red. ", "red", 1),
-        ("red red", "red", 0),
-        ("", "red", 0),
-        ("12", "1", 0),
-    ],
-)
-def test_exact_match(answer, truth, score):
-    assert exact_match(answer, truth) == score
-
-
-@pytest.mark.parametrize(
-    ("answer", "read"),
-    [("yes", "yes"), ("No.", "no"), ("yes it is", "yes"), ("maybe", ""), ("", "")],
-)
-def test_yes_or_no(answer, read):
-    assert yes_or_no(answer) == read
-
-
-def test_iou():
-    assert iou((0, 0, 10, 10), (0, 0, 10, 10)) == 1
-    assert iou((0, 0, 10, 10), (10, 10, 20, 20)) == 0
-    assert iou((0, 0, 10, 10), (5, 0, 15, 10)) == pytest.approx(1 / 3)
-    assert iou((10, 10, 0, 0), (0, 0, 10, 10)) == 0
-    assert iou((5, 5, 5, 5), (5, 5, 5, 5)) == 0
-
-
-def test_box_score_of_inverted_and_short_boxes():
-    assert box_score("<loc_9> <loc_9> <loc_2> <loc_2>", (0, 0, 30, 30)) == (0.0, True)
-    assert box_score("<loc_9> <loc_9>", (0, 0, 30, 30)) == (0.0, False)
-
-
-@pytest.mark.parametrize(
-    ("answer", "truth", "score"),
-    [
-        ("1 2 3", "1 2 3", 1),
-        ("1 2", "1 2 3", 2 / 3),
-        ("1 9 3", "1 2 3", 2 / 3),
-        ("1 2 3 4", "1 2 3", 3 / 4),
-        ("", "1 2 3", 0),
-        ("4 5 6 7", "1 2 3", 0),
-    ],
-)
-def test_reading_score(answer, truth, score):
-    assert reading_score(answer, truth) == pytest.approx(score)
-
-
-def test_caption_scores():
-    right = caption_score(CAPTION, OBJECTS)
+def caption_marks(*marks: float) -> dict[str, float]:
     names = ("object_recall", "object_precision", "object_close", "unparsed")
-    assert right == dict(zip(names, (1, 1, 1, 0), strict=True))
-    half = caption_score("a red frame with digit 7 at <loc_31> <loc_5> ; a red star ;", OBJECTS)
-    assert half == dict(zip(names, (0.5, 0.5, 0, 0), strict=True))
-    empty = caption_score("", OBJECTS)
-    assert empty == dict(zip(names, (0, 0, 0, 1), strict=True))
+    return dict(zip(names, marks, strict=True))
 
 
-def test_naming_an_object_twice_costs_precision():
-    score = caption_score(CAPTION + CAPTION, OBJECTS)
-    assert score["object_recall"] == 1
-    assert score["object_precision"] == 0.5
+#: Scores by hand: function, arguments, value.
+BY_HAND: tuple[tuple[Callable[..., Any], tuple[Any, ...], Any], ...] = (
+    (exact_match, ("red", "red"), 1),
+    (exact_match, (" Red. ", "red"), 1),
+    (exact_match, ("red red", "red"), 0),
+    (exact_match, ("", "red"), 0),
+    (exact_match, ("12", "1"), 0),
+    (yes_or_no, ("yes",), "yes"),
+    (yes_or_no, ("No.",), "no"),
+    (yes_or_no, ("yes it is",), "yes"),
+    (yes_or_no, ("maybe",), ""),
+    (yes_or_no, ("",), ""),
+    (iou, ((0, 0, 10, 10), (0, 0, 10, 10)), 1),
+    (iou, ((0, 0, 10, 10), (10, 10, 20, 20)), 0),
+    (iou, ((0, 0, 10, 10), (5, 0, 15, 10)), 1 / 3),
+    (iou, ((10, 10, 0, 0), (0, 0, 10, 10)), 0),
+    (iou, ((5, 5, 5, 5), (5, 5, 5, 5)), 0),
+    (box_score, ("<loc_9> <loc_9> <loc_2> <loc_2>", (0, 0, 30, 30)), (0.0, True)),
+    (box_score, ("<loc_9> <loc_9>", (0, 0, 30, 30)), (0.0, False)),
+    (reading_score, ("1 2 3", "1 2 3"), 1),
+    (reading_score, ("1 2", "1 2 3"), 2 / 3),
+    (reading_score, ("1 9 3", "1 2 3"), 2 / 3),
+    (reading_score, ("1 2 3 4", "1 2 3"), 3 / 4),
+    (reading_score, ("", "1 2 3"), 0),
+    (reading_score, ("4 5 6 7", "1 2 3"), 0),
+    (caption_score, (CAPTION, OBJECTS), caption_marks(1, 1, 1, 0)),
+    # Naming an object twice costs precision.
+    (caption_score, (CAPTION + CAPTION, OBJECTS), caption_marks(1, 0.5, 1, 0)),
+    (
+        caption_score,
+        ("a red frame with digit 7 at <loc_31> <loc_5> ; a red star ;", OBJECTS),
+        caption_marks(0.5, 0.5, 0, 0),
+    ),
+    (caption_score, ("", OBJECTS), caption_marks(0, 0, 0, 1)),
+    (benchmarks.f1_of_yes, ([["yes", "yes"], ["no", "no"]],), 1),
+    (benchmarks.f1_of_yes, ([["yes", "no"], ["no", "yes"]],), 0),
+    (benchmarks.f1_of_yes, ([["yes", ""], ["no", ""]],), 0),
+    (benchmarks.f1_of_yes, ([["yes", "yes"], ["no", "yes"]],), 2 / 3),
+)
 
 
-def test_f1_of_yes():
-    assert benchmarks.f1_of_yes([["yes", "yes"], ["no", "no"]]) == 1
-    assert benchmarks.f1_of_yes([["yes", "no"], ["no", "yes"]]) == 0
-    assert benchmarks.f1_of_yes([["yes", ""], ["no", ""]]) == 0
-    assert benchmarks.f1_of_yes([["yes", "yes"], ["no", "yes"]]) == pytest.approx(2 / 3)
+@pytest.mark.parametrize(("function", "arguments", "value"), BY_HAND)
+def test_scores_by_hand(function: Callable[..., Any], arguments: tuple[Any, ...], value: Any):
+    expected = pytest.approx(value) if isinstance(value, int | float) else value
+    assert function(*arguments) == expected
 
 
 @pytest.mark.slow

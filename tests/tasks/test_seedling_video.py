@@ -16,7 +16,7 @@ from espalier.harness.seedling.video.clip_benchmarks import in_memory, write_mp4
 from espalier.harness.seedling.video.clips import clip
 from espalier.harness.specs.run_spec import VideoSpec
 
-FOLDER = Path(__file__).parents[2] / "tasks" / "seedling_video"
+FOLDERS = (Path(__file__).parents[2] / "tasks" / "seedling_video",)
 METRICS = {
     "seedling_video_caption": (benchmarks.caption_metrics, "events_right", 100),
     "seedling_video_qa": (benchmarks.qa_metrics, "accuracy", 300),
@@ -26,7 +26,7 @@ WEIRD = ["", " ", "\n\n", "; ; ;", "t99999 t1", "<loc_99> <loc_-1>", "ünïcode 
 
 
 def data_of(name: str) -> dict:
-    return json.loads((FOLDER / f"{name}.json").read_text())
+    return json.loads((FOLDERS[0] / f"{name}.json").read_text())
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -14,6 +13,7 @@ from lmms_eval.tasks.mvbench import utils as mvbench
 from lmms_eval.tasks.videomme import utils as videomme
 
 from espalier.harness.paths import ROOT
+from espalier.tasks.video_questions import utils
 from tests import commands
 
 FOLDER = ROOT / "tasks/video_questions"
@@ -28,16 +28,6 @@ LONG = {
     "duration_group": 15,
     "question_category": "S2E",
 }
-
-
-@pytest.fixture(scope="module")
-def utils() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("video_questions_utils", FOLDER / "utils.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class _Plain(yaml.SafeLoader):
@@ -60,91 +50,70 @@ def ours(name: str) -> dict[str, Any]:
     return dict(yaml.load(text, _Plain)["lmms_eval_specific_kwargs"])
 
 
-@pytest.mark.parametrize("family", ["default", "llava_vid", "qwen3_vl"])
-def test_video_mme_is_asked_as_in_lmms_eval(utils: ModuleType, family: str) -> None:
-    theirs = settings(videomme, "videomme.yaml")[family]
-    text = utils.videomme_text(VIDEOMME, ours("videomme_questions")[family])
-    assert text == videomme.videomme_doc_to_text(VIDEOMME, theirs)
+DOOR = {"question": "Which door?\n(A) Red\n(B) Green"}
+
+#: Ours and theirs: what asks, and the settings of the task file.
+ASKED = [
+    *(
+        ((utils.videomme_text, "videomme_questions"), (videomme, "videomme", family), VIDEOMME)
+        for family in ("default", "llava_vid", "qwen3_vl")
+    ),
+    ((utils.mlvu_text, "mlvu_questions"), (mlvu, "mlvu_dev", "default"), DOOR),
+    (
+        (utils.mvbench_text, "mvbench_questions"),
+        (mvbench, "mvbench_action_count", "default"),
+        MVBENCH,
+    ),
+]
 
 
-def test_mlvu_is_asked_as_in_lmms_eval(utils: ModuleType) -> None:
-    theirs = settings(mlvu, "mlvu_dev.yaml")["default"]
-    doc = {"question": "Which door?\n(A) Red\n(B) Green"}
-    text = utils.mlvu_text(doc, ours("mlvu_questions")["default"])
-    assert text == mlvu.mlvu_doc_to_text(doc, theirs)
+@pytest.mark.parametrize(("own", "theirs", "doc"), ASKED)
+def test_questions_are_asked_as_in_lmms_eval(own: Any, theirs: Any, doc: dict[str, Any]) -> None:
+    (ask, name), (module, file, family) = own, theirs
+    their_text = getattr(module, f"{module.__name__.split('.')[-2]}_doc_to_text")
+    text = ask(doc, ours(name)[family])
+    assert text == their_text(doc, settings(module, f"{file}.yaml")[family])
 
 
-def test_mvbench_is_asked_as_in_lmms_eval(utils: ModuleType) -> None:
-    theirs = settings(mvbench, "mvbench_action_count.yaml")["default"]
-    text = utils.mvbench_text(MVBENCH, ours("mvbench_questions")["default"])
-    assert text == mvbench.mvbench_doc_to_text(MVBENCH, theirs)
-
-
-def test_longvideobench_is_asked_with_the_options_that_it_has(utils: ModuleType) -> None:
+def test_longvideobench_is_asked_with_the_options_that_it_has() -> None:
     text = utils.longvideobench_text(LONG, ours("longvideobench_questions")["default"])
     last = "Answer with the option's letter from the given choices directly.\n"
     assert text == f"What?\nA. a tree\nB. a car\n{last}"
 
 
-Score = Callable[[ModuleType, str], Mapping[str, Any]]
+Score = Callable[[str], Mapping[str, Any]]
 
 SCORES: dict[str, Score] = {
-    "videomme": lambda utils, answer: utils.videomme_results({"answer": "B"}, [answer]),
-    "mlvu": lambda utils, answer: utils.mlvu_results({"answer": "B", "task_type": "ego"}, [answer]),
-    "mvbench": lambda utils, answer: utils.mvbench_results(MVBENCH | {"subtask": "x"}, [answer]),
-    "longvideobench": lambda utils, answer: utils.longvideobench_results(LONG, [answer]),
+    "videomme": lambda answer: utils.videomme_results({"answer": "B"}, [answer]),
+    "mlvu": lambda answer: utils.mlvu_results({"answer": "B", "task_type": "ego"}, [answer]),
+    "mvbench": lambda answer: utils.mvbench_results(MVBENCH | {"subtask": "x"}, [answer]),
+    "longvideobench": lambda answer: utils.longvideobench_results(LONG, [answer]),
 }
 
 
+#: Answers to a question with the right option B, and their accuracy and whether they are unparsed.
+SAID = [
+    *(((answer, 1, 0)) for answer in ("B", "B.", "(B) green")),
+    ("A", 0, 0),
+    # The option that a sentence states is read.
+    *((answer, 1, 0) for answer in ("The answer is (B).", "Best option: B", "b)")),
+    ("A tree is drawn, so the answer is B.", 1, 0),
+    # What states no option is unparsed, and nothing raises.
+    *((answer, 0, 1) for answer in ("", " \n", "42", None, "Cannot tell", "a square", "Dunno")),
+    *((answer, 0, 1) for answer in ("The image shows a square.", "A or B", "not B")),
+]
+
+
 @pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize(
-    ("answer", "accuracy", "unparsed"),
-    [
-        ("B", 1, 0),
-        ("B.", 1, 0),
-        ("(B) green", 1, 0),
-        ("A", 0, 0),
-        ("", 0, 1),
-        (" \n", 0, 1),
-        ("42", 0, 1),
-    ],
-)
-def test_an_answer_is_worth_its_letter(
-    utils: ModuleType, name: str, answer: str, accuracy: float, unparsed: float
+@pytest.mark.parametrize(("answer", "accuracy", "unparsed"), SAID)
+def test_an_answer_is_worth_the_option_that_it_states(
+    name: str, answer: Any, accuracy: float, unparsed: float
 ) -> None:
-    scores = SCORES[name](utils, answer)
+    scores = SCORES[name](answer)
     assert (scores["accuracy"], scores["unparsed"]) == (accuracy, unparsed)
 
 
-@pytest.mark.parametrize("name", SCORES)
-def test_an_odd_answer_does_not_raise(utils: ModuleType, name: str) -> None:
-    scores = SCORES[name](utils, None)  # type: ignore[arg-type]
-    assert (scores["accuracy"], scores["unparsed"]) == (0, 1)
-
-
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize(
-    "answer", ["The answer is (B).", "Best option: B", "A tree is drawn, so the answer is B.", "b)"]
-)
-def test_the_option_that_a_sentence_states_is_read(
-    utils: ModuleType, name: str, answer: str
-) -> None:
-    scores = SCORES[name](utils, answer)
-    assert (scores["accuracy"], scores["unparsed"]) == (1, 0)
-
-
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize(
-    "answer", ["Cannot tell", "a square", "The image shows a square.", "Dunno", "A or B", "not B"]
-)
-def test_an_answer_that_states_no_option_is_unparsed(
-    utils: ModuleType, name: str, answer: str
-) -> None:
-    scores = SCORES[name](utils, answer)
-    assert (scores["accuracy"], scores["unparsed"]) == (0, 1)
-
-
-def test_a_silent_model_gets_nothing_where_lmms_eval_leaves_it_out(utils: ModuleType) -> None:
+def test_a_silent_model_gets_nothing_where_lmms_eval_leaves_it_out() -> None:
     """One right answer and two empty ones: a third, and by lmms-eval's own average all of it."""
     answers = ["(B) green", "", ""]
     docs = [MVBENCH | {"subtask": "one"}] * 3
@@ -158,12 +127,12 @@ def test_a_silent_model_gets_nothing_where_lmms_eval_leaves_it_out(utils: Module
     assert mvbench.mvbench_aggregate_results(theirs) == 100
 
 
-def test_the_mean_is_over_kinds_not_over_questions(utils: ModuleType) -> None:
+def test_the_mean_is_over_kinds_not_over_questions() -> None:
     results = [{"kind": "ego", "score": 1.0}] + [{"kind": "order", "score": 0.0}] * 3
     assert utils.mean_of_kinds(results) == 0.5
 
 
-def test_m_avg_is_lmms_evals_where_all_kinds_are_there(utils: ModuleType) -> None:
+def test_m_avg_is_lmms_evals_where_all_kinds_are_there() -> None:
     kinds = ("anomaly_reco", "count", "ego", "needle", "order", "plotQA", "topic_reasoning")
     docs = [
         {"question": "?", "answer": "ABCD"[n % 4], "task_type": kind}

@@ -173,9 +173,19 @@ def test_a_threshold_that_is_no_length_is_refused(
         load("mlvu_describe", (61,), tasks)
 
 
-def test_a_missing_video_is_named(load: Any) -> None:
-    with pytest.raises(UserError, match=r"'mlvu_describe': .*mlvu/plot/1\.mp4' does not"):
-        load("mlvu_describe", (61, None))
+@pytest.mark.parametrize(
+    ("seconds", "line"),
+    [
+        ((61, None), r"'mlvu_describe': .*mlvu/plot/1\.mp4' does not"),
+        # If none is long enough the longest is told.
+        ((4, 59), r"none of its 2 videos lasts .*=60; .* 59\.0 s"),
+    ],
+)
+def test_videos_that_are_missing_or_short_are_one_line(
+    load: Any, seconds: tuple[int | None, ...], line: str
+) -> None:
+    with pytest.raises(UserError, match=line):
+        load("mlvu_describe", seconds)
 
 
 def test_a_file_that_is_no_video_is_named(load: Any, tmp_path: Path) -> None:
@@ -183,11 +193,6 @@ def test_a_file_that_is_no_video_is_named(load: Any, tmp_path: Path) -> None:
     (tmp_path / "mlvu/plot/1.mp4").write_bytes(b"frames")
     with pytest.raises(UserError, match=r"'mlvu_describe': .*1\.mp4' cannot be opened"):
         load("mlvu_describe", (61, None))
-
-
-def test_if_none_is_long_enough_the_longest_is_told(load: Any) -> None:
-    with pytest.raises(UserError, match=r"none of its 2 videos lasts .*=60; .* 59\.0 s"):
-        load("mlvu_describe", (4, 59))
 
 
 def test_a_length_that_no_header_states_is_counted(load: Any, tmp_path: Path, clips: Any) -> None:
@@ -294,32 +299,30 @@ def test_mvbench_has_the_subtasks_of_lmms_eval() -> None:
     assert named == set(DATA_LIST)
 
 
+DETAIL = "video_detail_caption"
+
+
 @pytest.mark.parametrize(
-    ("answer", "rouge", "words"),
+    ("name", "answer", "scores"),
     [
-        ("A dog runs over the lawn.", 1.0, 6),
-        ("a DOG runs, over -- the lawn", 1.0, 6),
+        (DETAIL, "A dog runs over the lawn.", {"rouge_l": 1.0, "words": 6}),
+        (DETAIL, "a DOG runs, over -- the lawn", {"rouge_l": 1.0, "words": 6}),
         # The longest common subsequence is `dog runs the lawn`: P = 4/5, R = 4/6, F1 = 8/11.
-        ("the dog runs the lawn", 8 / 11, 5),
+        (DETAIL, "the dog runs the lawn", {"rouge_l": 8 / 11, "words": 5}),
         # Order counts: of `lawn` and `dog` only one is left.
-        ("lawn dog", 2 / 8, 2),
-        ("nothing", 0.0, 1),
-        ("", 0.0, 0),
+        (DETAIL, "lawn dog", {"rouge_l": 2 / 8, "words": 2}),
+        (DETAIL, "nothing", {"rouge_l": 0.0, "words": 1}),
+        (DETAIL, "", {"rouge_l": 0.0, "words": 0}),
+        # Descriptions without a reference are counted.
+        ("videomme_describe", "A dog, and a cat", {"words": 5}),
     ],
 )
-def test_captions_are_scored_by_their_longest_common_subsequence(
-    load: Any, answer: str, rouge: float, words: int
+def test_descriptions_are_scored_by_their_longest_common_subsequence(
+    load: Any, name: str, answer: str, scores: dict[str, float]
 ) -> None:
-    task = load("video_detail_caption")
-    check_metrics([task], ["rouge_l", "words"])
-    found = task.process_results(task.eval_docs[0], [answer])
-    assert found == {"rouge_l": pytest.approx(rouge), "words": words}
-
-
-def test_descriptions_without_reference_are_counted(load: Any) -> None:
-    task = load("videomme_describe")
-    check_metrics([task], ["words"])
-    assert task.process_results(task.eval_docs[0], ["A dog, and a cat"]) == {"words": 5}
+    task = load(name)
+    check_metrics([task], list(scores))
+    assert task.process_results(task.eval_docs[0], [answer]) == pytest.approx(scores)
 
 
 def test_without_the_data_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
