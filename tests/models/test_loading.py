@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from accelerate import dispatch_model
 from PIL import Image
 from safetensors.torch import load, save_file
 
+import espalier
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -202,3 +204,29 @@ def test_a_prompt_without_placeholder_is_refused(saved: Path) -> None:
         adapter.layout(inputs)
     inputs["input_ids"][:] = 5
     assert "4 images or videos of the batch have no placeholder" in refused(adapter.layout, inputs)
+
+
+# ------------------------------------------------------------------ first releases
+
+
+ORIGINAL = [
+    ("llava", "LlavaLlamaForCausalLM", "llava-1.5-7b-hf"),
+    ("llava_llama", "LlavaLlamaForCausalLM", "llava-1.5-7b-hf"),
+    ("llava", "LlavaQwenForCausalLM", "llava-onevision-qwen2-7b-ov-hf"),
+    ("llava_mistral", "LlavaMistralForCausalLM", "llava-v1.6-mistral-7b-hf"),
+    ("internvl_chat", "InternVLChatModel", "-hf at the end"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "way"), ORIGINAL)
+def test_a_first_release_is_refused_with_its_sibling(
+    tmp_path: Path, kind: str, name: str, way: str
+) -> None:
+    config = {"model_type": kind, "architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for hub in (None, "somebody/llava-hf"):
+        line = refused(load_adapter, replace(LLAVA, weights="trained", path=tmp_path, hub=hub))
+        assert re.search(f"first release .{kind}, {name}.", line)
+        assert (hub or way) in line
+    with pytest.raises(espalier.UserError, match=way):
+        espalier.load(tmp_path)

@@ -1,4 +1,4 @@
-"""The board of a sweep: what it counts, and that it fits the terminal."""
+"""The board of a sweep: what it counts, that it fits the terminal, and the time that it states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from espalier.harness.runs.progress_bar import FAILURES, SCORES, Board, BoardCell
+from espalier.harness.runs.progress_bar import FAILURES, SCORES, Board, BoardCell, Forecast
 
 METHODS = [f"method_{number}" for number in range(20)]
 RATIOS = [0.1, 0.25, 0.5, 0.75, 0.9]
@@ -83,3 +83,37 @@ def test_the_running_cell_is_among_the_scores_and_nothing_is_wider_than_the_scre
         assert more == f"failed before: {len(shown.failed) - FAILURES} more"
         assert sum(line.startswith("failed: ") for line in drawn(shown, width)) == FAILURES
         assert f"{(len(places) - 3) / 1000:.3f}" in "\n".join(drawn(shown, width))
+
+
+# ------------------------------------------------------------------ the time left
+
+
+def forecast() -> Forecast:
+    sweep = Forecast()
+    sweep.expect(5, {"a": "rec", "b": "rec", "c": "caption", "d": "rec"})
+    return sweep
+
+
+#: Seconds of finished runs, then the running cell with its seconds and its share, and the seconds left.
+CASES = {
+    "nothing is known": ({}, "a", 3.0, 0.0, None),
+    # A quarter took 10 s: 30 s are left of it, and 40 s of each of the three others.
+    "its own samples": ({}, "a", 10.0, 0.25, 30 + 3 * 40),
+    # b runs for 5 s and has finished nothing: 15 s left; d 20 s; c, of another kind, as long as the mean of all.
+    "those of its kind, else of all": ({"a": 20.0}, "b", 5.0, 0.0, 15 + 20 + 20),
+    "all kinds": ({"a": 20.0, "c": 60.0}, "b", 5.0, 0.5, 5 + 20),
+    "longer than estimated": ({"a": 20.0}, "b", 50.0, 0.0, 0 + 20 + 20),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_time_left_follows_from_finished_runs(name: str) -> None:
+    sweep, (spent, key, elapsed, share, left) = forecast(), CASES[name]
+    for finished, seconds in spent.items():
+        sweep.computed(finished, seconds)
+    assert sweep.left(key, elapsed, share) == (left and pytest.approx(left))
+
+
+def test_stored_cells_take_no_time() -> None:
+    sweep = Forecast(3, pending={"a": "rec"})
+    assert sweep.left("a", elapsed=1.0, share=0.5) == pytest.approx(1.0)
