@@ -87,15 +87,12 @@ class DeepseekOcr2Adapter(DeepseekOcrAdapter):
         """Return the queries' (units, ...) of (views, cells and queries, ...) values."""
         return values[:, values.shape[1] // 2 :].flatten(0, 1)
 
-    def _page(self, side: int, first: int) -> tuple[Tensor, ...]:
-        """Return a row of queries."""
-        units = torch.arange(first, first + side**2)
-        return rectangle(1, 1, side**2), units, torch.zeros_like(units)
-
-    def _plane(self, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
-        """Return a row of queries for each crop."""
-        views = range(1, columns * rows + 1)
-        grid = torch.cat([rectangle(1, 1, side**2, view) for view in views])
+    def plane(
+        self, view: int, columns: int, rows: int, side: int, first: int
+    ) -> tuple[Tensor, ...]:
+        """Return a row of queries of the global view, or of each crop."""
+        views = range(1, columns * rows + 1) if view else (0,)
+        grid = torch.cat([rectangle(1, 1, side**2, number) for number in views])
         units = torch.arange(first, first + len(grid))
         return grid, units, torch.zeros_like(units)
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     LlavaNextForConditionalGeneration,
     LlavaNextImageProcessor,
@@ -21,7 +20,8 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 
 from espalier.harness.engine.layout import VisualItem
 from espalier.harness.engine.model_parts import PixelGrids
-from espalier.harness.models.architectures.anyres_views import packed_item
+from espalier.harness.models.adapter import Adapter
+from espalier.harness.models.architectures.anyres_views import packed_features, packed_item
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.models.random_weights import CLIP_SIZES, Built, clip_processor, of
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
@@ -40,20 +40,21 @@ class LlavaNextAdapter(LlavaAdapter):
         processor=clip_processor(LlavaNextProcessor, Built(LlavaNextImageProcessor, PLANES)),
     )
 
-    def image_tokens(self) -> int | None:
-        """Return None: the number depends on the image's shape."""
-        return None
+    # The number depends on the image's shape.
+    image_tokens = Adapter.image_tokens
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return one item per image: the global view, then the rows of stitched crops with a newline token each."""
         config, side = self.model.config, self.patches()
+        default = {"vision_feature_select_strategy": "default"}
         items: list[VisualItem] = []
         first = 0
         for size in inputs["image_sizes"].cpu() if "image_sizes" in inputs else ():
             shape = get_anyres_image_grid_shape(
                 size, config.image_grid_pinpoints, config.vision_config.image_size
             )
-            items.append(packed_item(partial(self._pack, size), shape, side, first, True))
+            pack = partial(packed_features, self.model.model, default, size)
+            items.append(packed_item(pack, shape, side, first, True))
             first += items[-1].work.units
         return {config.image_token_id: items}
 
@@ -69,13 +70,3 @@ class LlavaNextAdapter(LlavaAdapter):
         images = zip(inputs["pixel_values"], tiles, strict=True)
         views = torch.cat([tiles_of_image[:count] for tiles_of_image, count in images])
         return self.pixel_grids(views, side)
-
-    def _pack(self, size: Tensor, features: Tensor) -> Tensor:
-        """Return the model's packing of one image of `size` (height, width)."""
-        packed, _ = self.model.model.pack_image_features(
-            [features],
-            size.unsqueeze(0),
-            vision_feature_select_strategy="default",
-            image_newline=torch.full(features.shape[-1:], torch.nan),
-        )
-        return cast("Tensor", packed[0])

@@ -23,6 +23,7 @@ from espalier.harness.seedling.scenes import (
     Scene,
     SceneObject,
     digits,
+    draw_clutter,
     draw_digit,
     noise_bank,
     shape_mask,
@@ -155,10 +156,7 @@ def _background(stream: DrawStream) -> np.ndarray:
             field, y, x = (stream.below(bound) for bound in (8, 33, 33))
             window = noise_bank()[field, y : y + WIDTH, x : x + WIDTH]
             image[row : row + WIDTH, column : column + WIDTH] = window + offset
-    for _ in range(16 + stream.below(24)):
-        y, x = stream.below(SIDE - 6), stream.below(SIDE - 6)
-        height, width = 1 + stream.below(6), 1 + stream.below(6)
-        image[y : y + height, x : x + width] = 70 + stream.below(90)
+    draw_clutter(image, stream, 16 + stream.below(24))
     return image
 
 

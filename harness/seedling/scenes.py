@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 from PIL import Image
 
-from espalier.harness.seedling.counter_random import SPLITS, draws, mix64, uniform
+from espalier.harness.seedling.counter_random import SPLITS, DrawStream, draws, mix64, uniform
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond")
 SIZES = (16, 18, 20, 22, 24)
@@ -137,6 +137,14 @@ def digits() -> Digits:
 def sprites(size: int, distortion: int = 0) -> np.ndarray:
     """Return the digits ``(N, s, s)`` for an object size, under an entry of :data:`DISTORTIONS`; callers share them."""
     return distort_resize(digits().images, size - 2 * FRAME, DISTORTIONS[distortion])
+
+
+def draw_clutter(image: np.ndarray, stream: DrawStream, count: int, level: int = 0) -> None:
+    """Draw grey blocks of at most 6 x 6 pixels into a square ``(S, S, 3)``, darker by ``level``."""
+    for _ in range(count):
+        y, x = stream.below(len(image) - 6), stream.below(len(image) - 6)
+        height, width = 1 + stream.below(6), 1 + stream.below(6)
+        image[y : y + height, x : x + width] = 70 + stream.below(90) - level
 
 
 def draw_digit(region: np.ndarray, sprite: np.ndarray, colour: np.ndarray, stroke: int) -> None:

@@ -104,7 +104,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
         ("methods/uniform.py", {"reads no signal"}),
         ("methods/none.py", set(RUNS)),
         ("harness/models/llava.py", set(RUNS)),
-        ("harness/models/qwen2_5_vl.py", {"decoder"}),
+        ("harness/models/qwen2_vl.py", {"decoder"}),
         ("harness/engine/signals/decoder_attention.py", {"reducer"}),
         ("harness/engine/session.py", set(RUNS)),
         ("harness/engine/prefill.py", set(RUNS)),

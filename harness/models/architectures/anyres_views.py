@@ -26,6 +26,17 @@ from espalier.harness.specs.run_spec import ModelSpec
 Pack = Callable[[Tensor], Tensor]
 
 
+def packed_features(
+    model: Any, options: Mapping[str, Any], size: Tensor, features: Tensor
+) -> Tensor:
+    """Return a model's packing of one image of `size` (height, width), with `options` of its method."""
+    newline = torch.full(features.shape[-1:], torch.nan)
+    packed, _ = model.pack_image_features(
+        [features], size.unsqueeze(0), image_newline=newline, **options
+    )
+    return cast("Tensor", packed[0])
+
+
 def packed_item(
     pack: Pack,
     shape: tuple[int, int],
@@ -235,6 +246,7 @@ class OnevisionViewsAdapter(ClipTowerAdapter):
         """Return the items of images, then of videos, in the projector's order."""
         config, first = self.model.config, 0
         class_token = hasattr(self.tower.embeddings, "class_embedding")  # SigLIP has none
+        ratio = {"vision_aspect_ratio": config.vision_aspect_ratio}
         images: list[VisualItem] = []
         if "pixel_values" in inputs:
             counts = inputs["batch_num_images"].tolist()
@@ -248,7 +260,12 @@ class OnevisionViewsAdapter(ClipTowerAdapter):
                 view = self._side if self._bare_views and not single else self._view
                 images.append(
                     packed_item(
-                        partial(self._pack, size), shape, self._side, first, class_token, view
+                        partial(packed_features, self.model.model, ratio, size),
+                        shape,
+                        self._side,
+                        first,
+                        class_token,
+                        view,
                     )
                 )
                 first += images[-1].work.units
@@ -265,16 +282,6 @@ class OnevisionViewsAdapter(ClipTowerAdapter):
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the whole picture for the global view of a single one; crops, and each of several, are padded."""
         return WHOLE if view.only_picture and not view.index else padded_box(view)
-
-    def _pack(self, size: Tensor, features: Tensor) -> Tensor:
-        """Return the model's packing of one image of `size` (height, width)."""
-        packed, _ = self.model.model.pack_image_features(
-            [features],
-            size.unsqueeze(0),
-            image_newline=torch.full(features.shape[-1:], torch.nan),
-            vision_aspect_ratio=self.model.config.vision_aspect_ratio,
-        )
-        return cast("Tensor", packed[0])
 
     def _pool(self, features: Tensor) -> Tensor:
         """Return the model's pooling of frames (F, units, C)."""

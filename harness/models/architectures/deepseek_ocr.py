@@ -140,27 +140,6 @@ class OwnViewsProcessor(DeepseekOcr2Processor):
 FOLD = 4
 
 
-def plane(view: int, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
-    """Return the tokens of one view: cells row by row across its tiles, and a newline after each row.
-
-    Args:
-        view: 0 for the global view, 1 for the crops.
-        columns: tiles along the width.
-        rows: tiles along the height.
-        side: cells along the edge of a tile.
-        first: projector unit of the first tile's first cell.
-
-    Returns:
-        grid (n, 4), unit (n,) with -1 for newlines, tile (n,), where n = rows side (columns side + 1).
-    """
-    width = columns * side
-    row, column = torch.cartesian_prod(torch.arange(rows * side), torch.arange(width + 1)).unbind(1)
-    tile = row // side * columns + column // side
-    unit = first + tile * side**2 + row % side * side + column % side
-    grid = torch.stack([torch.zeros_like(row), torch.full_like(row, view), row, column], dim=1)
-    return grid, torch.where(column < width, unit, -1), (tile + 1) * view
-
-
 class CompressedViewsAdapter(Adapter):
     """Crops stitched to one plane (view 1), then the global view (view 0).
 
@@ -183,11 +162,11 @@ class CompressedViewsAdapter(Adapter):
             for _ in range(count):
                 work = work.plus(self._work(crops))
             n_page, n_crop = self._cells(pages), self._cells(crops)
-            tables = [self._page(n_page, image * n_page**2)]
+            tables = [self.plane(0, 1, 1, n_page, image * n_page**2)]
             if count:
                 stitched = "patches_grid" in inputs
                 columns, rows = inputs["patches_grid"][image] if stitched else (count, 1)
-                tables.insert(0, self._plane(int(columns), int(rows), n_crop, first))
+                tables.insert(0, self.plane(1, int(columns), int(rows), n_crop, first))
                 first += count * n_crop**2
             grid, unit, tile = (torch.cat(parts) for parts in zip(*tables, strict=True))
             # The separator takes the place of one more newline, or query, at the end.
@@ -198,13 +177,28 @@ class CompressedViewsAdapter(Adapter):
             items.append(VisualItem(grid, source, prunable=unit >= 0, tile=tiled, work=work))
         return {self.model.config.image_token_id: items}
 
-    def _page(self, side: int, first: int) -> tuple[Tensor, ...]:
-        """Return places, units and tiles of the tokens of a global view; its first unit is `first`."""
-        return plane(0, 1, 1, side, first)
+    def plane(
+        self, view: int, columns: int, rows: int, side: int, first: int
+    ) -> tuple[Tensor, ...]:
+        """Return the tokens of one view: cells row by row across its tiles, and a newline after each row.
 
-    def _plane(self, columns: int, rows: int, side: int, first: int) -> tuple[Tensor, ...]:
-        """Return places, units and tiles of the tokens of an image's crops; their first unit is `first`."""
-        return plane(1, columns, rows, side, first)
+        Args:
+            view: 0 for the global view, 1 for the crops.
+            columns: tiles along the width.
+            rows: tiles along the height.
+            side: cells along the edge of a tile.
+            first: projector unit of the first tile's first cell.
+
+        Returns:
+            grid (n, 4), unit (n,) with -1 for newlines, tile (n,), where n = rows side (columns side + 1).
+        """
+        width = columns * side
+        places = torch.cartesian_prod(torch.arange(rows * side), torch.arange(width + 1))
+        row, column = places.unbind(1)
+        tile = row // side * columns + column // side
+        unit = first + tile * side**2 + row % side * side + column % side
+        grid = torch.stack([torch.zeros_like(row), torch.full_like(row, view), row, column], dim=1)
+        return grid, torch.where(column < width, unit, -1), (tile + 1) * view
 
     def view_box(self, view: PictureView) -> ViewBox:
         """Return the padded square of the global view if it is padded; crops are stretched to fill their plane."""

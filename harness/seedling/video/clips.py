@@ -26,6 +26,7 @@ from espalier.harness.seedling.scenes import (
     SIZES,
     WIDTH,
     digits,
+    draw_clutter,
     draw_digit,
     noise_bank,
     shape_mask,
@@ -339,10 +340,7 @@ def _background(stream: DrawStream, frames: int) -> np.ndarray:
     level = 20 + stream.below(30)
     tint = np.array([stream.below(17) - 8 for _ in range(3)])
     world = noise_bank()[field].copy()
-    for _ in range(4 + stream.below(MAX_CLUTTER - 3)):
-        y, x = stream.below(WORLD - 6), stream.below(WORLD - 6)
-        height, width = 1 + stream.below(6), 1 + stream.below(6)
-        world[y : y + height, x : x + width] = 70 + stream.below(90) - level
+    draw_clutter(world, stream, 4 + stream.below(MAX_CLUTTER - 3), level)
     # Sixteenths of a pixel per frame; a backward slide starts at the far end.
     slide = [stream.below(9) - 4 for _ in range(2)]
     start = [stream.below(5) if step >= 0 else WORLD - WIDTH - stream.below(5) for step in slide]
