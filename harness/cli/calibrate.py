@@ -39,10 +39,10 @@ from espalier.harness.config.build_spec import specs_of
 from espalier.harness.engine.artifacts import is_shipped, prior_layers, save_prior, save_scheme
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import located
-from espalier.harness.runs.network import go_offline
 from espalier.harness.settings import Text, at_least, read_value
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import command
+from espalier.harness.specs.hub_cache import go_offline
 from espalier.harness.store.files.folder_checks import check_folder
 from espalier.harness.tools.calibration.calibration_images import (
     ImageDigest,

@@ -26,6 +26,7 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
+from espalier.harness.specs.generation import Thinking
 from espalier.harness.specs.run_spec import (
     ANSWER,
     FRAME,
@@ -38,7 +39,6 @@ from espalier.harness.specs.run_spec import (
     RunOptions,
     RunSpec,
 )
-from espalier.harness.specs.think_tags import Thinking
 from espalier.methods.base import Method
 from espalier.methods.readings import readings_of
 

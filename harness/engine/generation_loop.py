@@ -23,8 +23,8 @@ from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.kv_cache import answer_cache, attention_configs, fold_heads
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text_stack import TextForward
+from espalier.harness.specs.generation import spoken
 from espalier.harness.specs.run_spec import DecodeLoop
-from espalier.harness.specs.think_tags import spoken
 
 #: Tokens between two checks on a GPU whether all rows have ended: each check waits for all launched kernels.
 END_CHECK_INTERVAL = 8

@@ -36,8 +36,7 @@ from espalier.harness.evaluation.samples import (
 from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
 from espalier.harness.models.chat_media import Chat
-from espalier.harness.specs.generation import Settings, cut
-from espalier.harness.specs.think_tags import ENDS, spoken
+from espalier.harness.specs.generation import ENDS, Settings, cut, spoken
 from espalier.methods.base import MethodError
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from PIL import Image
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import tell_once, text_of
 from espalier.harness.media.frames import Clip
-from espalier.harness.specs.think_tags import spoken
+from espalier.harness.specs.generation import spoken
 
 #: Largest number of characters of a text, and of entries of a list or table, that is kept.
 TEXT, ENTRIES = 4000, 200

@@ -10,11 +10,10 @@ from espalier.harness.errors import UserError
 from espalier.harness.kinds.compressor import COMPOSITION, COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import CANVAS_REDUCER, DENOISER, DENOISING_ONLY
-from espalier.harness.kinds.kind import Kind
+from espalier.harness.kinds.kind import Kind, label
 from espalier.harness.kinds.reducer import CAPPED, REDUCER
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import AnswerRequest, MethodSpec, RunSpec
 from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.capped import CappedReducer

@@ -42,8 +42,8 @@ from espalier.harness.models.random_weights import (
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import gather
 from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
+from espalier.harness.specs.generation import opened_by
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
-from espalier.harness.specs.think_tags import opened_by
 
 #: Exceptions of processors for pictures and frames of unsupported sizes.
 UNFIT = (ValueError, ZeroDivisionError)

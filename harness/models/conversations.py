@@ -19,8 +19,8 @@ from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.models.loader import MALFORMED, unreadable
+from espalier.harness.specs.generation import Thinking
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
-from espalier.harness.specs.think_tags import Thinking
 
 #: Media first, separated by blanks and followed by a line break, as in LLaVA's code and lmms-eval's classes.
 TAGGED = (

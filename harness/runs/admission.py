@@ -29,19 +29,19 @@ from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.early_checks import check_vocabulary
-from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.comparable import USUAL, check_comparable
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import (
     TOKENS,
+    Thinking,
     check_answers,
     check_generation,
     check_settings,
 )
+from espalier.harness.specs.hub_cache import go_offline
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.specs.think_tags import Thinking
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.dataset_copies import Copies, check_place
 from espalier.harness.store.files.digests import Digests, read_json

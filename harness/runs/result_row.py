@@ -12,9 +12,9 @@ from espalier.harness.cost.memory import Peak
 from espalier.harness.evaluation.metered import answered_together
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.signal_check import signals_of
+from espalier.harness.specs.generation import spoken
 from espalier.harness.specs.plugins.installed import plugins_of
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.specs.think_tags import spoken
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.row_text import too_many
 

@@ -65,7 +65,7 @@ EXCLUDED = {
     "espalier.harness.specs.catalogue": "finds methods by name; the chosen ones are entries",
     "espalier.harness.specs.conflicts": "refuses runs",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
-    "espalier.harness.specs.labels": "names of rows and curves",
+    "espalier.harness.kinds.kind": "names of rows and curves",
     "espalier.harness.specs.row_settings": "writes the settings, which are hashed",
     "espalier.harness.specs.registry": "finds classes by name; the chosen ones are entries",
     "espalier.harness.store": "stores rows",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espalier.harness.errors import FOREIGN, first_words
-from espalier.harness.specs.think_tags import spoken
+from espalier.harness.specs.generation import spoken
 from espalier.harness.store.claims import journal_bytes
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.run_entries import DAMAGED, DONE, FAILED, RUNNING, RunEntry, entries

@@ -1,8 +1,11 @@
-"""What the local Hugging Face caches have of models and data sets; nothing is downloaded here."""
+"""What the local Hugging Face caches have of models and data sets, and whether its libraries may use a network."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,3 +81,47 @@ def other_format(path: Path) -> str:
     if os.path.isfile(path):
         return ": it is a file"
     return ""
+
+
+#: Where its libraries keep the setting.
+LIBRARY_FLAGS = (
+    ("huggingface_hub.constants", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_HUB_OFFLINE"),
+    ("datasets.config", "HF_DATASETS_OFFLINE"),
+)
+
+_TRUE = ("1", "ON", "YES", "TRUE")
+
+
+def go_offline() -> None:
+    """Let the libraries use no network, those that are imported and those that will be."""
+    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    _set_flags(dict.fromkeys(LIBRARY_FLAGS, True))
+
+
+@contextmanager
+def restored_network() -> Iterator[None]:
+    """Undo `go_offline` at the end of the block, also in libraries that were imported inside it."""
+    values = {name: os.environ.get(name) for name in OFFLINE}
+    by_environment = any((value or "").upper() in _TRUE for value in values.values())
+    before = {
+        (module, name): getattr(sys.modules[module], name)
+        if module in sys.modules
+        else by_environment
+        for module, name in LIBRARY_FLAGS
+    }
+    try:
+        yield
+    finally:
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _set_flags(before)
+
+
+def _set_flags(values: dict[tuple[str, str], bool]) -> None:
+    for (module, name), value in values.items():
+        if module in sys.modules:
+            setattr(sys.modules[module], name, value)

@@ -41,12 +41,12 @@ from espalier.harness.evaluation.synthetic_prompts import EDGE, QUESTION, words
 from espalier.harness.media.frames import Clip
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, line_look, looks, save
 from espalier.harness.runs.environment import device_name
-from espalier.harness.runs.network import go_offline
 from espalier.harness.runs.served.backend_check import check_backend
 from espalier.harness.runs.served.engine_pool import code_folder, engine_arguments, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import PlainParser, command, print_error
+from espalier.harness.specs.hub_cache import go_offline
 from espalier.harness.specs.run_spec import PRUNERS
 from espalier.harness.stats import Interval, ratio_interval
 from espalier.harness.store.files import durable

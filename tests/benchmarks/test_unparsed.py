@@ -11,7 +11,7 @@ import pytest
 
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import Sample
-from espalier.harness.specs.think_tags import spoken
+from espalier.harness.specs.generation import spoken
 from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository

@@ -22,10 +22,10 @@ from espalier.harness.config.method_names import former_name, setting_names
 from espalier.harness.config.resolvers import register
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
+from espalier.harness.kinds.kind import label
 from espalier.harness.paths import ROOT
 from espalier.harness.settings import read_value
 from espalier.harness.specs.catalogue import METHODS, MethodCatalogue, build_method, names_of
-from espalier.harness.specs.labels import label
 from espalier.methods.base import Decoder, TokenReducer
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer

@@ -14,7 +14,7 @@ from transformers import Glm46VForConditionalGeneration
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
-from espalier.harness.specs.think_tags import spoken
+from espalier.harness.specs.generation import spoken
 from espalier.methods.none import NoReduction
 from tests.families.glm import GLM4V
 from tests.families.qwen import IMAGES, MIXED, VIDEOS

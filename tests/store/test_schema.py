@@ -11,8 +11,8 @@ from espalier.harness.config.composer import compose_section
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.resolvers import register
 from espalier.harness.cost.budget import Budget
+from espalier.harness.kinds.kind import label
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.labels import label
 from espalier.harness.store import SCHEMA
 from espalier.harness.store.schema import upgraded
 

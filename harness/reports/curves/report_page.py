@@ -18,6 +18,7 @@ from espalier.harness.config.method_names import method_section, setting_names
 from espalier.harness.config.resolvers import register
 from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import plain_page, print_lines
+from espalier.harness.kinds.kind import label
 from espalier.harness.kinds.lookup import label_of
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_points import share
@@ -26,7 +27,6 @@ from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.reports.printed_text import render
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import RUN, PlainParser, command
-from espalier.harness.specs.labels import label
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.row_text import FOOTNOTE

@@ -26,9 +26,9 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.interface.run_request import read_request
 from espalier.harness.runs.model_pool import Pool
-from espalier.harness.runs.network import restored_network
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.specs.comparable import amount
+from espalier.harness.specs.hub_cache import restored_network
 from espalier.harness.stats import by_unit, mcnemar_midp, mean_interval
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.answer_view import (
