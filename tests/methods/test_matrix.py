@@ -45,7 +45,7 @@ VIDEOS = ("onevision_video", "llava_video")
 TOWERS = ("llava", "llava_next", "onevision_image", "qwen2_5_vl")
 #: Of single methods: models of their papers, and chats that mix pictures and videos.
 FURTHER = {
-    "rtprune": ("deepseek_ocr", "deepseek_ocr_gundam", "deepseek_ocr2"),
+    "rtprune": ("deepseek_ocr",),  # its ratio test has the larger ones
     "sparsevlm": ("onevision_mixed",),
     "dart": ("onevision_mixed",),
 }
