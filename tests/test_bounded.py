@@ -14,8 +14,12 @@ from PIL import Image
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.conversations import FRAMES, TAGGED
-from espalier.harness.specs.bounded_templates import _renderer, render
-from espalier.harness.specs.prompt_templates import checked, rendered
+from espalier.harness.specs.bounded_templates import (
+    _renderer,
+    checked_template,
+    question_text,
+    render,
+)
 from espalier.harness.specs.run_spec import CHECKPOINT
 from espalier.harness.specs.template_child import MEMORY
 from tests.family_runs import Tiny
@@ -82,13 +86,13 @@ PLAIN = (
 def test_a_template_is_refused_within_seconds(template: str) -> None:
     start = time.process_time()
     with pytest.raises(UserError):
-        rendered(checked("benchmark.text", template), SAMPLE, "row 0")
+        question_text(checked_template("benchmark.text", template), SAMPLE, "row 0")
     assert time.process_time() - start < 20
 
 
 @pytest.mark.parametrize(("template", "text"), PLAIN)
 def test_a_template_is_rendered_as_jinja_does(template: str, text: str) -> None:
-    assert rendered(checked("benchmark.text", template), SAMPLE, "row 0") == text
+    assert question_text(checked_template("benchmark.text", template), SAMPLE, "row 0") == text
 
 
 #: Chat templates of checkpoints, with all that transformers defines for them.
@@ -169,8 +173,8 @@ def test_an_interrupted_template_leaves_no_text_to_the_next() -> None:
 
 def test_a_column_that_is_no_text_is_its_kind(tmp_path: Path) -> None:
     sample = {"picture": Image.new("RGB", (2, 2)), "file": tmp_path, "counts": [1, 2.5, None]}
-    assert rendered("{{ picture }} {{ counts }}", sample, "row 0") == "<Image> [1, 2.5, None]"
-    assert "PosixPath" in rendered("{{ file }}", sample, "row 0")
+    assert question_text("{{ picture }} {{ counts }}", sample, "row 0") == "<Image> [1, 2.5, None]"
+    assert "PosixPath" in question_text("{{ file }}", sample, "row 0")
 
 
 def test_a_program_that_another_one_killed_is_started_again() -> None:

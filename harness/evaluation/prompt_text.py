@@ -18,7 +18,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import PARTS, Chat, refuse_unused
 from espalier.harness.settings import unknown_key
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
-from espalier.harness.specs.prompt_templates import rendered
+from espalier.harness.specs.bounded_templates import question_text
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Messages of a chat, as tasks of lmms-eval write them.
@@ -64,7 +64,7 @@ def check_text(tasks: Sequence[Task], text: str | None) -> None:
     for task in tasks:
         samples = task.eval_docs
         if len(samples):
-            rendered(text, samples[0], place(task, 0))
+            question_text(text, samples[0], place(task, 0))
 
 
 def worded(
@@ -82,7 +82,7 @@ def worded(
     """
     if text is None:
         return messages
-    return with_question(messages, rendered(text, sample, place(tasks[name], row)))
+    return with_question(messages, question_text(text, sample, place(tasks[name], row)))
 
 
 def chat_of(messages: Messages) -> Chat:

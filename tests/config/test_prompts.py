@@ -14,8 +14,8 @@ from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.run_settings import Contents, settings_of
+from espalier.harness.specs.bounded_templates import checked_template, question_text
 from espalier.harness.specs.catalogue import METHODS
-from espalier.harness.specs.prompt_templates import checked, rendered
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, VideoSpec
 from espalier.harness.specs.template_child import is_given
 from tests import commands
@@ -118,15 +118,17 @@ def test_a_benchmark_s_text_goes_before_its_texts_and_these_before_the_set_s() -
 
 
 def test_texts_of_samples() -> None:
-    assert rendered("{{ a }}\n", {"a": 1}, "here") == "1\n"
-    assert rendered("{{ sample['a b'] }}", {"a b": 2}, "here") == "2"
-    assert checked("k", "a plain sentence\n") == "a plain sentence\n"
+    assert question_text("{{ a }}\n", {"a": 1}, "here") == "1\n"
+    assert question_text("{{ sample['a b'] }}", {"a b": 2}, "here") == "2"
+    assert checked_template("k", "a plain sentence\n") == "a plain sentence\n"
     wrong = {"b": "no column 'b'; valid: a", "a + 'x'": "", "a.__class__.__mro__": ""}
     for expression, words in wrong.items():
-        assert f"here: {words}" in refused(rendered, f"{{{{ {expression} }}}}", {"a": 1}, "here")
+        assert f"here: {words}" in refused(
+            question_text, f"{{{{ {expression} }}}}", {"a": 1}, "here"
+        )
     assert not any(map(is_given, (None, math.nan, "", " ", "nan")))
     assert all(map(is_given, (0, 0.0, "a", False, [])))
-    assert rendered("{{ 'x' if b is given else 'y' }}", {"a": 1}, "here") == "y"
+    assert question_text("{{ 'x' if b is given else 'y' }}", {"a": 1}, "here") == "y"
 
 
 def test_rows_of_a_model_under_its_original_prompts_keep_their_settings() -> None:

@@ -27,9 +27,9 @@ def path(key: str, value: str) -> None:
 
 def template(text: str) -> None:
     """Render a question."""
-    from espalier.harness.specs.prompt_templates import checked, rendered
+    from espalier.harness.specs.bounded_templates import checked_template, question_text
 
-    rendered(checked("benchmark.text", text), {"question": "What?"}, "row 0")
+    question_text(checked_template("benchmark.text", text), {"question": "What?"}, "row 0")
 
 
 def load(flag: str, store: str) -> None:

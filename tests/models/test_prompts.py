@@ -34,7 +34,7 @@ from espalier.harness.models.chat_media import Media
 from espalier.harness.models.conversations import FRAMES, template_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
-from espalier.harness.specs.prompt_templates import rendered
+from espalier.harness.specs.bounded_templates import question_text
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
 from espalier.harness.store.files.digests import Digests
 from tests.families import FAMILIES
@@ -324,7 +324,7 @@ def question(benchmark: str, prompt: PromptSpec) -> str:
     spec = with_question(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
     if spec.text is None:
         return own_question(task, sample, dict(spec.prompt))
-    return rendered(spec.text, sample, "here")
+    return question_text(spec.text, sample, "here")
 
 
 @pytest.mark.sampled(3)
@@ -370,10 +370,10 @@ def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
 def test_hints_and_missing_options_of_mmbench() -> None:
     sample = {**ANIMAL, "hint": "It barks.", "B": None, "C": "dog", "D": "cow"}
     spec = benchmark_spec(compose_section("benchmark", "mmbench_en"), None)
-    assert rendered(spec.texts["llava"], sample, "here") == (
+    assert question_text(spec.texts["llava"], sample, "here") == (
         f"It barks.\nWhich animal is shown?\nA. cat\nC. dog\nD. cow\n{LETTER}"
     )
-    assert rendered(spec.texts["vlmevalkit"], sample, "here").startswith(
+    assert question_text(spec.texts["vlmevalkit"], sample, "here").startswith(
         "Hint: It barks.\nQuestion: Which animal is shown?\nOptions:\nA. cat\nC. dog\nD. cow\nPlease"
     )
 
