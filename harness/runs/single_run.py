@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.memory import Peak
 from espalier.harness.engine.artifacts import prior_for
@@ -17,7 +17,6 @@ from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import SampleErrors
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of
-from espalier.harness.models.adapter import Adapter
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import environment, wandb_log
 from espalier.harness.runs import progress_bar as progress
@@ -32,6 +31,9 @@ from espalier.harness.specs.comparable import settings_digest
 from espalier.harness.store import RunDir, Store, Unreadable, failures
 from espalier.harness.store.answer_digest import digest_of
 from espalier.harness.store.files.digests import digest
+
+if TYPE_CHECKING:
+    from espalier.harness.models.adapter import Adapter
 
 
 @dataclass
