@@ -96,9 +96,8 @@ def draw_samples(
 def worst_samples(evaluation: Evaluation, benchmark: BenchmarkSpec) -> list[Key]:
     """Return the samples without full marks in the headline, the worst first, and in the order of the benchmark."""
     sign = 1 if benchmark.higher_is_better else -1
-    name = benchmark.headline
     scores = {
-        sample.key: evaluation.scores.get(sample.key, {}).get(name, 0.0)
+        sample.key: evaluation.scores.get(sample.key, {}).get(benchmark.headline, 0.0)
         for sample in evaluation.samples
     }
     best = best_score([*scores.values()], benchmark.higher_is_better) if scores else None

@@ -41,10 +41,9 @@ def test_the_tests_that_the_page_names_exist() -> None:
 def test_a_named_test_speaks_of_the_method(name: str) -> None:
     """Of the two left out, which inherit their score, the score's test runs the other class."""
     for test in re.findall(r"`(test_\w+)`", ROWS[name][5]):
-        text = DEFINED[test].read_text()
-        start = text.index(f"def {test}(")
         # With the cases of its parameters, which stand above it.
-        body = text[text.rindex("\n\n\n", 0, start) :].strip().split("\n\n\n")[0].lower()
+        parts = DEFINED[test].read_text().split("\n\n\n")
+        body = next(part for part in parts if f"def {test}(" in part).lower()
         cls = type(build_method(name, {})).__name__.lower()
         said = f"{name}|{cls}" + "|elite" * (name == "aircache")
         assert re.search(said, body), test
