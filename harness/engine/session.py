@@ -21,12 +21,8 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.engine_guards import check_proved, closes_gaps, decode_site
-from espalier.harness.engine.forward_pass import (
-    ActivePass,
-    NonFiniteLogits,
-    Pass,
-    non_finite_origin,
-)
+from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
+from espalier.harness.engine.forward_pass import ActivePass, Pass
 from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
 from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import Layout

@@ -17,7 +17,7 @@ import espalier
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import text_flops
 from espalier.harness.decoding.diffusion.answer_flops import canvas_flops
-from espalier.harness.engine.forward_pass import NonFiniteLogits
+from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.prefill import Decision
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError

@@ -15,7 +15,7 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
 from espalier.harness.decoding.speculative.samplers import TokenSampler
-from espalier.harness.engine.forward_pass import FiniteLogits, NonFiniteLogits
+from espalier.harness.engine.finite_logits import FiniteLogits, NonFiniteLogits
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate
 from espalier.harness.models.adapter import Adapter

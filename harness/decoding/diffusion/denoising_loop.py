@@ -23,7 +23,7 @@ from espalier.harness.decoding.diffusion.denoising_settings import (
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.cached_steps import CachedPrompt, StoredSequence
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
-from espalier.harness.engine.forward_pass import NonFiniteLogits
+from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, answer_lengths
 from espalier.harness.errors import Refused, UserError

@@ -10,7 +10,7 @@ from torch import Tensor
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT, Draft, Row, tree_mask
 from espalier.harness.decoding.speculative.samplers import TokenSampler
 from espalier.harness.decoding.speculative.state_machine import Meter
-from espalier.harness.engine.forward_pass import NonFiniteLogits
+from espalier.harness.engine.finite_logits import NonFiniteLogits
 from espalier.harness.engine.kv_cache import IndexedCache
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.text_stack import Graphs, TextStack
