@@ -18,7 +18,7 @@ from espalier.harness.errors import UserError
 from espalier.harness.models.chat_media import PARTS, Chat, refuse_unused
 from espalier.harness.settings import unknown_key
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
-from espalier.harness.specs.bounded_templates import question_text
+from espalier.harness.specs.question_templates import question_text
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Messages of a chat, as tasks of lmms-eval write them.

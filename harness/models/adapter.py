@@ -41,8 +41,8 @@ from espalier.harness.models.random_weights import (
 )
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox
 from espalier.harness.settings import gather
-from espalier.harness.specs.bounded_templates import TooMuch, Unrendered, render
 from espalier.harness.specs.generation import opened_by
+from espalier.harness.specs.question_templates import FAILURES, failure_words, limited
 from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 
 #: Exceptions of processors for pictures and frames of unsupported sizes.
@@ -514,22 +514,21 @@ class Adapter(ModelParts):
         """Return a chat as one string with a placeholder for each image and video.
 
         Raises:
-            UserError: the checkpoint's template fails on the chat, or exceeds the bounds.
+            UserError: the checkpoint's template fails on the chat, or makes too long a text.
         """
         processor, spec = self.processor, self.spec
         options = thinking_options(spec, processor.chat_template)
-        if spec.conversation != CHECKPOINT:
-            write = processor.apply_chat_template
-            return str(write(chat, tokenize=False, add_generation_prompt=True, **options))
-        # The library renders with these values too.
-        values = {**processor.tokenizer.special_tokens_map, **options}
-        values |= {"conversations": [chat], "add_generation_prompt": True}
         try:
-            return render("chat", processor.chat_template, values)
-        except (TooMuch, Unrendered) as error:
+            text = processor.apply_chat_template(
+                chat, tokenize=False, add_generation_prompt=True, **options
+            )
+            return limited(str(text))
+        except FAILURES as error:
+            if spec.conversation != CHECKPOINT:
+                raise
             raise UserError(
-                f"model.conversation={CHECKPOINT!r}: the chat template of model={spec.name!r}: {error}; valid: null "
-                f"for the family's own, {self.data.conversation}"
+                f"model.conversation={CHECKPOINT!r}: the chat template of model={spec.name!r}: "
+                f"{failure_words(error)}; valid: null for the family's own, {self.data.conversation}"
             ) from error
 
     def _run_template(self) -> str:

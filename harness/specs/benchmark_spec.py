@@ -138,7 +138,7 @@ def _read_texts(key: str, value: Any) -> dict[str, str]:
 def _read_template(key: str, value: Any) -> str:
     text: str = read_value(key, value, Text)
     # Jinja takes a tenth of a second to import, and most benchmarks have no text.
-    from espalier.harness.specs.bounded_templates import checked_template
+    from espalier.harness.specs.question_templates import checked_template
 
     return checked_template(key, text)
 

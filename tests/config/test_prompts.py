@@ -14,10 +14,9 @@ from espalier.harness.config.model_section import model_spec, with_question
 from espalier.harness.errors import UserError
 from espalier.harness.paths import CONF
 from espalier.harness.runs.run_settings import Contents, settings_of
-from espalier.harness.specs.bounded_templates import checked_template, question_text
 from espalier.harness.specs.catalogue import METHODS
+from espalier.harness.specs.question_templates import checked_template, is_given, question_text
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, VideoSpec
-from espalier.harness.specs.template_child import is_given
 from tests import commands
 from tests.refused import refused
 

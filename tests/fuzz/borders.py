@@ -1,4 +1,4 @@
-"""Borders: names and links that lead elsewhere, unread arguments, templates that take all memory, noise as answers."""
+"""Borders: names and links that lead elsewhere, unread arguments, noise as answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.case import CELLS, HERE, KEY, STORE, Case, run
-from tests.fuzz.files import checkpoint
 
 #: Model names that look like the hub's and that the hub does not allow.
 HUB_NAMES = (
@@ -19,20 +18,6 @@ HUB_NAMES = (
 
 #: Settings that greedy decoding does not read.
 UNREAD = ("temperature=0.9", "top_p=0.5", "top_k=5", "min_p=0.1", "typical_p=0.5")
-
-#: Templates of chats that take memory or time without end.
-GREEDY_TEMPLATES = (
-    "{% if strftime_now('%Y') %}{% endif %}{% set x = 'x' * 4000000000 %}",
-    "{% if lipsum is defined %}{% for i in range(90000) %}{% for j in range(90000) %}"
-    "{% endfor %}{% endfor %}{% endif %}",
-    "{% set a = ([[1,2,3,4,5]]*30000)|sum(start=[]) %}",
-    "{% set a = (1).to_bytes(4000000000, 'big') %}",
-    "{% set a = 'x'|center(9000000000) %}",
-    "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-    "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ '%999999999d' % 1 }}",
-    "{{ (9 ** 9 ** 9)|string }}",
-)
 
 #: Addresses with a key, typed without quotes.
 ADDRESSES = (
@@ -69,10 +54,6 @@ def borders(dice: Random) -> Iterator[Case]:
     for address in ADDRESSES:
         for key in ("backend.url", "judge.base_url"):
             yield run("addresses", *CELLS, "backend=vllm", f"{key}={address}", refused=True)
-    for template in GREEDY_TEMPLATES:
-        prepare = checkpoint("chat_template.jinja", template, 0)
-        line = (*CELLS, f"model.path={HERE}/model", "model.conversation=checkpoint")
-        yield run("limits", *line, prepare=prepare, refused=True, seconds=90)
     yield from _links()
     yield from _planted()
     for kind in ("yes_no", "choice", "number", "exact"):

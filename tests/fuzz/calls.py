@@ -27,7 +27,7 @@ def path(key: str, value: str) -> None:
 
 def template(text: str) -> None:
     """Render a question."""
-    from espalier.harness.specs.bounded_templates import checked_template, question_text
+    from espalier.harness.specs.question_templates import checked_template, question_text
 
     question_text(checked_template("benchmark.text", text), {"question": "What?"}, "row 0")
 

@@ -94,18 +94,13 @@ SIGNS = "=()[]{}#&;!~'\"$%^*|<>?@+:. `-\u00fc\u6570"
 
 TEMPLATES = (
     *("{{ 'x' * 10**%d }}", "{{ 10**%d * [0] }}", "{%% for i in range(10**%d) %%}{%% endfor %%}"),
-    *("{{ 'x'.center(10**%d) }}", "{{ 'x'|center(10**%d) }}", "{{ '%%*d' %% (10**%d, 1) }}"),
-    *("{{ ('x' * 10**5).replace('x', 'y' * 10**%d) }}", "{{ 2 ** (10**%d) }}"),
-    *("{{ '{:{w}}'.format(1, w=10**%d) }}", "{{ 'x'.ljust(10**%d)|length }}"),
-    *("{%% for i in range(99999) %%}{%% for j in range(10**%d) %%}{%% endfor %%}{%% endfor %%}",),
+    "{{ 2 ** (10**%d) }}",
 )
 
 BROKEN_TEMPLATES = (
     *("{{ 1/0 }}", "{{", "{% if %}", "{{ nosuch }}", "{% include 'x' %}", "{{ ''.__class__ }}"),
     *("{{ 5|nosuch }}", "{{ -'a' }}", "{{ cycler() }}", "{{ 'a'.index('b') }}", "{{ 9.0**9999 }}"),
     "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}",
-    "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(50) }}",
-    "{% set n = namespace(x='a') %}{% for i in range(70) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
 )
 
 #: Where nothing can be written.

@@ -16,7 +16,7 @@ def test_there_are_hundreds_of_cases_of_every_kind() -> None:
     assert len(drawn) >= 300
     assert kinds >= {"doors", "overrides", "values", "templates", "store", "cells", "checkpoint"}
     assert kinds >= {"outputs", "judge", "locale", "cleaning", "media", "stores", "paths"}
-    assert kinds >= {"names", "arguments", "addresses", "limits", "links", "planted", "noise"}
+    assert kinds >= {"names", "arguments", "addresses", "links", "planted", "noise"}
     lines = [case.line for case in cases(0)]
     assert lines == [case.line for case in drawn]
     assert lines != [case.line for case in cases(1)]

@@ -34,7 +34,7 @@ from espalier.harness.models.chat_media import Media
 from espalier.harness.models.conversations import FRAMES, template_of
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.paths import ROOT
-from espalier.harness.specs.bounded_templates import question_text
+from espalier.harness.specs.question_templates import question_text
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec
 from espalier.harness.store.files.digests import Digests
 from tests.families import FAMILIES
