@@ -37,7 +37,6 @@ from espalier.harness.tools.convert.checkpoint_writer import (
     write_checkpoint,
 )
 from espalier.harness.tools.convert.sentencepiece_tokens import (
-    compared,
     from_pieces,
     read_settings,
     wrapped,
@@ -224,15 +223,15 @@ def build_tokenizer(source: Path, prompt: ChatFrame) -> tuple[PreTrainedTokenize
     """Return the tokenizer of a release, and the chat template.
 
     Raises:
-        UserError: a file is not there or of another kind; the tokenizer lacks a token that a chat needs, or gives other
-            ids than the release.
+        UserError: a file is not there or of another kind; the tokenizer lacks a token that a chat needs, or changes
+            ids.
     """
-    settings, ids = read_settings(source), None
+    settings, lead = read_settings(source), ""
     kind = str(settings.config.get("tokenizer_class")).removesuffix("Fast")
     if kind in _PIECES:
         # Llama's tokenizer once put a space after every special token; InternLM2's still does.
         once = kind == "LlamaTokenizer" and settings.config.get("legacy") is False
-        backend, ids = from_pieces(source, settings, once)
+        backend, lead = from_pieces(source, settings, once, prompt.render(""))
     elif kind == "Qwen2Tokenizer":
         try:
             backend = pretrained(Qwen2Tokenizer, source).backend_tokenizer
@@ -254,7 +253,6 @@ def build_tokenizer(source: Path, prompt: ChatFrame) -> tuple[PreTrainedTokenize
     for mark in (*media, end, *_MARKS.findall(prompt.render(""))):
         if backend.token_to_id(mark) is None:
             raise UserError(f"the tokenizer of the release has no token {mark!r}")
-    lead = "" if ids is None else compared(backend, ids, prompt.render)
     named = {"eos_token": end, **settings.named}
     # The processor replaces the video token before a text is encoded: its id, the next free one, never reaches the
     # model.

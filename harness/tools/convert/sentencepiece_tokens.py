@@ -1,19 +1,14 @@
-"""A release's tokenizer: its settings, and the library's from a sentencepiece model of BPE, compared with the original.
-
-The ids of whole prompts are compared before anything is written.
-"""
+"""A release's tokenizer: its settings, and the library's from a sentencepiece model of BPE."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from sentencepiece import SentencePieceProcessor
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -24,6 +19,7 @@ from tokenizers import (
     processors,
 )
 from transformers import PreTrainedTokenizerFast
+from transformers.tokenization_utils_base import generate_merges
 
 # sentencepiece's own copy of this module requires a newer protobuf than other packages allow. Its classes are built
 # when it is imported, where a type checker does not see them.
@@ -83,17 +79,16 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-#: From a text to its token ids.
-Ids = Callable[[str], list[int]]
-
-
-def from_pieces(folder: Path, settings: TokenSettings, once: bool) -> tuple[Tokenizer, Ids]:
-    """Return the tokenizer of a sentencepiece model, and the ids of the release's.
+def from_pieces(
+    folder: Path, settings: TokenSettings, once: bool, prompt: str = ""
+) -> tuple[Tokenizer, str]:
+    """Return the tokenizer of a sentencepiece model, and the text that must precede a prompt.
 
     Args:
         folder: of the release.
         settings: its tokenizer's settings.
         once: as of `fast_tokenizer`.
+        prompt: an empty one.
 
     Raises:
         UserError: the model cannot be read, or ids leave a gap.
@@ -118,29 +113,10 @@ def from_pieces(folder: Path, settings: TokenSettings, once: bool) -> tuple[Toke
         backend.post_processor = processors.TemplateProcessing(
             single=single, special_tokens=special
         )
-    return backend, reference(model, added, once, settings.declared)
-
-
-def compared(backend: Tokenizer, ids: Ids, written: Callable[[str], str]) -> str:
-    """Return the text that must precede a prompt, after a comparison of ids.
-
-    Args:
-        backend: the library's tokenizer.
-        ids: those of the release's.
-        written: returns the prompt of a question.
-
-    Raises:
-        UserError: ids differ.
-    """
     # A space that the release's tokenizer puts before the first special token has to be written out.
-    lead = " " if ids(written(""))[:1] == [backend.token_to_id(SPACE)] else ""
-    for probe in PROBES:
-        text = written(probe)
-        if backend.encode(lead + text, add_special_tokens=False).ids != ids(text):
-            raise UserError(
-                f"the converted tokenizer gives other ids than sentencepiece for {probe!r}; nothing was written"
-            )
-    return lead
+    first = [token.content for token in added.values() if prompt.startswith(token.content)]
+    spaced = once and model.normalizer_spec.add_dummy_prefix
+    return backend, " " if spaced and first and first[0] not in settings.declared else ""
 
 
 def wrapped(backend: Tokenizer, **tokens: Any) -> PreTrainedTokenizerFast:
@@ -154,7 +130,7 @@ def read_pieces(file: Path) -> Any:
     """Return a parsed sentencepiece model.
 
     Raises:
-        UserError: it is not there, does not parse or is no BPE.
+        UserError: it is not there, does not parse, is no BPE, or changes texts first.
     """
     model = ModelProto()
     try:
@@ -163,6 +139,11 @@ def read_pieces(file: Path) -> Any:
         raise UserError(f"{str(file)!r} is no sentencepiece model ({error})") from error
     if model.trainer_spec.model_type != _BPE:
         raise UserError(f"{str(file)!r} cannot be converted; valid: a sentencepiece model of BPE")
+    spec = model.normalizer_spec
+    if spec.precompiled_charsmap or spec.remove_extra_whitespaces:
+        raise UserError(
+            f"{str(file)!r} cannot be converted, it normalises texts; valid: a sentencepiece model that keeps them"
+        )
     return model
 
 
@@ -188,11 +169,15 @@ def fast_tokenizer(model: Any, added: Mapping[int, AddedToken], once: bool) -> T
     if len(vocabulary) < len(names):
         twice = next(name for number, name in enumerate(names) if vocabulary[name] != number)
         raise UserError(f"token {twice!r} has two ids")
-    merges = _merges(model, added)
+    normal = {
+        piece.piece: piece.score
+        for number, piece in enumerate(model.pieces)
+        if piece.type == _NORMAL and number not in added
+    }
     tokenizer = Tokenizer(
         models.BPE(
             vocabulary,
-            merges,
+            generate_merges({name: vocabulary[name] for name in normal}, normal),
             unk_token=model.trainer_spec.unk_piece,
             fuse_unk=True,
             byte_fallback=True,
@@ -216,68 +201,3 @@ def fast_tokenizer(model: Any, added: Mapping[int, AddedToken], once: bool) -> T
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
-
-
-def _merges(model: Any, added: Mapping[int, AddedToken]) -> list[tuple[str, str]]:
-    """Return the pairs that sentencepiece joins, the highest score first."""
-    normal = {
-        piece.piece: number
-        for number, piece in enumerate(model.pieces)
-        if piece.type == _NORMAL and number not in added
-    }
-    ranked = [
-        (-model.pieces[number].score, normal[name[:cut]], normal[name[cut:]], name, cut)
-        for name, number in normal.items()
-        for cut in range(1, len(name))
-        if name[:cut] in normal and name[cut:] in normal
-    ]
-    return [(name[:cut], name[cut:]) for *_, name, cut in sorted(ranked)]
-
-
-def reference(
-    model: Any, added: Mapping[int, AddedToken], once: bool, declared: frozenset[str]
-) -> Ids:
-    """Return what gives the ids of a text as the release's slow tokenizer does: parts between added tokens, one by one.
-
-    Args:
-        model: a parsed sentencepiece model.
-        added: by id.
-        once: as of `fast_tokenizer`.
-        declared: the tokens that the release calls special, a leading space before one is dropped.
-    """
-    spaced = bool(model.normalizer_spec.add_dummy_prefix)
-    bare = ModelProto()
-    bare.CopyFrom(model)
-    bare.normalizer_spec.add_dummy_prefix = spaced and not once
-    pieces = SentencePieceProcessor(model_proto=bare.SerializeToString())
-    by_content = {token.content: (number, token) for number, token in added.items()}
-    longest = sorted(by_content, key=len, reverse=True)
-    border = re.compile("(" + "|".join(map(re.escape, longest)) + ")")
-
-    def ids(text: str) -> list[int]:
-        parts = [part for part in border.split(SPACE * (spaced and once) + text) if part]
-        if len(parts) > 1 and parts[0] == SPACE and parts[1] in declared:
-            del parts[0]
-        for place, part in enumerate(parts):
-            token = by_content.get(part, (0, None))[1]
-            if token is not None and token.rstrip and place + 1 < len(parts):
-                parts[place + 1] = parts[place + 1].lstrip()
-            if token is not None and token.lstrip and place > 0:
-                parts[place - 1] = parts[place - 1].rstrip()
-        token_ids: list[int] = []
-        for part in parts:
-            token_ids += [by_content[part][0]] if part in by_content else pieces.encode(part)
-        return token_ids
-
-    return ids
-
-
-#: Texts for comparing ids: languages, digits, white space, code, and characters that need byte tokens.
-PROBES = (
-    "What is shown in this picture? Answer with a single word.",
-    "  two  spaces,\ttabs\n\nand lines \n",
-    "请描述图中的文字。どこですか。 Где это? ¿Qué es?",
-    "x1 = 3.14159 * (2024 - 10_000) ** 2  # 100%, $5, e@mail.org",
-    "naïve café, ½ of 🙂🙃, \u200bzero width, \x07",
-    "A. yes\nB. no\nAnswer with the option's letter from the given choices directly.",
-)
