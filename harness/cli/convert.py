@@ -10,7 +10,6 @@ from espalier.harness.specs.commands import dispatch
 FORMATS = {
     "internvl": "espalier.harness.tools.convert.convert_internvl",
     "llava": "espalier.harness.tools.convert.convert_llava",
-    "llava_onevision": "espalier.harness.tools.convert.convert_llava_onevision",
 }
 
 

@@ -70,15 +70,8 @@ ORIGINAL: Mapping[str, tuple[str, str]] = {
         "llava-hf/ on the hub (llava-1.5-7b-hf, llava-v1.6-vicuna-7b-hf)",
     ),
     "LlavaMistralForCausalLM": ("llava", "llava-hf/ on the hub (llava-v1.6-mistral-7b-hf)"),
-    "LlavaQwenForCausalLM": (
-        "llava_onevision",
-        "llava-hf/ on the hub (llava-onevision-qwen2-7b-ov-hf)",
-    ),
     "InternVLChatModel": ("internvl", "OpenGVLab/ on the hub, with -hf at the end of the name"),
 }
-
-#: What LLaVA-Video's config.json has, which is loaded as released, and LLaVA-OneVision's has not.
-_ROW_NEWLINES = ("mm_newline_position", "grid")
 
 
 def check_format(
@@ -98,7 +91,7 @@ def check_format(
     check_quantisation(name, source, config)
     names = config.get("architectures")
     for architecture in names if isinstance(names, list) else ():
-        if architecture in ORIGINAL and _ROW_NEWLINES not in config.items():
+        if architecture in ORIGINAL:
             kind, repository = ORIGINAL[architecture]
             place = quote(source) if Path(source).is_dir() else "<release>"
             command = (

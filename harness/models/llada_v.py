@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from transformers import LlavaOnevisionImageProcessorPil
 
+from espalier.harness.models.adapter import FAST
 from espalier.harness.models.architectures.llava_releases import (
     LLADA_FIXED,
     LLADA_RENAMES,
@@ -49,6 +50,7 @@ class LladaVAdapter(ReleasedAdapter):
         self_described=False,
         renames=LLADA_RENAMES,
         fixed=LLADA_FIXED,
+        tokenizer=FAST,
         special=SPECIAL,
         # As in the release's evaluation, which requests short answers without reasoning.
         conversation="llada_no_think",

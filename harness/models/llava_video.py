@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, cast
 
 from torch import Tensor
-from transformers import AutoTokenizer, Qwen2Config
 
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.errors import unknown_name
 from espalier.harness.media.frame_rules import each_second
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.architectures.llava_releases import (
-    FIXED,
     POOLINGS,
-    RENAMES,
+    QWEN2_FIXED,
     LlavaVideoConfig,
     LlavaVideoForConditionalGeneration,
     LlavaVideoProcessor,
@@ -24,7 +21,6 @@ from espalier.harness.models.architectures.llava_releases import (
 )
 from espalier.harness.models.chat_media import Chat, Media
 from espalier.harness.models.llava_onevision import LlavaOnevisionAdapter
-from espalier.harness.models.loader import config_of, load_part
 from espalier.harness.settings import By, OneOf
 from espalier.harness.specs.run_spec import ModelSpec
 
@@ -54,17 +50,7 @@ class LlavaVideoAdapter(ReleasedAdapter):
             LlavaVideoConfig.model_type,
             "llava_qwen",
         ),  # of a converted checkpoint and of the release
-        renames=RENAMES,
-        # The release's own configuration class is not part of transformers.
-        tokenizer=partial(load_part, part_class=AutoTokenizer, config=Qwen2Config()),
-        fixed={
-            **FIXED,
-            "mm_newline_position": "grid",
-            "mm_resampler_type": None,
-            "mm_use_im_start_end": False,
-            "mm_use_im_patch_token": False,
-            "mm_vision_select_feature": "patch",
-        },
+        fixed={**QWEN2_FIXED, "mm_newline_position": "grid"},
         row_newlines=True,
         processor_class=LlavaVideoProcessor,
         settings={
@@ -79,22 +65,6 @@ class LlavaVideoAdapter(ReleasedAdapter):
         model.config.video_pooling = spec.processor.get("video_pooling", POOLINGS[0])
         super().__init__(model, processor, spec)
         processor.frame_tokens = self._pooling.side * (self._pooling.side + 1)
-
-    @classmethod
-    def checkpoint_config(cls, spec: ModelSpec) -> Any:
-        """Return the configuration of a release, or of a converted checkpoint.
-
-        Raises:
-            UserError: a release without a model's file, which alone describes the tower.
-        """
-        if config_of(spec).get("model_type") == LlavaVideoConfig.model_type:
-            return load_part(spec, LlavaVideoConfig)
-        if not spec.architecture:
-            raise UserError(
-                f"model={spec.name}: the release's config.json does not describe its tower; valid: "
-                "model=llava_video_7b with model.path=<this folder>"
-            )
-        return super().checkpoint_config(spec)
 
     def prompt_text(self, chat: Chat, media: Media) -> str:
         """Return the prompt, with the times of frames under `time_instruction`."""

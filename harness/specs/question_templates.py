@@ -59,14 +59,14 @@ class QuestionEnvironment(ImmutableSandboxedEnvironment):
 
     intercepted_binops: ClassVar[frozenset[str]] = frozenset({"*", "**"})
 
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Return left * right or left ** right."""
-        if operator == "**" and right > MOST_POWER:
+    def call_binop(self, context: Any, operator: str, base: Any, factor: Any) -> Any:
+        """Return base * factor or base ** factor."""
+        if operator == "**" and factor > MOST_POWER:
             raise MemoryError
-        for items, count in ((left, right), (right, left)):
+        for items, count in ((base, factor), (factor, base)):
             if isinstance(items, Sized) and len(items) * count > MOST_LETTERS:
                 raise MemoryError
-        return super().call_binop(context, operator, left, right)
+        return super().call_binop(context, operator, base, factor)
 
 
 def is_given(value: Any) -> bool:

@@ -26,7 +26,6 @@ PART = re.compile(r"(<!-- (families|files|checks) -->\n).*?(<!-- end -->\n)", re
 CONVERTED = {
     "llava": "llava",
     "llava_next": "llava",
-    "llava_onevision": "llava_onevision",
     "internvl": "internvl",
 }
 

@@ -212,7 +212,6 @@ def test_a_prompt_without_placeholder_is_refused(saved: Path) -> None:
 ORIGINAL = [
     ("llava", "LlavaLlamaForCausalLM", "llava-1.5-7b-hf"),
     ("llava_llama", "LlavaLlamaForCausalLM", "llava-1.5-7b-hf"),
-    ("llava", "LlavaQwenForCausalLM", "llava-onevision-qwen2-7b-ov-hf"),
     ("llava_mistral", "LlavaMistralForCausalLM", "llava-v1.6-mistral-7b-hf"),
     ("internvl_chat", "InternVLChatModel", "-hf at the end"),
 ]

@@ -1,7 +1,7 @@
-"""Releases in LLaVA's format, loaded under their tensor names, without their code: LLaVA-Video, LLaDA-V and LaViDa.
+"""Releases in LLaVA's format, loaded under their tensor names: LLaVA-OneVision, LLaVA-Video, LLaDA-V and LaViDa.
 
-transformers lacks their architectures, which have LLaVA-OneVision's modules. Their config.json belongs to remote code
-and does not describe the tower: what it omits comes from the model's file.
+They have LLaVA-OneVision's modules; transformers lacks the architectures of the last three. Their config.json belongs
+to remote code and does not describe the tower: what it omits comes from the model's file.
 """
 
 from __future__ import annotations
@@ -89,6 +89,15 @@ FIXED: Mapping[str, Any] = {
     "mm_spatial_pool_stride": 2,
 }
 
+#: The same for releases with Qwen2.
+QWEN2_FIXED: Mapping[str, Any] = {
+    **FIXED,
+    "mm_resampler_type": None,
+    "mm_use_im_start_end": False,
+    "mm_use_im_patch_token": False,
+    "mm_vision_select_feature": "patch",
+}
+
 #: The same for releases with LLaDA.
 LLADA_FIXED: Mapping[str, Any] = {
     **FIXED,
@@ -156,22 +165,37 @@ def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
 
 
 class ReleasedAdapter(OnevisionViewsAdapter):
-    """A family with LLaVA-OneVision's vision side that is loaded from its release."""
+    """A family with LLaVA-OneVision's vision side that is loaded from its release, or from the library's format."""
+
+    @classmethod
+    def is_release(cls, spec: ModelSpec) -> bool:
+        """Return whether a checkpoint has its release's format, not the library's."""
+        library_type = cls.data.model_class.config_class.model_type
+        return bool(config_of(spec).get("model_type") != library_type)
 
     @classmethod
     def load_processor(cls, spec: ModelSpec) -> Any:
-        """Return a processor with the checkpoint's tokenizer; its image settings are in remote code."""
+        """Return a processor with the checkpoint's tokenizer; image settings of a release are in remote code."""
+        if not cls.is_release(spec):
+            return super().load_processor(spec)
         return cls.built_processor(cls.checkpoint_config(spec), cls.read_tokenizer(spec))
 
     @classmethod
     def checkpoint_config(cls, spec: ModelSpec) -> Any:
         """Return the library's configuration with the values of the checkpoint's config.json.
 
-        Values that it omits come from the model's config file.
+        Values that a release omits come from the model's config file.
 
         Raises:
-            UserError: config.json states a different computation.
+            UserError: config.json states a different computation, or there is no model's file.
         """
+        if not cls.is_release(spec):
+            return super().checkpoint_config(spec)
+        if not spec.architecture:
+            raise UserError(
+                f"model={spec.name}: the release's config.json does not describe its tower; valid: "
+                "model=llava_video_7b with model.path=<this folder>, for LLaVA-OneVision model=llava_ov_7b"
+            )
         release = config_of(spec)
         require_settings(release, cls.data.fixed)
         text = {**spec.architecture.get("text", {}), **text_sizes(release)}

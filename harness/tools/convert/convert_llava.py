@@ -99,7 +99,6 @@ def rename_llava(name: str, tensor: Tensor, rows: int) -> dict[str, Tensor]:
 def text_of(
     release: Mapping[str, Any],
     shapes: Mapping[str, Shape],
-    kind: str,
     model_type: str,
     pad: int | None,
 ) -> dict[str, Any]:
@@ -108,7 +107,6 @@ def text_of(
     Args:
         release: the release's config.json.
         shapes: of its tensors.
-        kind: what an error line calls the release.
         model_type: the text stack's in the library.
         pad: id of the padding token.
 
@@ -117,8 +115,8 @@ def text_of(
     """
     lacking = [name for name in _TEXT if name not in release]
     if lacking:
-        raise UserError(f"this is not a release of {kind}: config.json has no {lacking[0]!r}")
-    require_tensors(shapes, [_WORDS], kind)
+        raise UserError(f"this is not a release of LLaVA: config.json has no {lacking[0]!r}")
+    require_tensors(shapes, [_WORDS])
     # Absent in the oldest releases, which have the library's default.
     theta = float(release.get("rope_theta", 10000.0))
     return {
@@ -130,16 +128,13 @@ def text_of(
     }
 
 
-def tower_of(
-    shapes: Mapping[str, Shape], prefix: str, kind: str, name: str | None
-) -> dict[str, int]:
+def tower_of(shapes: Mapping[str, Shape], prefix: str, name: str | None) -> dict[str, int]:
     """Return the sizes of a vision tower, read off its tensors; a class token has a position of its own.
 
     Args:
         shapes: of all tensors.
         prefix: before the tower's names.
-        kind: what an error line calls the release.
-        name: of the tower in config.json. It alone tells an image size that patches do not divide, as SigLIP's 384.
+        name: of the tower in config.json. It alone tells an image size that patches do not divide.
 
     Raises:
         UserError: a tensor is missing, or the tower is not the one of that name.
@@ -147,7 +142,7 @@ def tower_of(
     patches = f"{prefix}embeddings.patch_embedding.weight"
     places = f"{prefix}embeddings.position_embedding.weight"
     widened = f"{prefix}encoder.layers.0.mlp.fc1.weight"
-    require_tensors(shapes, [patches, places, widened], kind)
+    require_tensors(shapes, [patches, places, widened])
     width, _, patch, _ = shapes[patches]
     grid = isqrt(shapes[places][0])
     image = grid * patch
@@ -169,11 +164,11 @@ def tower_of(
     }
 
 
-def require_tensors(shapes: Mapping[str, Shape], names: Sequence[str], kind: str) -> None:
-    """Raise UserError for a tensor that a release of `kind` must hold."""
+def require_tensors(shapes: Mapping[str, Shape], names: Sequence[str]) -> None:
+    """Raise UserError for a tensor that a release must hold."""
     lacking = [name for name in names if name not in shapes]
     if lacking:
-        raise UserError(f"this is not a release of {kind}: there is no tensor {lacking[0]!r}")
+        raise UserError(f"this is not a release of LLaVA: there is no tensor {lacking[0]!r}")
 
 
 def padded_rows(rows: int) -> int:
@@ -209,8 +204,6 @@ def read_tokenizer(folder: Path) -> Any:
     tokenizer.pad_token = PADDING
     return tokenizer
 
-
-KIND = "LLaVA"
 
 #: Text stacks by the release's class.
 _STACKS = {"LlavaLlamaForCausalLM": "llama", "LlavaMistralForCausalLM": "mistral"}
@@ -303,8 +296,8 @@ def configuration(
     """
     crops, stack = _has_crops(release), _stack(release)
     require_settings(release, SETTINGS, "converted")
-    vision = tower_of(shapes, prefix, KIND, release.get("mm_vision_tower"))
-    text = text_of(release, shapes, KIND, stack, tokenizer.pad_token_id)
+    vision = tower_of(shapes, prefix, release.get("mm_vision_tower"))
+    text = text_of(release, shapes, stack, tokenizer.pad_token_id)
     return (LlavaNextConfig if crops else LlavaConfig)(
         # As many rows as in transformers' own checkpoints, which the model files state.
         text_config={**text, "vocab_size": padded_rows(text["vocab_size"])},

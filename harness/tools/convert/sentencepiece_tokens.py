@@ -114,9 +114,9 @@ def from_pieces(
             single=single, special_tokens=special
         )
     # A space that the release's tokenizer puts before the first special token has to be written out.
-    first = [token.content for token in added.values() if prompt.startswith(token.content)]
+    openings = [token.content for token in added.values() if prompt.startswith(token.content)]
     spaced = once and model.normalizer_spec.add_dummy_prefix
-    return backend, " " if spaced and first and first[0] not in settings.declared else ""
+    return backend, " " if spaced and openings and openings[0] not in settings.declared else ""
 
 
 def wrapped(backend: Tokenizer, **tokens: Any) -> PreTrainedTokenizerFast:
