@@ -148,10 +148,6 @@ def _acts_on_stored(name: str) -> Callable[[Case], bool]:
     )
 
 
-def _lacks_java(case: Case) -> bool:
-    return "java" in case.spec.benchmark.needs and shutil.which("java") is None
-
-
 def _acts_before_decoder(case: Case) -> bool:
     """Return whether a method's only sites are just before the decoder of a model that generates token by token."""
     method, facts = case.method, case.spec.model.facts
@@ -597,7 +593,7 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
         ),
         Conflict(
             "benchmark",
-            _lacks_java,
+            lambda case: "java" in case.spec.benchmark.needs and shutil.which("java") is None,
             ": its scorer runs in Java (benchmark.needs=[java]), and there is no java on PATH",
             "with a Java runtime, for example OpenJDK 17",
             UserError,

@@ -157,7 +157,7 @@ def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, 
 
         seen = ImageDigest()
         (found,) = trace(adapter, [image], prompt, (alpha,), seen)[alpha]
-        assert list(found.entering) == wanted
+        assert list(found) == wanted
         assert seen.n_images == 1
 
         recorder = MassRecorder()
@@ -190,9 +190,9 @@ def test_a_larger_alpha_removes_more(folder: Path):
 def test_the_flops_of_a_layer():
     """3 n d^2 + 2 n^2 d before something goes, k d^2 + 3 k d m behind."""
     assert layer_flops(10, 7, STACK) == 3 * 10 * 64 + 2 * 100 * 8 + 7 * 64 + 3 * 7 * 8 * 20
-    whole = Trace((20,) * 4)
+    whole = (20,) * 4
     assert forecast(whole, 0, STACK) == forecast(whole, 3, STACK) == 4 * layer_flops(20, 20, STACK)
-    thinned = Trace((20, 12, 6, 6))
+    thinned = (20, 12, 6, 6)
     wanted = layer_flops(20, 12, STACK) + layer_flops(12, 6, STACK) + 2 * layer_flops(6, 6, STACK)
     assert forecast(thinned, 2, STACK) == forecast(thinned, 3, STACK) == wanted
 
@@ -221,7 +221,7 @@ def test_released_schedules_save_their_share_of_the_visual_tokens_flops(percent:
         entering = [576]
         for count in removed[:-1]:
             entering.append(max(0, entering[-1] - count - more))
-        trace = Trace(tuple(count + words for count in entering))
+        trace = tuple(count + words for count in entering)
         return 1 - forecast(trace, stack.layers - 1, stack) / forecast(trace, 0, stack)
 
     assert saved(0) < percent / 100
@@ -231,8 +231,8 @@ def test_released_schedules_save_their_share_of_the_visual_tokens_flops(percent:
 
 def slow_fit(ratio: float, traces: list[Trace]) -> tuple[bool, list[int]]:
     """Go through the layers as the released code does, all images in step."""
-    depth = len(traces[0].entering)
-    alive = [t.entering[0] for t in traces]
+    depth = len(traces[0])
+    alive = [t[0] for t in traces]
     used = [0] * len(traces)
     target = (1 - ratio) * sum(depth * layer_flops(n, n, STACK) for n in alive) / len(traces)
     removed = [0] * depth
@@ -244,7 +244,7 @@ def slow_fit(ratio: float, traces: list[Trace]) -> tuple[bool, list[int]]:
             break
         total = 0
         for i, t in enumerate(traces):
-            n, k = t.entering[layer], t.entering[layer + 1]
+            n, k = t[layer], t[layer + 1]
             used[i] += layer_flops(n, k, STACK)
             alive[i] = k
             total += n - k
@@ -257,7 +257,7 @@ def made_up(alpha: float) -> list[Trace]:
     traces = []
     for image, size in enumerate((40, 52, 61)):
         left = [max(1, round(size * (1 - alpha * step / 3) ** (1 + image))) for step in range(4)]
-        traces.append(Trace(tuple(left)))
+        traces.append(tuple(left))
     return traces
 
 
@@ -297,9 +297,9 @@ def test_the_last_alpha_tried_may_miss_the_target():
 def test_rows_are_mean_shares_that_never_rise_with_alpha():
     rows = shares(
         [
-            [Trace((10, 8, 6)), Trace((20, 20, 10))],
-            [Trace((10, 4, 4)), Trace((20, 10, 10))],
-            [Trace((10, 6, 1)), Trace((20, 12, 1))],
+            [(10, 8, 6), (20, 20, 10)],
+            [(10, 4, 4), (20, 10, 10)],
+            [(10, 6, 1), (20, 12, 1)],
         ]
     )
     assert rows == ((0.9, 0.55), (0.45, 0.45), (0.45, 0.075))

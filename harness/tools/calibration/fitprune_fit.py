@@ -30,11 +30,8 @@ WIDTH = 0.01
 DECIMALS = 6
 
 
-@dataclass(frozen=True)
-class Trace:
-    """One image at one alpha: the visual tokens that entered each decoder layer."""
-
-    entering: tuple[int, ...]
+#: One image at one alpha: the visual tokens that entered each decoder layer.
+Trace = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,9 @@ def shares(by_alpha: Sequence[Sequence[Trace]]) -> tuple[tuple[float, ...], ...]
     """
     rows: list[tuple[float, ...]] = []
     for traces in by_alpha:
-        n_sites = len(traces[0].entering) - 1
+        n_sites = len(traces[0]) - 1
         above = rows[-1] if rows else (1.0,) * n_sites
-        kept = [
-            fmean(trace.entering[site + 1] / trace.entering[0] for trace in traces)
-            for site in range(n_sites)
-        ]
+        kept = [fmean(trace[site + 1] / trace[0] for trace in traces) for site in range(n_sites)]
         pairs = zip(above, kept, strict=True)
         rows.append(tuple(min(high, round(low, DECIMALS)) for high, low in pairs))
     return tuple(rows)
@@ -101,13 +95,13 @@ def smallest_reaching(
 
 def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) -> Fit:
     """Return the share removed at `alpha`, up to the first layer before which the forecast meets the target."""
-    depth = len(traces[0].entering)
+    depth = len(traces[0])
     full = sum(forecast(trace, 0, stack) for trace in traces)
     spent = [sum(forecast(trace, layer, stack) for trace in traces) for layer in range(depth)]
     stop = next((layer for layer in range(depth) if spent[layer] <= (1 - ratio) * full), None)
     end = depth - 1 if stop is None else stop
     going = [
-        sum(trace.entering[layer] - trace.entering[layer + 1] for trace in traces) // len(traces)
+        sum(trace[layer] - trace[layer + 1] for trace in traces) // len(traces)
         for layer in range(end)
     ]
     return Fit(alpha, stop is not None, (*going, *[0] * (depth - end)), spent[end] / full)
@@ -115,9 +109,9 @@ def fit(alpha: float, ratio: float, traces: Sequence[Trace], stack: StackFacts) 
 
 def forecast(trace: Trace, layer: int, stack: StackFacts) -> int:
     """Return the FLOPs of all layers if nothing more went from `layer` on."""
-    counts = trace.entering[: layer + 1]
+    counts = trace[: layer + 1]
     used = sum(layer_flops(n, k, stack) for n, k in pairwise(counts))
-    return used + (len(trace.entering) - layer) * layer_flops(counts[-1], counts[-1], stack)
+    return used + (len(trace) - layer) * layer_flops(counts[-1], counts[-1], stack)
 
 
 def layer_flops(entering: int, staying: int, stack: StackFacts) -> int:
@@ -217,7 +211,7 @@ def trace(
         _prefill(adapter, recorder, inputs)
         for alpha in alphas:
             record = _prefill(adapter, Thinning(alpha=alpha, masses=recorder.masses), inputs)
-            traces[alpha].append(Trace(record.entering))
+            traces[alpha].append(tuple(record.entering))
         digest.see(image)
         advance(1)
     return traces
