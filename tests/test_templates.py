@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from espalier.harness.errors import UserError
 from espalier.harness.models.conversations import FRAMES, TAGGED
@@ -62,6 +63,14 @@ def test_a_template_is_refused(template: str) -> None:
 @pytest.mark.parametrize(("template", "text"), PLAIN)
 def test_a_template_is_rendered_as_jinja_does(template: str, text: str) -> None:
     assert question_text(checked_template("benchmark.text", template), SAMPLE, "row 0") == text
+
+
+def test_an_image_is_shown_as_its_class() -> None:
+    """Its own text has an address, which would make every run's question another one."""
+    sample = {"image": Image.new("RGB", (2, 2)), "turns": [{"image": Image.new("L", (1, 1))}]}
+    assert question_text("{{ image }} {{ turns }}", sample, "row 0") == (
+        "<Image> [{'image': '<Image>'}]"
+    )
 
 
 @pytest.fixture(scope="module")

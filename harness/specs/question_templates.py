@@ -25,6 +25,9 @@ MOST_LETTERS = 1_000_000
 #: Largest exponent in a template.
 MOST_POWER = 1000
 
+#: Packages with values that templates show; others become their class's name, since an image's text has an address.
+SHOWN = ("builtins", "collections", "datetime", "decimal", "numpy")
+
 #: What the expressions of a template can raise: they call methods of any value.
 FAILURES: tuple[type[Exception], ...] = (*FOREIGN, TemplateError, RuntimeError, AssertionError)
 
@@ -104,8 +107,9 @@ def question_text(text: str, sample: Mapping[str, Any], where: str) -> str:
     Raises:
         UserError: a column that is not there, something that cannot be computed from these, or too long a text.
     """
+    columns = {name: _shown(value) for name, value in sample.items()}
     try:
-        return limited(_parsed(text).render(sample=sample, **sample))
+        return limited(_parsed(text).render(sample=columns, **columns))
     except FAILURES as error:
         remedy = "a template that fits every sample"
         if isinstance(error, MemoryError):
@@ -115,6 +119,16 @@ def question_text(text: str, sample: Mapping[str, Any], where: str) -> str:
         raise UserError(
             f"benchmark.text: {where}: {failure_words(error)}; valid: {remedy}"
         ) from error
+
+
+def _shown(value: Any) -> Any:
+    """Return a column's value, with the names of classes in place of values that templates do not show."""
+    if isinstance(value, Mapping):
+        return {name: _shown(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    kind = type(value)
+    return value if kind.__module__.partition(".")[0] in SHOWN else f"<{kind.__name__}>"
 
 
 @cache
