@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sized
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import (
     Environment,
@@ -60,7 +60,7 @@ class Column(StrictUndefined):
 class QuestionEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox in which questions are rendered; products and powers without end raise MemoryError."""
 
-    intercepted_binops: ClassVar[frozenset[str]] = frozenset({"*", "**"})
+    intercepted_binops: frozenset[str] = frozenset({"*", "**"})
 
     def call_binop(self, context: Any, operator: str, base: Any, factor: Any) -> Any:
         """Return base * factor or base ** factor."""
@@ -107,7 +107,7 @@ def question_text(text: str, sample: Mapping[str, Any], where: str) -> str:
     Raises:
         UserError: a column that is not there, something that cannot be computed from these, or too long a text.
     """
-    columns = {name: _shown(value) for name, value in sample.items()}
+    columns = {name: _printable(value) for name, value in sample.items()}
     try:
         return limited(_parsed(text).render(sample=columns, **columns))
     except FAILURES as error:
@@ -121,12 +121,12 @@ def question_text(text: str, sample: Mapping[str, Any], where: str) -> str:
         ) from error
 
 
-def _shown(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     """Return a column's value, with the names of classes in place of values that templates do not show."""
     if isinstance(value, Mapping):
-        return {name: _shown(item) for name, item in value.items()}
+        return {name: _printable(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_shown(item) for item in value]
+        return [_printable(item) for item in value]
     kind = type(value)
     return value if kind.__module__.partition(".")[0] in SHOWN else f"<{kind.__name__}>"
 
