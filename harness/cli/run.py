@@ -180,9 +180,9 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         if code is not None:
             return code
         notes = tell_once.cache_info().currsize
-        specs, runner = ranks.each(lambda: admit(command, ranks, waiting))
+        runner = ranks.each(lambda: admit(command, ranks, waiting))
         waiting.clear()
-        code = run_cells(specs, runner)
+        code = run_cells(runner)
     # A line that is printed of the cell is printed next time, too.
     silent = notes == tell_once.cache_info().currsize
     if stored is not None and code == 0 and silent and stored == StoredCell.of(command):
@@ -285,11 +285,11 @@ def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
     runner = Runner(sweep=True, argv=arguments, waiting=waiting, note=note)
     runner.admit(specs)
     waiting.clear()
-    return run_cells(specs, runner)
+    return run_cells(runner)
 
 
-def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[list[RunSpec], Runner]:
-    """Admit every cell before the first one runs; return the cells and what runs them."""
+def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> Runner:
+    """Admit every cell before the first one runs; return what runs them."""
     # Only this way of running needs them: help and mistakes are printed without them.
     from espalier.harness.config.build_spec import build_spec
     from espalier.harness.runs.runner import Runner
@@ -298,11 +298,11 @@ def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> tuple[list[Run
     runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
     runner.admit(specs)
     if command.sweep:
-        runner.announce(specs)
-    return specs, runner
+        runner.announce()
+    return runner
 
 
-def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
+def run_cells(runner: Runner) -> int:
     """Run admitted cells one after the other and return the worst exit code.
 
     A failure is printed and noted as left out; the next cell runs.
@@ -316,16 +316,16 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
     bugs: list[Exception] = []
     lost = 0
     try:
-        for spec in specs:
+        for cell in runner.admitted:
             try:
                 with runner.ranks.together():
-                    runner.run(spec)
+                    runner.run(cell)
             except (RankLost, StoreLost, OutputLost):
                 raise
             except Exception as error:
                 code = 2 if isinstance(error, UserError | MethodError) else 1
                 kind = "" if isinstance(error, foreseen) else f"{type(error).__name__}: "
-                runner.failed(spec, " ".join(f"{kind}{error}".split()), code)
+                runner.failed(cell, " ".join(f"{kind}{error}".split()), code)
                 if kind:
                     # An error that nobody foresaw is raised as it is, after the other cells have run.
                     bugs.append(error)
@@ -335,7 +335,7 @@ def run_cells(specs: Sequence[RunSpec], runner: Runner) -> int:
         # No other cell can run.
         lost = print_error(error, code=1)
     finally:
-        runner.finish(specs[-1])
+        runner.finish()
     if bugs:
         raise bugs[0]
     return max(lost, runner.code)

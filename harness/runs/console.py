@@ -273,10 +273,10 @@ def write_figures(
     spec: RunSpec,
     rows: Rows,
     left_out: Sequence[tuple[RunSpec, str]],
-    cells: int,
+    complete: bool,
     waiting: StatusLine,
 ) -> Iterator[Path]:
-    """Write the curves and the report of all rows and yield their paths."""
+    """Write the curves and the report of all rows and yield their paths; the report only of `complete` ones."""
     keys = {row["run_key"] for row in rows}
     if spec.curves is not None:
         waiting.say("drawing curves")
@@ -285,7 +285,7 @@ def write_figures(
 
         yield from write_curves(spec.store, spec.curves, run_keys=keys)
     # An interrupted sweep does not replace the report of a complete one.
-    if spec.report is not None and len(rows) + len(left_out) == cells:
+    if spec.report is not None and complete:
         waiting.say("writing the report")
         from espalier.harness.reports.curves.method_report import (
             write_report,  # imports matplotlib and scipy

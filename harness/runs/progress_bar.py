@@ -9,49 +9,70 @@ import io
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
-from espalier.harness.errors import plain
 from espalier.harness.specs.comparable import amount, name
-from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS, amount_text, is_marked, mark
+from espalier.harness.store.row_text import MEANS, is_marked
 
 
 @dataclass
-class Forecast:
-    """Counts the cells of a command and estimates the remaining time from the finished cells.
+class Board:
+    """Counts the cells of a command and estimates the remaining time from the finished ones.
 
     Cells of one kind (same model and benchmark) are assumed to take equally long; a kind without finished cells, as
     long as the average of the others.
 
     Attributes:
-        cells: number of cells of the command.
-        cell: number of the running cell, from 1.
+        cells: number of cells that should have a row.
         pending: run keys without a row, each with its kind. Cells that share a key are one run.
         spent: seconds of the finished runs, by kind.
+        done: number of cells with a row.
+        stored: number of these that were in the store before.
+        failed: number of cells that ran and have no row.
+        answered: samples of the computed cells.
+        running_samples: finished samples of the running cell.
     """
 
     cells: int = 1
-    cell: int = 0
     pending: dict[str, Hashable] = field(default_factory=dict)
     spent: dict[Hashable, list[float]] = field(default_factory=dict)
+    done: int = 0
+    stored: int = 0
+    failed: int = 0
+    answered: int = 0
+    running_samples: int = 0
 
-    def expect(self, cells: int, pending: Mapping[str, Hashable]) -> None:
-        """Set the number of cells and the runs to compute."""
-        self.cells, self.pending = cells, dict(pending)
+    @property
+    def ended(self) -> int:
+        """Number of cells that have run."""
+        return self.done + self.failed
 
-    def computed(self, key: str, seconds: float) -> None:
-        """Record a finished run."""
-        self.spent.setdefault(self.pending.pop(key, None), []).append(seconds)
+    def finish(self, row: Mapping[str, Any], seconds: float) -> None:
+        """Record the row of a cell."""
+        kind = self.pending.pop(row["run_key"], None)
+        self.done += 1
+        self.running_samples = 0
+        if row["status"] == "cached":
+            self.stored += 1
+        else:
+            self.spent.setdefault(kind, []).append(seconds)
+            self.answered += row["n_samples"] - row["extra"].get("resumed_samples", 0)
+
+    def fail(self, key: str) -> None:
+        """Record that a run has no row; it takes no more time."""
+        self.pending.pop(key, None)
+        self.failed += 1
+        self.running_samples = 0
 
     def left(self, key: str, elapsed: float, share: float) -> float | None:
         """Return the seconds until the last cell is done; None if unknown.
@@ -75,6 +96,23 @@ class Forecast:
         durations = [seconds for runs in self.spent.values() for seconds in runs]
         return fmean(durations) if durations else default
 
+    def counts(self, seconds_left: float | None, elapsed: float) -> str:
+        """Return the state of all cells in one line while one of them runs.
+
+        Args:
+            seconds_left: seconds until the last cell is done, None if unknown.
+            elapsed: seconds of the running cell so far.
+        """
+        stored_note = f" ({self.stored} of them stored before)" if self.stored else ""
+        seconds = elapsed + sum(map(sum, self.spent.values()))
+        speed = (self.answered + self.running_samples) / seconds if seconds > 0 else 0.0
+        return (
+            f"cells: {self.done} done{stored_note}, 1 running, {self.failed} failed, "
+            f"{self.cells - self.ended - 1} left"
+            + (f"; {speed:.3g} samples/s" if speed else "")
+            + ("" if seconds_left is None else f"; {clock(seconds_left)} left")
+        )
+
 
 def clock(seconds: float, minutes: bool = False) -> str:
     """Return a duration without leading zeros: `9 s` (with `minutes` `0:09`), `1:09`, `2:01:09`."""
@@ -89,151 +127,10 @@ def clock(seconds: float, minutes: bool = False) -> str:
     )
 
 
-T = TypeVar("T")
-
-#: Largest number of lines of scores and of failures: a board that fills the screen cannot be redrawn in place.
-SCORES, FAILURES = 8, 3
-#: Width of a score in characters.
-WIDTH = 8
-WAITS, RUNS, FAILED = "·", "…", "failed"
-
-
-class BoardCell(NamedTuple):
-    """Position of a cell on the board; `keep` is a number of tokens that was set instead of the ratio."""
-
-    benchmark: str
-    method: str
-    ratio: float
-    keep: int | None = None
-
-    @property
-    def amount(self) -> tuple[float, int]:
-        """What is removed, in the order of columns."""
-        return self.ratio, self.keep or 0
-
-    @property
-    def column(self) -> str:
-        """What is removed, as the title of a column."""
-        return amount_text(self.ratio, self.keep)
-
-
-@dataclass
-class Board:
-    """Tracks the cells of a command; rich draws the current state.
-
-    Attributes:
-        forecast: number and duration of the cells.
-        cells: number of cells that should have a row.
-        scores: text shown for each cell.
-        now: the running cell.
-        done: number of cells with a row.
-        stored: number of these that were in the store before.
-        answered: samples of the computed cells.
-        running_samples: finished samples of the running cell.
-        failed: cells without a row, each with the cause.
-    """
-
-    forecast: Forecast = field(default_factory=Forecast)
-    cells: int = 0
-    scores: dict[BoardCell, str] = field(default_factory=dict)
-    now: BoardCell | None = None
-    done: int = 0
-    stored: int = 0
-    answered: int = 0
-    running_samples: int = 0
-    failed: list[tuple[BoardCell, str]] = field(default_factory=list)
-
-    def expect(self, places: Sequence[BoardCell]) -> None:
-        """Set the cells to run, in their order."""
-        self.cells, self.scores = len(places), dict.fromkeys(places, WAITS)
-
-    def begin(self, place: BoardCell) -> None:
-        """Set the running cell."""
-        self.now, self.running_samples, self.scores[place] = place, 0, RUNS
-
-    def finish(self, place: BoardCell, row: Mapping[str, Any]) -> None:
-        """Record the row of a cell."""
-        self.scores[place] = _number(row) + mark(is_marked(row))
-        self.done += 1
-        if row["status"] == "cached":
-            self.stored += 1
-        else:
-            self.answered += row["n_samples"] - row["extra"].get("resumed_samples", 0)
-        self.now, self.running_samples = None, 0
-
-    def fail(self, place: BoardCell, cause: str) -> None:
-        """Record why a cell has no row."""
-        self.scores[place] = FAILED
-        self.failed.append((place, cause))
-        self.now, self.running_samples = None, 0
-
-    def counts(self, seconds_left: float | None, elapsed: float) -> str:
-        """Return the state of all cells in one line.
-
-        Args:
-            seconds_left: seconds until the last cell is done, None if unknown.
-            elapsed: seconds of the running cell so far.
-        """
-        running = int(self.now is not None)
-        remaining = self.cells - self.done - len(self.failed) - running
-        stored_note = f" ({self.stored} of them stored before)" if self.stored else ""
-        seconds = elapsed + sum(map(sum, self.forecast.spent.values()))
-        speed = (self.answered + self.running_samples) / seconds if seconds > 0 else 0.0
-        return (
-            f"cells: {self.done} done{stored_note}, {running} running, {len(self.failed)} failed, {remaining} left"
-            + (f"; {speed:.3g} samples/s" if speed else "")
-            + ("" if seconds_left is None else f"; {clock(seconds_left)} left")
-        )
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the scores of the running benchmark and the latest failures."""
-        if self.now is not None:
-            yield self._grid(self.now, options.max_width)
-        if any(score.endswith(MARK) for score in self.scores.values()):
-            yield Text(FOOTNOTE)
-        for place, cause in self.failed[-FAILURES:]:
-            yield Text(
-                plain(f"failed: {cell_text(place)}: {cause}"),
-                style="red",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        if len(self.failed) > FAILURES:
-            yield Text(f"failed before: {len(self.failed) - FAILURES} more")
-
-    def _grid(self, now: BoardCell, width: int) -> Table:
-        cells = [cell for cell in self.scores if cell.benchmark == now.benchmark]
-        methods = _around(list(dict.fromkeys(cell.method for cell in cells)), now.method, SCORES)
-        longest = min(max(map(len, [now.benchmark, *methods])), width // 2)
-        titles = {cell.amount: cell.column for cell in sorted(cells, key=lambda cell: cell.amount)}
-        wide = max(WIDTH, *(len(title) + 1 for title in titles.values()))
-        column_count = max((width - longest) // wide, 1)
-        amounts = _around(list(titles), now.amount, column_count)
-        grid = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-        grid.add_column(now.benchmark, no_wrap=True, overflow="ellipsis", max_width=longest)
-        for column in amounts:
-            grid.add_column(titles[column], justify="right", min_width=WIDTH - 1, no_wrap=True)
-        scores = {(cell.method, cell.amount): self.scores[cell] for cell in cells}
-        for method in methods:
-            grid.add_row(method, *(scores.get((method, column), "") for column in amounts))
-        return grid
-
-
 def headline(row: Mapping[str, Any]) -> str:
     """Return the name of a row's headline metric."""
     chosen = row["extra"].get("headline")
     return chosen if chosen in row["metrics"] else str(next(iter(row["metrics"])))
-
-
-def cell_text(place: BoardCell) -> str:
-    """Return a cell as text."""
-    return f"{place.method} {place.column} {place.benchmark}"
-
-
-def _around(values: Sequence[T], now: T, count: int) -> Sequence[T]:
-    """Return at most `count` neighbouring values including `now`, preferring those before it."""
-    end = max(min(values.index(now) + 2, len(values)), min(count, len(values)))
-    return values[max(end - count, 0) : end]
 
 
 #: Updates of a display in a second.
@@ -310,17 +207,16 @@ class CellLines:
         self._start, self._share = time.monotonic(), 0.0
         self._redraw: Callable[[], None] = lambda: None
         self._count: Callable[[], None] = lambda: None
-        sweep = board.forecast
         if progress is not None:
             self._samples = progress.add_task(
                 title, total=None, count="", rate="", left=self._samples_left
             )
-            if sweep.cells > 1:
+            if board.cells > 1:
                 progress.add_task(
                     "whole sweep",
-                    total=sweep.cells,
-                    completed=sweep.cell - 1,
-                    count=f"{sweep.cell}/{sweep.cells}",
+                    total=board.cells,
+                    completed=board.ended,
+                    count=f"{board.ended + 1}/{board.cells}",
                     rate="",
                     left=self._sweep_left,
                 )
@@ -357,19 +253,18 @@ class CellLines:
         return self._progress.tasks[0].time_remaining
 
     def _sweep_left(self) -> float | None:
-        return self._board.forecast.left(self._key, self._elapsed, self._share)
+        return self._board.left(self._key, self._elapsed, self._share)
 
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._start
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw the lines and, for a sweep, the board below them."""
+        """Draw the lines and, for a sweep, the counts of its cells below them."""
         assert self._progress is not None
         yield self._progress
-        if self._board.forecast.cells > 1:
+        if self._board.cells > 1:
             yield Text(self._board.counts(self._sweep_left(), self._elapsed))
-            yield self._board
 
 
 @contextmanager
@@ -410,13 +305,13 @@ def cell_progress(
 
 
 def tell_finished(
-    row: Mapping[str, Any], sweep: Forecast, seconds: float, stream: TextIO | None = None
+    row: Mapping[str, Any], board: Board, seconds: float, stream: TextIO | None = None
 ) -> None:
     """Print one line on a terminal about a finished cell of a sweep; long lines wrap with an indent."""
     console = Console(file=stream or sys.stderr)
     if not console.is_terminal:
         return
-    count = f"{sweep.cell:>{len(str(sweep.cells))}}/{sweep.cells}"
+    count = f"{board.ended:>{len(str(board.cells))}}/{board.cells}"
     parts = (
         f"{count}  {row['status']:<7} {clock(seconds):>7}",
         f"{name(row)} {amount(row)} {row['benchmark']}",
@@ -432,9 +327,6 @@ def tell_finished(
 
 def score(row: Mapping[str, Any]) -> str:
     """Return the headline metric with its value."""
-    return f"{headline(row)} {_number(row)}{f' ({MEANS})' if is_marked(row) else ''}"
-
-
-def _number(row: Mapping[str, Any]) -> str:
     value = row["metrics"][headline(row)]["value"]
-    return "undefined" if value is None else f"{value:.3f}"
+    number = "undefined" if value is None else f"{value:.3f}"
+    return f"{headline(row)} {number}{f' ({MEANS})' if is_marked(row) else ''}"

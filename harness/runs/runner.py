@@ -6,9 +6,9 @@ Rows are printed as they come; at the end tables, failures, figures and JSON lin
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from espalier.harness.errors import Refused, StoreLost, UserError, print_lines
 from espalier.harness.ranks import Ranks
@@ -16,7 +16,7 @@ from espalier.harness.runs import console, hints, streams, wandb_log
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job, admit_here, check_drawn
 from espalier.harness.runs.model_pool import Pool
-from espalier.harness.runs.progress_bar import Board, BoardCell
+from espalier.harness.runs.progress_bar import Board
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
@@ -24,6 +24,14 @@ from espalier.harness.store import RunDir, Store
 from espalier.harness.store import sweep_files as sweeps
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.sweep_files import SweepCell
+
+
+class AdmittedCell(NamedTuple):
+    """A cell as it was requested, its job, and its own overrides, empty where they are not known."""
+
+    spec: RunSpec
+    job: Job
+    line: Sequence[str]
 
 
 @dataclass
@@ -42,7 +50,7 @@ class Runner:
         pool: the loaded model.
         digests: hashes of files read so far.
         board: number, progress and outcome of the cells.
-        jobs: the admitted jobs, each with its cell.
+        admitted: the cells that can run, in the order of the command.
         note: called for each cell without a row, with the reason and the exit code.
 
     Attributes:
@@ -61,14 +69,12 @@ class Runner:
     pool: Pool = field(default_factory=Pool)
     digests: Digests = field(default_factory=Digests)
     board: Board = field(default_factory=Board)
-    jobs: list[tuple[RunSpec, Job]] = field(default_factory=list)
+    admitted: list[AdmittedCell] = field(default_factory=list)
     note: Callable[[RunSpec, str, int], None] = lambda spec, reason, code: None
     cells: CellRunner = field(init=False)
     rows: list[dict[str, Any]] = field(default_factory=list, init=False)
     refused: list[tuple[RunSpec, str]] = field(default_factory=list, init=False)
-    failures: list[tuple[RunSpec, str, int]] = field(default_factory=list, init=False)
-    _by_spec: dict[int, Job | None] = field(default_factory=dict, init=False)
-    _lines_by_spec: Mapping[int, Sequence[str]] = field(default_factory=dict, init=False)
+    failures: list[tuple[AdmittedCell, str, int]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Create the runner of one cell."""
@@ -87,88 +93,61 @@ class Runner:
             UserError: a cell is wrong, or is refused and `refused=error`, or no cell can run; or the rows of requested
                 curves or a report would not be comparable.
         """
-        for number, spec in enumerate(specs, 1):
+        lines = self.lines or [()] * len(specs)
+        for number, (spec, line) in enumerate(zip(specs, lines, strict=True), 1):
             self.waiting.say(f"checking cell {number} of {len(specs)}")
             try:
                 job = admit_here(spec, self.ranks, self.digests)
-                self.jobs.append((spec, job))
-                self._by_spec[id(spec)] = job
+                self.admitted.append(AdmittedCell(spec, job, line))
             except Refused as error:
                 if spec.refused == "error":
                     raise
-                self._by_spec[id(spec)] = None
                 self.refused.append((spec, str(error)))
                 self.note(spec, str(error), 2)
-        if not self.jobs:
+        if not self.admitted:
             raise UserError(self.refused[0][1])
-        jobs = [job for _, job in self.jobs]
+        jobs = [cell.job for cell in self.admitted]
         check_drawn(jobs)
+        self.board.cells = len(jobs)
         # Runs without a stored row, each with the model and benchmark that determine its duration.
-        pending = {
+        self.board.pending = {
             job.key: (job.spec.model.name, job.spec.benchmark.name)
             for job in jobs
             if job.spec.force or not Store(job.spec.store).run(job.key).finished
         }
-        self.board.forecast.expect(len(specs), pending)
-        self.board.expect([place_of(job) for job in jobs])
-        self._lines_by_spec = dict(zip(map(id, specs), self.lines, strict=False))
 
-    def announce(self, specs: Sequence[RunSpec]) -> None:
-        """Write the list of admitted cells to the store, for `python -m espalier sweep status`.
-
-        Args:
-            specs: the cells of the command, as passed to `admit`.
-        """
+    def announce(self) -> None:
+        """Write the list of admitted cells to the store, for `python -m espalier sweep status`."""
         if self.ranks.rank == 0:
             # Cells of a preset's grids have no own command line: the sweep itself runs the remaining ones.
             overrides = tuple(text for text in self.argv if not text.startswith("-"))
-            lines = self.lines or [overrides] * len(specs)
-            admitted = {id(spec): job for spec, job in self.jobs}
             cells = [
-                SweepCell.of(job.key, job.outline(), line)
-                for job, line in zip(map(admitted.get, map(id, specs)), lines, strict=True)
-                if job is not None
+                SweepCell.of(job.key, job.outline(), line or overrides)
+                for _, job, line in self.admitted
             ]
-            sweeps.announce(specs[0].store, self.argv, cells)
+            sweeps.announce(self.admitted[0].spec.store, self.argv, cells)
 
-    def job_of(self, spec: RunSpec) -> Job | None:
-        """Return the job of a cell; None if it is refused. A cell that was not admitted before is admitted now."""
-        if id(spec) not in self._by_spec:
-            return admit_here(spec, self.ranks, self.digests)
-        job = self._by_spec[id(spec)]
-        if job is not None:
-            self.ranks.use_device(spec.model.device)
-        return job
-
-    def run(self, spec: RunSpec) -> None:
-        """Run one cell and report its row; a refused cell is skipped.
+    def run(self, cell: AdmittedCell) -> None:
+        """Run one cell and report its row.
 
         Raises:
             SampleErrors: samples failed; the others are in the journal.
             BudgetMismatch: a sample kept another number of tokens than requested.
         """
-        self.board.forecast.cell += 1
-        job = self.job_of(spec)
-        if job is not None:
-            self.board.begin(place_of(job))
-            row, seconds = self.cells.run(job, [other_job for _, other_job in self.jobs])
-            self._take(row, job, seconds)
+        row, seconds = self.cells.run(cell.job, [other.job for other in self.admitted])
+        self._take(row, cell.job, seconds)
 
-    def failed(self, spec: RunSpec, cause: str, code: int) -> None:
+    def failed(self, cell: AdmittedCell, cause: str, code: int) -> None:
         """Note that a cell has no row.
 
         Args:
-            spec: the cell.
+            cell: the cell.
             cause: the reason, in one line.
             code: the exit code of a command that fails for this reason.
         """
-        self.failures.append((spec, cause, code))
-        self.note(spec, cause, code)
-        job = self.job_of(spec)
-        if job is not None:
-            self.board.fail(place_of(job), cause)
-            # It takes no more time.
-            self.board.forecast.pending.pop(job.key, None)
+        self.failures.append((cell, cause, code))
+        self.note(cell.spec, cause, code)
+        self.board.fail(cell.job.key)
 
     def stored(self, job: Job) -> dict[str, Any] | None:
         """Return the stored row of an admitted job; None if the job must run.
@@ -191,8 +170,8 @@ class Runner:
             self._take({**row, "status": row["status"] if fresh else "cached"}, job, 0.0)
         return row is not None
 
-    def finish(self, spec: RunSpec) -> None:
-        """Print the table of all rows, draw the files of `spec`, and end with the last row's JSON line.
+    def finish(self) -> None:
+        """Print the table of all rows, draw the files of the last cell, and end with the last row's JSON line.
 
         At a terminal the folders of the rows and the next command are printed instead. A sweep is compared in W&B.
 
@@ -203,6 +182,7 @@ class Runner:
         """
         if self.ranks.rank:
             return
+        spec = self.admitted[-1].spec
         with streams.output():
             self._print()
         if self.rows:
@@ -212,22 +192,20 @@ class Runner:
 
     def _take(self, row: dict[str, Any], job: Job, seconds: float) -> None:
         """Take a finished row; its JSON line is printed when the next row comes, or by `finish`."""
-        self.board.finish(place_of(job), row)
-        if row["status"] != "cached":
-            self.board.forecast.computed(row["run_key"], seconds)
+        self.board.finish(row, seconds)
         if self.ranks.rank == 0:
             if self.rows and console.prints_json(job.spec, self.out):
                 console.print_json(self.rows[-1], self.out)
             if self.sweep:
-                progress.tell_finished(row, self.board.forecast, seconds)
+                progress.tell_finished(row, self.board, seconds)
         self.rows.append(row)
 
     def _draw(self, spec: RunSpec) -> None:
         """Draw the files of a cell, and end with the last row's JSON line or the next command and its purpose."""
-        left_out = [*self.refused, *((cell, cause) for cell, cause, _ in self.failures)]
-        cells = self.board.forecast.cells
+        left_out = [*self.refused, *self._failed]
+        missing = len(self.admitted) - len(self.rows) - len(self.failures)
         try:
-            for path in console.write_figures(spec, self.rows, left_out, cells, self.waiting):
+            for path in console.write_figures(spec, self.rows, left_out, not missing, self.waiting):
                 self.waiting.clear()
                 with streams.output():
                     print_lines(f"wrote {path}", file=self.out)
@@ -235,7 +213,6 @@ class Runner:
             raise StoreLost(f"{error}; the rows are in the store") from error
         finally:
             self.waiting.clear()
-            missing = cells - len(self.rows) - len(left_out)
             # The command that repeats failed cells is printed already.
             repeats = self.failures and not missing
             advice = None if repeats else hints.next_step(self.argv, self.rows, missing)
@@ -245,17 +222,14 @@ class Runner:
         """Print the table of rows, the cells without a row and why, and the command that repeats failed cells."""
         if self.rows:
             console.print_rows(self.rows, self.out, full=not self.sweep)
-        failed = [(spec, cause) for spec, cause, _ in self.failures]
+        failed = self._failed
         if self.rows or (failed and self.sweep):
             console.print_left("left out", self.refused, self.out)
             console.print_left("failed", failed, self.out)
         if failed and self.sweep:
-            lines = (self._lines_by_spec.get(id(spec)) for spec, _ in failed)
-            command = hints.rerun(self.argv, [line for line in lines if line is not None])
-            print_lines(f"run what failed again: {command}", file=self.out)
+            lines = [cell.line for cell, _, _ in self.failures if cell.line]
+            print_lines(f"run what failed again: {hints.rerun(self.argv, lines)}", file=self.out)
 
-
-def place_of(job: Job) -> BoardCell:
-    """Return the position of a run on the board of its sweep."""
-    method, budget = f"{job.spec.method.title} {job.label}".strip(), job.spec.budget
-    return BoardCell(job.spec.benchmark.name, method, budget.ratio, budget.count)
+    @property
+    def _failed(self) -> list[tuple[RunSpec, str]]:
+        return [(cell.spec, cause) for cell, cause, _ in self.failures]

@@ -94,7 +94,7 @@ def processes() -> list[tuple[str, str]]:
 def cell_overheads(store: Path) -> list[tuple[str, str]]:
     """Return the overhead of cells of 100 samples; models and packages are loaded before."""
     warm, _ = prepared(store, [*CELL, "limit=1"])
-    warm.run(warm.jobs[0][0])
+    warm.run(warm.admitted[0])
     ratios = [f"{number / 100:g}" for number in range(50, 80)]
     return [
         ("a cell of 100 samples alone", share_of(store, [*CELL, "limit=100"])),
@@ -110,9 +110,9 @@ def share_of(store: Path, overrides: Sequence[str]) -> str:
     with tempfile.TemporaryDirectory(dir=store) as folder:
         runner, costs_by_step = prepared(Path(folder), overrides)
         runner.cells = cells = Timed(board=runner.board)
-        running = sum(timed(partial(runner.run, spec))[1] for spec, _ in runner.jobs)
+        running = sum(timed(partial(runner.run, cell))[1] for cell in runner.admitted)
     costs_by_step["store"] = cells.storing
-    costs, count = sum(costs_by_step.values()), len(runner.jobs)
+    costs, count = sum(costs_by_step.values()), len(runner.admitted)
     total = costs + running - cells.storing
     parts = ", ".join(f"{name} {seconds / count:.3f}" for name, seconds in costs_by_step.items())
     return (

@@ -132,8 +132,8 @@ def sweep(pool: Pool, overrides: Sequence[str], share: str) -> tuple[float, dict
         runner = Runner(sweep=True, pool=pool)
         runner.admit(specs)
         started = time.perf_counter()
-        for spec in specs:
-            runner.run(spec)
+        for cell in runner.admitted:
+            runner.run(cell)
         seconds = time.perf_counter() - started
         return seconds, spared(runner, Path(folder)) if share == "none" else {}
 
@@ -141,7 +141,7 @@ def sweep(pool: Pool, overrides: Sequence[str], share: str) -> tuple[float, dict
 def spared(runner: Runner, store: Path) -> dict[str, float]:
     """Return the seconds that one pass saves over a sweep cell by cell."""
     vision, layers, reading, cells = 0.0, 0.0, 0.0, 0
-    for spec, job in runner.jobs:
+    for spec, job, _ in runner.admitted:
         entries = Store(store).run(job.key).journal.entries()
         times = [entry["record"]["times_ms"] for entry in entries if "record" in entry]
         row = next(row for row in runner.rows if row["run_key"] == job.key)

@@ -25,9 +25,7 @@ import espalier.harness.evaluation
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.ranks import Ranks
-from espalier.harness.runs.admission import Job
-from espalier.harness.runs.runner import Runner
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.runs.runner import AdmittedCell, Runner
 from espalier.harness.store import claims
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import Journal
@@ -64,12 +62,11 @@ class Command:
     @property
     def keys(self) -> list[str]:
         """Run keys of the cells, in the order of the command."""
-        return [job.key for _, job in self.runner.jobs]
+        return [cell.job.key for cell in self.runner.admitted]
 
     def announce(self, store: Path) -> None:
         """Leave the list of cells in a store, as run.py does before the first cell."""
-        runner = self._at(store)
-        runner.announce([spec for spec, _ in runner.jobs])
+        self._at(store).announce()
 
     def begin(self, store: Path, machine: int, folder: Path, seed: int) -> int:
         """Fork a writer that runs all cells in its own order; return its process id.
@@ -90,8 +87,8 @@ class Command:
             pretend(machine, folder)
             acknowledge(folder / "acknowledged")
             runner = self._at(store)
-            for spec, _ in random.Random(seed).sample(runner.jobs, len(runner.jobs)):
-                runner.run(spec)
+            for cell in random.Random(seed).sample(runner.admitted, len(runner.admitted)):
+                runner.run(cell)
             code = 0
         except Exception:
             # Where the parent finds it; above this nothing of the child's may run.
@@ -101,13 +98,13 @@ class Command:
             os._exit(code)
 
     def _at(self, store: Path) -> Runner:
-        def moved(job: Job) -> Job:
-            return replace(job, spec=replace(job.spec, store=store))
+        def moved(cell: AdmittedCell) -> AdmittedCell:
+            job = replace(cell.job, spec=replace(cell.job.spec, store=store))
+            return AdmittedCell(replace(cell.spec, store=store), job, cell.line)
 
-        jobs: list[tuple[RunSpec, Job]] = [
-            (replace(spec, store=store), moved(job)) for spec, job in self.runner.jobs
-        ]
-        return Runner(True, Ranks(), self.argv, out=io.StringIO(), pool=self.runner.pool, jobs=jobs)
+        cells = [*map(moved, self.runner.admitted)]
+        pool, out = self.runner.pool, io.StringIO()
+        return Runner(True, Ranks(), self.argv, out=out, pool=pool, admitted=cells)
 
 
 def _of(package: ModuleType) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.runs import console
 from espalier.harness.runs import progress_bar as progress
-from espalier.harness.runs.progress_bar import Board, Forecast, cell_progress, clock, tell_finished
+from espalier.harness.runs.progress_bar import Board, cell_progress, clock, tell_finished
 from espalier.harness.specs.registry import Registry
 from espalier.harness.store.row_text import FOOTNOTE, MARK, MEANS
 from tests.runs.terminal import Terminal, screen
@@ -173,7 +173,7 @@ def test_progress_is_silent_without_a_terminal() -> None:
     with cell_progress("run", Board(), stream=stream) as cell:
         cell.phase("loading")
         cell.samples(1, 2)
-    tell_finished(row("fastv", "b"), Forecast(), 1.0, stream)
+    tell_finished(row("fastv", "b"), Board(), 1.0, stream)
     assert stream.getvalue() == ""
 
 
@@ -186,8 +186,8 @@ def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_wide")
 def test_progress_draws_on_a_terminal() -> None:
-    stream, sweep = Terminal(), Forecast(300, 12, {"key": "rec"})
-    with cell_progress("fastv 0.5", Board(sweep), "key", stream) as cell:
+    stream, sweep = Terminal(), Board(300, {"key": "rec"}, done=11)
+    with cell_progress("fastv 0.5", sweep, "key", stream) as cell:
         cell.phase("loading seedling")
         cell.samples(1, 2)
         cell.samples(2, 2)
@@ -199,7 +199,7 @@ def test_progress_draws_on_a_terminal() -> None:
 
 @pytest.mark.usefixtures("_wide")
 def test_a_finished_cell_is_one_line_that_wraps_where_it_must() -> None:
-    stream, sweep = Terminal(), Forecast(300, cell=7)
+    stream, sweep = Terminal(), Board(300, done=6, failed=1)
     tell_finished(row("fastv", "b"), sweep, 69.0, stream)
     tell_finished(long_rows()[0], sweep, 3700.0, stream)
     short, first, second = stream.getvalue().splitlines()

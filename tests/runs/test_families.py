@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from io import StringIO
@@ -138,9 +138,16 @@ def written(
 
 def in_one_batch_and_alone(base: RunSpec, size: int) -> list[dict[str, Any]]:
     """Return the rows of a run with all samples in one batch, and one by one."""
+    engines = [replace(base.engine, batch_size=batch_size) for batch_size in (size, 1)]
+    return rows_of([replace(base, engine=engine) for engine in engines])
+
+
+def rows_of(specs: Sequence[RunSpec]) -> list[dict[str, Any]]:
+    """Run cells and return their rows."""
     runner = Runner(out=StringIO())
-    for batch_size in (size, 1):
-        runner.run(replace(base, engine=replace(base.engine, batch_size=batch_size)))
+    runner.admit(specs)
+    for cell in runner.admitted:
+        runner.run(cell)
     return runner.rows
 
 
@@ -160,11 +167,14 @@ def test_every_method_runs_and_no_answer_depends_on_the_batch(
 ) -> None:
     name, facts = MODELS[family][1], FAMILIES[family].spec.facts
     spec = spec_of(root, *model_of(family), *benchmark(tasks / name, name), "ratio=0.5")
-    runner = Runner(out=StringIO())
-    for method, size in [*((method, 3) for method in METHODS), ("visionzip", 1), ("fastv", 1)]:
-        engine = replace(spec.engine, batch_size=size)
-        runner.run(replace(spec, method=MethodSpec(method), engine=engine))
-    together, alone = runner.rows[: len(METHODS)], runner.rows[len(METHODS) :]
+    sizes = [*((method, 3) for method in METHODS), ("visionzip", 1), ("fastv", 1)]
+    rows = rows_of(
+        [
+            replace(spec, method=MethodSpec(method), engine=replace(spec.engine, batch_size=size))
+            for method, size in sizes
+        ]
+    )
+    together, alone = rows[: len(METHODS)], rows[len(METHODS) :]
     n = len((tasks / name / f"{name}.jsonl").read_text().splitlines())
     for row in together:
         method, tokens, extra = row["method"], row["tokens"], row["extra"]
@@ -329,10 +339,9 @@ def test_the_prompts_that_a_task_has_for_a_family_are_used(
     root: Path, tasks: Path, model_of: Overrides
 ) -> None:
     line = (*model_of("qwen2_5_vl"), *benchmark(tasks / "pictures", "pictures"), "method=none")
-    runner = Runner(out=StringIO())
-    for template in ("default", "qwen2_5_vl", "llava_vid"):
-        runner.run(spec_of(root, *line, f"model.template={template}"))
-    plain, qwen, llava = (row["extra"]["text_tokens"] for row in runner.rows)
+    templates = ("default", "qwen2_5_vl", "llava_vid")
+    rows = rows_of([spec_of(root, *line, f"model.template={template}") for template in templates])
+    plain, qwen, llava = (row["extra"]["text_tokens"] for row in rows)
     assert (qwen, llava) == (plain + len("Q: "), plain)
 
 
@@ -349,10 +358,9 @@ def test_generation_settings_of_the_model_reach_it_and_the_checkpoint_s_do_not(
     def answered(path: Path, **generation: float) -> dict[int, str]:
         model = tiny_model("llava15_7b", FAMILIES["llava"].spec, path)
         extra = [f"++model.generation.{key}={value}" for key, value in generation.items()]
-        runner = Runner(out=StringIO())
         task = benchmark(tasks / "pictures", "pictures")
-        runner.run(spec_of(root, *model, *task, "method=none", *extra))
-        return answers(root, runner.rows[0])
+        (row,) = rows_of([spec_of(root, *model, *task, "method=none", *extra)])
+        return answers(root, row)
 
     plain = answered(checkpoint("llava"))
     assert answered(folder) == plain

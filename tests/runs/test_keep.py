@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from espalier.harness.errors import tell_once
 from espalier.harness.runs import console
-from espalier.harness.runs.progress_bar import Board, BoardCell, cell_text
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from espalier.harness.store.run_entries import entries, table_cells
@@ -109,20 +107,6 @@ def test_a_refused_count_is_named(bench: Bench) -> None:
     assert line in bench("method=fastv", "budget=average", "keep=2").err
     done = bench("-m", "method=fastv,random", "budget=average", "keep=2", "refused=skip")
     assert "left out: fastv official 2 tokens seedling_rec: keep=2 cannot be met" in done.out
-
-
-def test_the_board_has_a_column_for_each_number() -> None:
-    cells = [BoardCell("rec", "fastv", 1 - n / 144, n) for n in (64, 128)]
-    cells.append(BoardCell("rec", "fastv", 0.9))
-    board = Board()
-    board.expect(cells)
-    board.begin(cells[0])
-    screen = Console(file=io.StringIO(), width=80, record=True)
-    screen.print(board)
-    assert screen.export_text().splitlines()[0].split() == [
-        *("rec", "128", "tokens", "64", "tokens", "0.9")
-    ]
-    assert cell_text(cells[0]) == "fastv 64 tokens rec"
 
 
 def test_a_count_of_another_key_is_no_row(bench: Bench) -> None:

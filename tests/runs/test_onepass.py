@@ -57,11 +57,10 @@ def sweep(
     """Run a sweep as run.py does and return its rows."""
     cells = commands.cells_of("-m", *arguments, *overrides, f"store={store}")
     runner = Runner(sweep=True, pool=POOL)
-    specs = [build_spec(cell) for cell in cells]
-    runner.admit(specs)
-    for spec in specs:
+    runner.admit([build_spec(cell) for cell in cells])
+    for admitted in runner.admitted:
         try:
-            runner.run(spec)
+            runner.run(admitted)
         except (SampleErrors, MethodError) as error:
             if failing is None:
                 raise

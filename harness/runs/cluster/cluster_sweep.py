@@ -102,12 +102,11 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
     """
     waiting.say("checking the cells")
     cells = cells_of(command, cluster)
-    specs = [cell.spec for cell in cells]
     runner = Runner(command.sweep, argv=command.argv, waiting=waiting, lines=command.lines)
-    runner.admit(specs)
-    runner.announce(specs)
-    all_jobs = ((cell, runner.job_of(cell.spec)) for cell in cells)
-    admitted = [(cell, job) for cell, job in all_jobs if job is not None]
+    runner.admit([cell.spec for cell in cells])
+    runner.announce()
+    by_spec = {id(cell.spec): cell for cell in cells}
+    admitted = [(by_spec[id(spec)], job) for spec, job, _ in runner.admitted]
     store = cells[0].spec.store
     launcher: Launcher = (
         Slurm(cluster, store) if cluster.name == "slurm" else LocalWorkers(cluster, devices())
@@ -130,7 +129,7 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
         return 0
     if jobs:
         watch(jobs, launcher, cluster.poll, waiting, streams.tell)
-    return _collect(runner, cells, jobs)
+    return _collect(runner, len(cells), jobs)
 
 
 def _start(
@@ -181,22 +180,19 @@ def _entry(cell: ClusterCell, job: Job, command: Command) -> JobCell:
     )
 
 
-def _collect(runner: Runner, cells: Sequence[ClusterCell], jobs: Jobs) -> int:
+def _collect(runner: Runner, cells: int, jobs: Jobs) -> int:
     """Collect all rows, report the reason for each cell without one, and return the exit code."""
-    for cell in cells:
-        runner.board.forecast.cell += 1
-        job = runner.job_of(cell.spec)
-        if job is None:
-            continue
-        lost = jobs.missing(job.key)
-        if lost is None and not runner.collect(job, fresh=job.key in jobs.keys):
-            lost = LeftOut(job.key, "its job ended and left no row of this key", 1)
+    for cell in runner.admitted:
+        key = cell.job.key
+        lost = jobs.missing(key)
+        if lost is None and not runner.collect(cell.job, fresh=key in jobs.keys):
+            lost = LeftOut(key, "its job ended and left no row of this key", 1)
         if lost is not None:
-            runner.failed(cell.spec, lost.reason, lost.code)
-    runner.finish(cells[-1].spec)
+            runner.failed(cell, lost.reason, lost.code)
+    runner.finish()
     if runner.failures:
         # For a sweep `finish` has listed the causes.
-        count = f"{len(runner.failures)} of {len(cells)} cells have no row"
+        count = f"{len(runner.failures)} of {cells} cells have no row"
         streams.print_error(count if runner.sweep else runner.failures[-1][1])
     return runner.code
 
