@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
-from pathlib import Path
+from os import PathLike, fspath
 from typing import Any
 
 from espalier.harness.api.applied import Applied
@@ -17,7 +16,7 @@ from espalier.harness.api.argument_errors import (
     unknown_argument,
     user_errors,
 )
-from espalier.harness.api.loaded_models import Model, named_spec
+from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount, settle
 from espalier.harness.config.build_spec import read_budget, variant_of
 from espalier.harness.config.composer import compose_section
@@ -224,10 +223,7 @@ def _resolve_draft(
             f"draft=None: model={model.spec.name!r} names no draft; valid: a name of conf/model, the folder of a "
             "checkpoint, a loaded model"
         )
-    if draft is not None and (Path(draft).expanduser() / "config.json").is_file():
-        draft_spec = named_spec(draft, None, {"dtype": model.spec.dtype})
-        return None, replace(draft_spec, video=model.spec.video)
-    return None, build_draft(None if draft is None else str(draft), {}, model.spec)
+    return None, build_draft(None if draft is None else fspath(draft), {}, model.spec)
 
 
 def _default_transport(method: Method, draft: Model | None, target: Model) -> str:

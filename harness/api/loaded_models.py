@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from os import PathLike
-from pathlib import Path
+from os import PathLike, fspath
 from typing import Any
 
 from espalier.harness.api.argument_errors import read_path, user_errors
 from espalier.harness.config.checkpoint_names import (
     GROUP,
     PREFIX,
-    REVISION,
     model_choice,
-    unlisted_section,
 )
 from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged, read_choice
@@ -28,12 +25,10 @@ from espalier.harness.models.build_adapter import (
     UNREAD,
     load_adapter,
     random_processor,
-    read_checkpoint,
 )
 from espalier.harness.models.conversations import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import reading_parts, unlisted_facts
-from espalier.harness.paths import located
 from espalier.harness.settings import check_keys, choice, read_value
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
@@ -101,8 +96,8 @@ def load(
         spec = named_spec(name, path, settings)
         check_model(spec, read_value("offline", offline, bool), Digests())
         adapter = load_adapter(spec)
-    listed = not _is_checkpoint(name) and not model_choice(str(name), "name").startswith(PREFIX)
-    config_name = str(name) if listed else None
+    listed = model_choice(fspath(name), "name")
+    config_name = None if listed.startswith(PREFIX) else listed
     if path is not None:
         settings["path"] = str(spec.path)
     return Model(
@@ -133,18 +128,7 @@ def named_spec(
         raise UserError(
             f"name is a {type(name).__name__}; valid: a name of conf/model, a hub id, or the folder of a checkpoint"
         )
-    if _is_checkpoint(name):
-        folder = located(name)
-        return _unlisted_spec({"name": folder.name, "path": str(folder)}, settings)
-    if not isinstance(name, str):
-        raise UserError(
-            f"name={str(name)!r} is not a folder with a config.json; valid: such a folder, or a name of conf/model"
-        )
-    choice = model_choice(name, "name")
-    if choice.startswith(PREFIX):
-        hub = {"name": Path(name).name, "hub": name, "revision": REVISION}
-        return _unlisted_spec(hub, settings)
-    return model_spec(_with(compose_section("model", choice, "name"), settings))
+    return model_spec(_with(compose_section(GROUP, fspath(name), "name"), settings))
 
 
 def wrap(hf_model: Any, hf_processor: Any, **settings: Any) -> Model:
@@ -227,10 +211,6 @@ def borrow(model: Any, processor: Any, spec: ModelSpec) -> Iterator[Adapter]:
             module.training = mode
 
 
-def _is_checkpoint(name: str | PathLike[str]) -> bool:
-    return (Path(name).expanduser() / "config.json").is_file()
-
-
 def _family(hf_model: Any) -> str:
     """Return the family of a model in memory."""
     model_type = getattr(getattr(hf_model, "config", None), "model_type", None)
@@ -241,12 +221,6 @@ def _family(hf_model: Any) -> str:
             f"hf_model is a {type(hf_model).__name__}; valid for model_type={model_type!r}: {model_class.__name__}"
         )
     return family
-
-
-def _unlisted_spec(source: Mapping[str, Any], settings: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec of a checkpoint without a file in conf/model."""
-    section = _with(unlisted_section(source), settings)
-    return read_checkpoint(model_spec(section), "name", "conversation" not in settings)
 
 
 def _with(section: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

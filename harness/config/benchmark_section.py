@@ -5,16 +5,16 @@ Keys of a benchmark on the user's own data that the config leaves open follow fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, tell_once, unknown_name
+from espalier.harness.errors import tell_once, unknown_name
 from espalier.harness.settings import read_fields, read_section, read_value, setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import unescaped
-from espalier.harness.specs.records.data_file import VALID, check_address
+from espalier.harness.specs.records.data_file import check_address
 from espalier.harness.specs.records.own_data import read_records
 from espalier.harness.specs.records.record import RecordSettings, RecordTable, category_metric
 
@@ -86,25 +86,6 @@ def benchmark_spec(part: Mapping[str, Any], limit: int | None) -> BenchmarkSpec:
         length = dict.fromkeys(("min_new_tokens", "max_new_tokens"), values["new_tokens"])
         values["generation"] = {**length, **values["generation"]}
     return BenchmarkSpec(**values, records=records)
-
-
-def check_benchmarks(cells: Iterable[Mapping[str, Any]]) -> None:
-    """Check each distinct benchmark of the cells once.
-
-    Raises:
-        UserError: as `benchmark_spec`.
-    """
-    checked: list[Any] = []
-    for cell in cells:
-        part = cell.get("benchmark")
-        if isinstance(part, dict) and not any(
-            part is earlier or part == earlier for earlier in checked
-        ):
-            checked.append(part)
-            if is_own_data(part) and part["path"] is None:
-                line = f"benchmark.path=null: benchmark={part['name']} needs data; valid: {VALID}"
-                raise UserError(line)
-            benchmark_spec({str(key): value for key, value in part.items()}, None)
 
 
 def _unknown_metrics(part: Mapping[str, Any]) -> list[str]:

@@ -90,7 +90,7 @@ class Catalogue(ConfFolders):
         is_compressor = key == "compressor"
         options = ["none", *methods_of(key)] if is_compressor else self.get_group_options(group)
         if group == "experiment":
-            options += table_titles()
+            options += descriptions(group)
         error = unknown_name(key, name, options)
         file = f"{name.partition('.py')[0]}.py"
         is_file = name.startswith(file) and os.path.isfile(os.path.expanduser(file))
@@ -139,17 +139,11 @@ def _maker(group: str, name: str) -> Callable[[], Mapping[str, Any]] | None:
 
 
 def descriptions(group: str) -> dict[str, str]:
-    """Return the description of each config without a file, by its name. Cost: for experiments, as `table_titles`."""
+    """Return the description of each config without a file, by its name. Cost: reads results/papers."""
     if group == ANCHOR:
         text = "{benchmark}, {published} in table {table} of {paper}"
         return {name: text.format_map(line) for name, line in _anchors().items()}
-    return table_titles() if group == "experiment" else {}
-
-
-def table_titles() -> dict[str, str]:
-    """Return the title of each preset of a published table, by name. Cost: reads all of results/papers."""
-    titles: dict[str, str] = _tables().titles()
-    return titles
+    return dict(_tables().titles()) if group == "experiment" else {}
 
 
 def _method(name: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from espalier.harness.config.benchmark_section import is_own_data
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.kept_tokens import MOST, is_count, ratio_of
 from espalier.harness.errors import UserError
@@ -26,7 +27,7 @@ from espalier.harness.settings import (
 )
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.judge_spec import JudgeSpec
-from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, check_address
+from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, VALID, check_address
 from espalier.harness.specs.run_spec import LOGS, BackendSpec, EngineSpec, RunOptions
 from espalier.harness.store.files.lease import Terms
 
@@ -125,10 +126,14 @@ def read_settings(cell: Cell) -> CellSettings:
     """
     part = {key: value for key, value in cell.items() if key not in NOT_OF_A_RUN}
     settings = read_section(CellSettings, "", part)
+    benchmark = settings.benchmark
+    if is_own_data(benchmark) and benchmark["path"] is None:
+        line = f"benchmark.path=null: benchmark={benchmark['name']} needs data; valid: {VALID}"
+        raise UserError(line)
     for key in WRITTEN:
         check_address(key, cell[key], ON_THIS_MACHINE)
     check_address("model.path", settings.model.get("path"))
-    check_address("benchmark.include_path", settings.benchmark.get("include_path"))
+    check_address("benchmark.include_path", benchmark.get("include_path"))
     return settings
 
 

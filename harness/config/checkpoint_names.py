@@ -105,36 +105,29 @@ def checkpoint_section(choice: str) -> dict[str, Any]:
         UserError: the checkpoint is not complete, or does not describe a model of a supported family.
     """
     # Import torch and transformers, and most commands name models of conf/.
+    import torch
+
     from espalier.harness.config.model_section import model_spec
-    from espalier.harness.models.build_adapter import read_checkpoint
+    from espalier.harness.models.build_adapter import UNREAD, read_checkpoint
 
     source = unquote(choice.removeprefix(PREFIX))
     place = (
         {"path": source} if Path(source).is_absolute() else {"hub": source, "revision": REVISION}
     )
-    unread = unlisted_section({"name": Path(source).name, **place})
+    # A GPU computes in half precision.
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    named = {"name": Path(source).name, **place, "dtype": dtype}
+    unread = {**read_choice("base", GROUP), **named, "adapter": "none", "facts": UNREAD}
     spec = read_checkpoint(model_spec(unread), GROUP)
     facts = asdict(spec.facts)
     facts["signals"] = sorted(facts["signals"])
     return {
         "defaults": ["/base/model@_here_", "_self_"],
-        **{key: unread[key] for key in ("name", *place, "dtype")},
+        **named,
         "adapter": spec.adapter,
         "conversation": spec.conversation,
         "facts": facts,
     }
-
-
-def unlisted_section(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `model` of a checkpoint without a file, from its name and place, with facts to be read."""
-    # Takes seconds, as transformers does.
-    import torch
-
-    from espalier.harness.models.build_adapter import UNREAD
-
-    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    base = read_choice("base", GROUP)
-    return {**base, **source, "dtype": dtype, "adapter": "none", "facts": UNREAD}
 
 
 @cache

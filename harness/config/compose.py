@@ -17,7 +17,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config import checkpoint_names
-from espalier.harness.config.benchmark_section import check_benchmarks
 from espalier.harness.config.catalogue import Catalogue
 from espalier.harness.config.composer import (
     Cell,
@@ -131,8 +130,6 @@ def read_command(
         raise UserError(f"{KEY} lists the grids of a sweep; add -m to run them, or leave it out")
     else:
         cells, lines = [resolved(settled_pieces(base))], [(*overrides, *search)]
-    # Mistakes in a benchmark's file are reported before torch loads.
-    check_benchmarks(cells)
     is_sweep = options.multirun or mode == "MULTIRUN"
     return Command(argv, tuple(cells), is_sweep, tuple(lines), folders)
 

@@ -228,10 +228,6 @@ class Answerer:
             pause()
             return Prepared(encode(chats), contexts, perf_counter() - started)
 
-    def prompt_row(self, request: Instance) -> dict[str, str | None]:
-        """Return the row's entry about prompts, taken from one request."""
-        return self.opened.codec.prompt_summary(self.chat(request))
-
     def chat(self, request: Instance) -> Chat:
         """Return the chat of a sample, as the model gets it."""
         with self._lock, complete_only():

@@ -151,7 +151,7 @@ class ChatModel(lmms):
             ]
         first = next(request for key, request in wanted.items() if key in self.samples)
         #: The row's entry about prompts.
-        self.prompt = self._answerer.prompt_row(first)
+        self.prompt = self._answerer.opened.codec.prompt_summary(self._answerer.chat(first))
         if self._complete is not None:
             self._complete(self.samples)
         return [self._result(key_of(request)) for request in requests]

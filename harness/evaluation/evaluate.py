@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.metered import (
     MeteredGenerator,
-    cost_means,
     open_meters,
-    time_medians,
 )
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
@@ -88,16 +86,6 @@ class Evaluation:
     unparsed: int | None = None
     judge: Mapping[str, Any] | None = None
     latency: Mapping[str, Any] | None = None
-
-    @property
-    def time(self) -> dict[str, float | None]:
-        """Medians of phase times over samples in milliseconds, as the row names them."""
-        return time_medians([sample.record for sample in self.samples])
-
-    @property
-    def costs(self) -> dict[str, dict[str, Any]]:
-        """Costs of the answers by the meters of the run, as the row has them."""
-        return cost_means([sample.record for sample in self.samples])
 
     @property
     def samples_per_second(self) -> float | None:

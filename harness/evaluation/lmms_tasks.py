@@ -268,14 +268,10 @@ def scoring(loaded: LoadedBenchmark) -> Iterator[None]:
 def quiet() -> Iterator[None]:
     """Send prints of lmms-eval and its tasks to stderr, log warnings only, and hide progress bars."""
     logger.remove()
-    logger.add(_complain, level="WARNING")
+    # The current stderr, which may have been replaced.
+    logger.add(lambda line: print(line, end="", file=sys.stderr), level="WARNING")
     with redirect_stdout(sys.stderr), no_progress_bars():
         yield
-
-
-def _complain(line: str) -> None:
-    """Write a line to the current stderr, which may have been replaced."""
-    sys.stderr.write(line)
 
 
 def _leaves(tree: Mapping[Any, Any]) -> Iterator[Task]:

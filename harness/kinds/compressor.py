@@ -83,11 +83,8 @@ class Compressor(Kind[CacheCompressor]):
         self, spec: AnswerRequest, method: CacheCompressor, records: Sequence[SampleRecord]
     ) -> Account:
         """Count whole prompts and the entries that stay in each cache, verified against the budget."""
-        evicting = _evicting(spec, method)
-        for record in records:
-            check_held(evicting, record)
+        blocks = cache_blocks(_evicting(spec, method), records)
         account = account_of(_without_reduction(spec), NoReduction(), records)
-        blocks = cache_blocks(evicting, records)
         if spec.budget.rule == "kv_bytes":
             # The prefill was whole; what the cache holds is the budget.
             achieved = {**account.extra["achieved"], "kv_bytes": fmean(blocks["cache"]["entries"])}
@@ -145,11 +142,9 @@ class Composition(Kind[Composed]):
         self, spec: AnswerRequest, method: Composed, records: Sequence[SampleRecord]
     ) -> Account:
         """Count the tokens that the reducer keeps, and the entries that the compressor keeps."""
-        evicting = _evicting(spec, method)
-        for record in records:
-            check_held(evicting, record)
+        blocks = cache_blocks(_evicting(spec, method), records)
         account = REDUCER.account(spec, method.reducer, records)
-        return replace(account, extra={**account.extra, **cache_blocks(evicting, records)})
+        return replace(account, extra={**account.extra, **blocks})
 
     def identity(self, spec: AnswerRequest, method: Composed) -> Identity:
         """Return the parameters of both, and the settings of the reducer."""
@@ -192,6 +187,8 @@ def cache_blocks(evicting: CacheBudget, records: Sequence[SampleRecord]) -> dict
     `positions_share` the ratio where entries of newlines and separators count as well.
     The first token is chosen with the whole cache, so an answer of one token depends on eviction only in its end.
     """
+    for record in records:
+        check_held(evicting, record)
     entered = [fmean(layer) for layer in zip(*(record.entering for record in records), strict=True)]
     entries_by_record = (
         record.entering if record.held is None else record.held for record in records

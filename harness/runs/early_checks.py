@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.cell_settings import read_amount, read_settings
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.group_lists import choices
@@ -58,6 +59,7 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
         if key in checked:
             continue
         checked.add(key)
+        benchmark_spec(values.benchmark, values.limit)
         if cell["offline"] is True:
             # huggingface_hub reads them when it is imported.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))

@@ -188,8 +188,8 @@ class TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the text of the column."""
-        left = task.fields["left"]()
-        return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
+        seconds = task.time_remaining
+        return Text(clock(task.elapsed or 0.0) if seconds is None else f"{clock(seconds)} left")
 
 
 class CellLines:
@@ -208,18 +208,7 @@ class CellLines:
         self._redraw: Callable[[], None] = lambda: None
         self._count: Callable[[], None] = lambda: None
         if progress is not None:
-            self._samples = progress.add_task(
-                title, total=None, count="", rate="", left=self._samples_left
-            )
-            if board.cells > 1:
-                progress.add_task(
-                    "whole sweep",
-                    total=board.cells,
-                    completed=board.ended,
-                    count=f"{board.ended + 1}/{board.cells}",
-                    rate="",
-                    left=self._sweep_left,
-                )
+            self._samples = progress.add_task(title, total=None, count="", rate="")
 
     def attach(self, redraw: Callable[[], None], count: Callable[[], None] = lambda: None) -> None:
         """Set the function that draws these lines at once, and the one called after each sample."""
@@ -248,23 +237,14 @@ class CellLines:
         )
         self._count()
 
-    def _samples_left(self) -> float | None:
-        assert self._progress is not None
-        return self._progress.tasks[0].time_remaining
-
-    def _sweep_left(self) -> float | None:
-        return self._board.left(self._key, self._elapsed, self._share)
-
-    @property
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._start
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the lines and, for a sweep, the counts of its cells below them."""
         assert self._progress is not None
         yield self._progress
         if self._board.cells > 1:
-            yield Text(self._board.counts(self._sweep_left(), self._elapsed))
+            elapsed = time.monotonic() - self._start
+            seconds_left = self._board.left(self._key, elapsed, self._share)
+            yield Text(self._board.counts(seconds_left, elapsed))
 
 
 @contextmanager

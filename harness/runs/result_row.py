@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.facts import OF_CLASS_TOKEN, SUBSTITUTES
 from espalier.harness.cost.memory import Peak
-from espalier.harness.evaluation.metered import answered_together
+from espalier.harness.evaluation.metered import answered_together, cost_means, time_medians
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.kinds.signal_check import signals_of
 from espalier.harness.specs.generation import spoken
@@ -45,6 +45,7 @@ def build_row(
     kind = kind_of(job.method, spec)
     account = kind.account(spec, job.method, records)
     together, budget = answered_together(records), spec.budget
+    times, costs = time_medians(records), cost_means(records)
     counted_share, clipped = {}, {}
     if budget.count is not None:
         # The share of all samples' visual tokens that the count removes, and the samples that have fewer tokens.
@@ -62,7 +63,7 @@ def build_row(
         "metrics": {name: _reported(spec, values) for name, values in evaluation.metrics.items()},
         "tokens": dict(account.tokens),
         "flops": dict(account.flops),
-        "time": dict.fromkeys(evaluation.time) if spec.model.offload else evaluation.time,
+        "time": dict.fromkeys(times) if spec.model.offload else times,
         "memory": {
             "kv_bytes": account.kv_bytes,
             "peak_bytes": None if together or spec.backend.served else peak.bytes,
@@ -78,7 +79,7 @@ def build_row(
             **clipped,
             "substitutes": _substitutes(job),
             "time_iqr": _spreads(records),
-            **({"costs": evaluation.costs} if evaluation.costs else {}),
+            **({"costs": costs} if costs else {}),
             "new_tokens": fmean(record.new_tokens for record in records),
             "text_tokens": fmean(record.text for record in records),
             **_reasoning(evaluation.samples),

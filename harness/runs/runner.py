@@ -134,7 +134,7 @@ class Runner:
             SampleErrors: samples failed; the others are in the journal.
             BudgetMismatch: a sample kept another number of tokens than requested.
         """
-        row, seconds = self.cells.run(cell.job, [other.job for other in self.admitted])
+        row, seconds = self.cells.run(cell.job, [admitted.job for admitted in self.admitted])
         self._take(row, cell.job, seconds)
 
     def failed(self, cell: AdmittedCell, cause: str, code: int) -> None:

@@ -18,6 +18,7 @@ from espalier.harness.kinds.checkpoint_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
 from espalier.harness.runs.cluster.dry_run import (
+    TO_RUN,
     CellCost,
     Decoding,
     PlannedCell,
@@ -133,7 +134,7 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     jobs = jobs_of(cells, cluster_of(composed("cluster=slurm", "cluster.cells_per_job=2").cells))
     assert (jobs[0].model, len(jobs[0].cells)) == ("llava_ov_72b", 2)
     assert any("llava_ov_72b, 2 cells; 4 GPUs" in line for line in lines)
-    counted = [cell.cost for cell in cells if cell.cost is not None and cell.would_run]
+    counted = [cell.cost for cell in cells if cell.cost is not None and cell.status in TO_RUN]
     assert f"estimate: {sum(cost.flops for cost in counted) / 1e18:.3g} EFLOPs of the" in text
     for name, gpu in gpu_kinds().items():
         # 145 GB of weights: 3 of 80 GB by the resources of the model's file, more of 24 GB.

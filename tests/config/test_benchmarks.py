@@ -13,6 +13,7 @@ import pytest
 
 import run
 from espalier.harness.config.benchmark_section import benchmark_spec
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import asked_groups, choices, comment, read_choice
@@ -203,7 +204,7 @@ MISTAKES = (
 def test_all_mistakes_of_a_file_come_in_one_line(conf: Path) -> None:
     (conf / "benchmark" / "wrong.yaml").write_text(WRONG)
     for argv in (["benchmark=wrong"], ["-m", "benchmark=seedling_rec,wrong"]):
-        line = refused(read_command, argv)
+        line = refused(specs_of, *argv)
         assert [mistake for mistake in MISTAKES if mistake not in line] == []
         # Nothing else: the last two lines are the valid keys of the two tables with unknown ones.
         assert line.count("; benchmark.") + line.count("; config key") + 1 >= len(MISTAKES)

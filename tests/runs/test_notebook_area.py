@@ -32,9 +32,13 @@ def test_samples_are_counted_at_most_once_in_a_while() -> None:
 
 
 def test_a_line_shows_the_time_left_or_until_that_is_known_the_time_passed() -> None:
-    now, left = [0.0], [None, 30.0]
+    now = [0.0]
     lines = Progress(get_time=lambda: now[0])
-    lines.add_task("title", left=lambda: left.pop(0))
+    lines.add_task("title", total=10)
     now[0] = 65.0
-    texts = [str(TimeLeft().render(lines.tasks[0])) for _ in range(2)]
-    assert texts == ["1:05", "30 s left"]
+    texts = [str(TimeLeft().render(lines.tasks[0]))]
+    for done in (1, 2):
+        now[0] += 10.0
+        lines.update(lines.tasks[0].id, completed=done)
+    texts.append(str(TimeLeft().render(lines.tasks[0])))
+    assert texts == ["1:05", "1:20 left"]

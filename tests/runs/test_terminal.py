@@ -41,8 +41,8 @@ def test_a_sweep_shows_its_cell_one_line_each_and_what_is_left(swept: Shown, sto
     ):
         assert passing in swept.raw
         assert passing not in swept.text
-    assert "whole sweep" in swept.raw
-    assert "whole sweep" not in swept.text
+    assert "1 running" in swept.raw
+    assert "1 running" not in swept.text
 
 
 @pytest.mark.slow

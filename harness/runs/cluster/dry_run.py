@@ -318,11 +318,6 @@ class PlannedCell:
     cost: CellCost | None = None
     unknown: str | None = None
 
-    @property
-    def would_run(self) -> bool:
-        """Whether it would run."""
-        return self.status in ("to do", "begun")
-
 
 def list_cells(cells: Sequence[ClusterCell], cluster: ClusterSpec, waiting: StatusLine) -> int:
     """Print the runs of a command without running them, and return the exit code."""
@@ -376,7 +371,9 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSp
 def jobs_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> list[JobGroup[PlannedCell]]:
     """Return the jobs of the cells that would run; cells of one run count once."""
     limit = len(planned) if cluster.name == "local" else cluster.cells_per_job
-    return grouped(((cell.run, cell.cell, cell) for cell in planned if cell.would_run), limit)
+    return grouped(
+        ((cell.run, cell.cell, cell) for cell in planned if cell.status in TO_RUN), limit
+    )
 
 
 def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[str]:
@@ -402,7 +399,8 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
     yield from estimate_lines(jobs, cluster)
 
 
-STATUSES = ("done", "begun", "to do", "refused")
+#: Statuses of cells that would run, and all of them.
+TO_RUN, STATUSES = ("begun", "to do"), ("done", "begun", "to do", "refused")
 
 
 def _problems(planned: Sequence[PlannedCell]) -> Iterator[str]:
