@@ -20,7 +20,7 @@ from espalier.harness.runs.progress_bar import Board
 from espalier.harness.runs.single_run import CellRunner
 from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.store import RunDir, Store
+from espalier.harness.store import Store
 from espalier.harness.store import sweep_files as sweeps
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.sweep_files import SweepCell
@@ -148,15 +148,6 @@ class Runner:
         self.failures.append((cell, cause, code))
         self.note(cell.spec, cause, code)
         self.board.fail(cell.job.key)
-
-    def stored(self, job: Job) -> dict[str, Any] | None:
-        """Return the stored row of an admitted job; None if the job must run.
-
-        Raises:
-            UserError: the stored row is damaged or belongs to another run, and `force` is not set.
-        """
-        # The folder is not created here, since this only reads.
-        return self.cells.stored(job, RunDir(job.spec.store / "runs" / job.key))
 
     def collect(self, job: Job, fresh: bool) -> bool:
         """Report the row that another process has stored of a job; return False if there is none.

@@ -76,7 +76,7 @@ class CellRunner:
             BudgetMismatch: a sample kept another number of tokens than requested.
         """
         directory = Store(job.spec.store).run(job.key)
-        row = self.stored(job, directory)
+        row = self.stored(job)
         if row is None:
             if self.ranks.rank == 0:
                 self._report_other_code(job)
@@ -94,13 +94,13 @@ class CellRunner:
                 )
                 with self._claim(job, directory), noted:
                     # Another command may have finished it in the meantime.
-                    row = self.stored(job, directory) or self._evaluate(job, directory, mirror)
+                    row = self.stored(job) or self._evaluate(job, directory, mirror)
             elif self.ranks.rank == 0:
                 directory.tidy(job.spec.lease)
         self.done.add(job.key)
         return row, time.monotonic() - start
 
-    def stored(self, job: Job, directory: RunDir) -> dict[str, Any] | None:
+    def stored(self, job: Job) -> dict[str, Any] | None:
         """Return the stored row of a job; None if the job must run.
 
         Raises:
@@ -109,7 +109,8 @@ class CellRunner:
 
         def read() -> dict[str, Any] | None:
             try:
-                return directory.row(complete=True)
+                # The folder is not created here, since this only reads.
+                return RunDir(job.spec.store / "runs" / job.key).row(complete=True)
             except Unreadable:
                 if not job.spec.force:
                     raise
@@ -162,12 +163,7 @@ class CellRunner:
     def _answer_together(self, job: Job, jobs: Sequence[Job]) -> None:
         """Answer the samples of all remaining cells that may share a pass with this one, if that is requested."""
         if self.passes.due(job):
-            waiting = [
-                waiting_job
-                for waiting_job in jobs
-                if self.stored(waiting_job, Store(waiting_job.spec.store).run(waiting_job.key))
-                is None
-            ]
+            waiting = [cell for cell in jobs if self.stored(cell) is None]
             self.passes.ahead(job, waiting, self.pool, self.shelf, self.ranks, self.board)
 
     @contextlib.contextmanager

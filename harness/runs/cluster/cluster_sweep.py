@@ -116,7 +116,7 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
     to_do = (
         (job.key, cell, (cell, job))
         for cell, job in admitted
-        if runner.stored(job) is None and job.key not in unfinished.keys
+        if runner.cells.stored(job) is None and job.key not in unfinished.keys
     )
     packs = grouped(to_do, cluster.cells_per_job)
     jobs = unfinished.of({job.key for _, job in admitted})

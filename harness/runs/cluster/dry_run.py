@@ -346,7 +346,7 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSp
     if job is not None:
         spec, method = job.spec, job.method
         directory = RunDir(spec.store / "runs" / job.key)
-        if runner.stored(job) is not None:
+        if runner.cells.stored(job) is not None:
             status = "done"
         elif len(directory.forced if spec.force else directory.journal):
             status = "begun"

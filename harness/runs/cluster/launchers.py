@@ -17,7 +17,6 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -281,7 +280,8 @@ class LocalWorkers:
     gpus: tuple[str, ...]
     names: list[str] = field(default_factory=list)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _runs: dict[str, Future[None]] = field(default_factory=dict)
+    _states: dict[str, JobState] = field(default_factory=dict)
+    _thread: threading.Thread | None = None
 
     def check(self, packs: Sequence[JobGroup[object]]) -> None:
         """Raise UserError if a job requests more GPUs than exist, or the command would not wait."""
@@ -299,29 +299,38 @@ class LocalWorkers:
     def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None:
         """Start the jobs in their order."""
         self.names += [file.path.stem for file in files]
+        self._states = dict.fromkeys(self.names, JobState("PENDING"))
+        work = list(zip(self.names, packs, files, strict=True))
         at_once = self.at_once(packs)
-        workers, pool = ThreadPoolExecutor(at_once, "jobs"), GpuPool(self.gpus)
+        pool = GpuPool(self.gpus)
 
-        def run(job: JobGroup[object], file: JobFile) -> None:
+        def run(name: str, job: JobGroup[object], file: JobFile) -> None:
+            if self._stopped.is_set():
+                return
             with pool.take(job.resources.gpus if self.gpus else 0) as taken:
-                if not self._stopped.is_set():
-                    run_job(file, self._environment(taken, at_once), self._stopped.is_set)
+                self._states[name] = JobState("RUNNING")
+                run_job(file, self._environment(taken, at_once), self._stopped.is_set)
+            self._states[name] = JobState("ENDED")
 
-        work = zip(self.names, packs, files, strict=True)
-        self._runs = {name: workers.submit(run, job, file) for name, job, file in work}
+        def run_all() -> None:
+            # Imported here: only starting workers needs it.
+            from joblib import Parallel, delayed
+
+            Parallel(n_jobs=at_once, backend="threading")(delayed(run)(*job) for job in work)
+
+        self._thread = threading.Thread(target=run_all, name="jobs")
+        self._thread.start()
 
     def states(self, names: Sequence[str]) -> Mapping[str, JobState]:
-        """Return the state of each job; one that waits for GPUs runs already."""
-        runs = [self._runs[name] for name in names]
-        words = [
-            "ENDED" if run.done() else "RUNNING" if run.running() else "PENDING" for run in runs
-        ]
-        return dict(zip(names, map(JobState, words), strict=True))
+        """Return the state of each job; ended if its worker is gone."""
+        alive = self._thread is not None and self._thread.is_alive()
+        return {name: self._states[name] if alive else JobState("ENDED") for name in names}
 
     def stop(self) -> str:
         """End all jobs and wait for them; return an empty message."""
         self._stopped.set()
-        wait(self._runs.values())
+        if self._thread is not None:
+            self._thread.join()
         return ""
 
     def at_once(self, packs: Sequence[JobGroup[object]]) -> int:
