@@ -20,8 +20,7 @@ from espalier.methods.base import Site, View
 def vectors(method: str) -> list[dict[str, Any]]:
     """Return the cases of a method: seed, tokens, keep, params, kept and what its code merged."""
     table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    cases: list[dict[str, Any]] = table[method]["cases"]
-    return cases
+    return table[method]["cases"]
 
 
 def numbers(seed: int, *shape: int) -> Tensor:

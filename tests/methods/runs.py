@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,9 +16,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import Decoder, Plan, TokenReducer, View
 from espalier.methods.none import NoReduction
-from tests.families import FAMILIES
-from tests.family_runs import adapter_of
-from tests.methods.twins import Slow, best
+from tests.methods.twins import best
 from tests.tiny import Recorder
 
 
@@ -44,12 +41,6 @@ def kept_by(
             output_logits=True,
             suppress_tokens=list(adapter.items(inputs)),
         )
-
-
-@cache
-def untouched_by(name: str) -> GeneratedBatch:
-    """What a family answers without reduction, computed once a process."""
-    return kept_by(adapter_of(name), NoReduction(), FAMILIES[name].chats, 0.0)
 
 
 @contextmanager
@@ -117,43 +108,31 @@ def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]
     return recorder.views
 
 
-def check_on_engine(
-    name: str,
-    method: TokenReducer,
-    slow: Slow,
-    ratios: Sequence[float] = (0.5, 0.8),
-) -> None:
-    """Hold a one-site method on a family: ratio 0 keeps all, a batch equals its rows, and rows equal a slow version."""
-    check_on_model(adapter_of(name), FAMILIES[name].chats, untouched_by(name), method, slow, ratios)
-
-
-def check_on_model(
+def check_adaptive(
     adapter: Adapter,
-    chats: Sequence[list[dict]],
-    untouched: GeneratedBatch,
     method: TokenReducer,
-    slow: Slow,
-    ratios: Sequence[float],
+    chats: Sequence[list[dict]],
+    ratio: float,
+    count: Callable[[View, int], int],
 ) -> None:
-    """The same on a given model, which answers the chats with `untouched` if nothing is removed."""
-    everything = kept_by(adapter, method, chats, 0.0)
-    assert torch.equal(everything.logits, untouched.logits)
-    assert [record.kept for record in everything.records] == [
-        (record.visual,) for record in untouched.records
-    ]
-    views = [views_of(adapter, method, [chat])[0] for chat in chats]
-    samples = "abc"[: len(chats)]
-    for ratio in ratios:
-        batch = kept_by(adapter, method, chats, ratio, samples)
-        emulated = kept_by(adapter, method, chats, ratio, samples, backend="emulate")
-        for row, chat in enumerate(chats):
-            alone = kept_by(adapter, method, [chat], ratio, samples[row])
-            origin = alone.records[0].origin
-            assert torch.equal(batch.records[row].origin, origin)
-            assert torch.equal(emulated.records[row].origin, origin)
-            assert (batch.logits[row] - alone.logits[0]).abs().max() < 1e-6
-            assert len(origin) < views[row].tokens.shape[1]
-            assert origin.tolist() == sorted(slow(method, views[row], 0, len(origin)))
+    """Hold a method whose rows keep other counts: alone and in a batch, each keeps `count` of its view and budget."""
+    plain = kept_by(adapter, NoReduction(), chats, 0.0)
+    assert torch.equal(kept_by(adapter, method, chats, 0.0).logits, plain.logits)
+    fast = kept_by(adapter, method, chats, ratio)
+    slow = kept_by(adapter, method, chats, ratio, backend="emulate")
+    assert torch.equal(fast.ids, slow.ids)
+    assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
+    assert len({record.kept[0] for record in fast.records}) > 1
+    for row, record in enumerate(fast.records):
+        alone = kept_by(adapter, method, [chats[row]], ratio)
+        assert alone.records[0].kept == record.kept
+        assert torch.equal(alone.records[0].origin, record.origin)
+        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-3
+        allowed = Budget("kept", ratio).keep(method, adapter.facts, record.visual, record.text)
+        assert record.requested == allowed
+        assert Budget("kept", ratio).verify(method, adapter.facts, record).kept == record.kept[0]
+        (view,) = views_of(adapter, method, [chats[row]])
+        assert record.kept[0] == count(view, allowed[0])
 
 
 def recall(

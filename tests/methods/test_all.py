@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, get_args
 
 import pytest
@@ -50,6 +50,8 @@ FROM_THE_FRONT = [case for case in FOLLOWS_TOKENS if case not in with_trait(SHAR
 #: Methods in which a rounded score moves few tokens.
 STEADY = [case for case in CASES if case not in with_trait(CHAINED)]
 
+
+NOT_FINITE = (float("nan"), float("inf"))
 
 #: Cases that choose by the tokens themselves and not by signals alone: each must refuse the token.
 READS_TOKENS = {
@@ -125,18 +127,17 @@ def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
 
 
 @every_method
-@pytest.mark.parametrize("keep", [5, 24])
-def test_a_batch_equals_its_rows_alone(case: Case, keep: int):
+def test_a_batch_equals_its_rows_alone(case: Case):
     method = build(case)
-    keep = reachable(method, keep)
     view = make_view(method)
-    together = method.plan(view, keep)
-    merged = outcome(view, together)
-    for row in range(3):
-        part = rows_of_view(view, [row])
-        alone = method.plan(part, keep)
-        assert torch.equal(alone.kept[0], together.kept[row])
-        assert torch.allclose(outcome(part, alone)[0], merged[row], atol=1e-6)
+    for keep in (reachable(method, 5), reachable(method, 24)):
+        together = method.plan(view, keep)
+        merged = outcome(view, together)
+        for row in range(3):
+            part = rows_of_view(view, [row])
+            alone = method.plan(part, keep)
+            assert torch.equal(alone.kept[0], together.kept[row])
+            assert torch.allclose(outcome(part, alone)[0], merged[row], atol=1e-6)
 
 
 @every_method
@@ -150,18 +151,17 @@ def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(case: Case):
 
 
 @every_method
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_inputs_are_decided_in_fp32(case: Case, dtype: torch.dtype):
+def test_half_precision_inputs_are_decided_in_fp32(case: Case):
     method = build(case)
     view = make_view(method)
-    halves = {key: value.to(dtype) for key, value in view.signals.items()}
-    half = replaced(view, view.tokens.to(dtype), **halves)
-    wide = replaced(
-        view, half.tokens.float(), **{key: value.float() for key, value in halves.items()}
-    )
-    plan = method.plan(half, 17)
-    assert torch.equal(plan.kept, method.plan(wide, 17).kept)
-    assert outcome(half, plan).dtype == dtype
+    for dtype in (torch.float16, torch.bfloat16):
+        halves = {key: value.to(dtype) for key, value in view.signals.items()}
+        half = replaced(view, view.tokens.to(dtype), **halves)
+        floats = {key: value.float() for key, value in halves.items()}
+        wide = replaced(view, half.tokens.float(), **floats)
+        plan = method.plan(half, 17)
+        assert torch.equal(plan.kept, method.plan(wide, 17).kept)
+        assert outcome(half, plan).dtype == dtype
 
 
 @every_method
@@ -187,11 +187,10 @@ def used(method: TokenReducer, view: View) -> None:
 
 
 @every_method
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_is_an_error(case: Case, poison: float):
+def test_a_value_that_is_not_finite_is_an_error(case: Case):
     method = build(case)
     for view in views_of_sites(method):
-        for key, value in view.signals.items():
+        for (key, value), poison in product(view.signals.items(), NOT_FINITE):
             # Places are no floats, and an infinite prior means a score of 0.
             if not value.is_floating_point() or (key, poison) == ("prior", float("inf")):
                 continue
@@ -225,39 +224,39 @@ def test_schedules_fall_from_site_to_site_and_grow_with_the_share(case: Case):
 
 
 @every_method
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_token_that_is_not_finite_is_an_error_or_not_read(case: Case, poison: float):
+def test_a_token_that_is_not_finite_is_an_error_or_not_read(case: Case):
     method = build(case)
     view = make_view(method)
     keep = reachable(method, 17)
-    bad = view.tokens.clone()
-    bad[1, 5, 0] = poison
     clean = method.plan(view, keep).kept
-    try:
-        found = method.plan(replaced(view, bad), keep).kept
-    except MethodError:
-        found = None
-    if found is None or case_id(case) in READS_TOKENS:
-        with pytest.raises(MethodError, match="NaN or infinite"):
-            method.plan(replaced(view, bad), keep)
-    else:
-        assert torch.equal(found, clean)
+    for poison in NOT_FINITE:
+        bad = view.tokens.clone()
+        bad[1, 5, 0] = poison
+        try:
+            kept = method.plan(replaced(view, bad), keep).kept
+        except MethodError:
+            kept = None
+        if kept is None or case_id(case) in READS_TOKENS:
+            with pytest.raises(MethodError, match="NaN or infinite"):
+                method.plan(replaced(view, bad), keep)
+        else:
+            assert torch.equal(kept, clean)
 
 
 @pytest.mark.parametrize("case", STEADY, ids=case_id)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_changes_one_choice_in_ten_at_most(case: Case, dtype: torch.dtype):
+def test_half_precision_changes_one_choice_in_ten_at_most(case: Case):
     method = build(case)
     view = make_view(method)
     keep = reachable(method, 17)
-    halves = {
-        key: value.to(dtype) if value.is_floating_point() else value
-        for key, value in view.signals.items()
-    }
     exact = method.plan(view, keep).kept
-    rounded = method.plan(replaced(view, view.tokens.to(dtype), **halves), keep).kept
-    same = (rounded.unsqueeze(2) == exact.unsqueeze(1)).any(dim=2).float().mean(dim=1)
-    assert same.min() >= 0.9
+    for dtype in (torch.float16, torch.bfloat16):
+        halves = {
+            key: value.to(dtype) if value.is_floating_point() else value
+            for key, value in view.signals.items()
+        }
+        rounded = method.plan(replaced(view, view.tokens.to(dtype), **halves), keep).kept
+        same = (rounded.unsqueeze(2) == exact.unsqueeze(1)).any(dim=2).float().mean(dim=1)
+        assert same.min() >= 0.9
 
 
 @pytest.mark.parametrize("case", FOLLOWS_TOKENS, ids=case_id)
@@ -272,14 +271,12 @@ def test_the_choice_follows_the_tokens(case: Case):
 
 
 @every_method
-@pytest.mark.parametrize("many", [False, True])
-def test_no_token_at_all_and_more_than_there_are_is_refused(case: Case, many: bool):
+def test_no_token_at_all_and_more_than_there_are_is_refused(case: Case):
     method = build(case)
     view = make_view(method)
-    n_tokens = view.tokens.shape[1]
-    keep = n_tokens + 1 if many else 0
-    with pytest.raises(PlanError, match=f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to"):
-        method.answer(view, keep)
+    for keep in (0, 49):
+        with pytest.raises(PlanError, match=f"asked to keep {keep} of 48 tokens; valid: 1 to"):
+            method.answer(view, keep)
 
 
 def test_a_grid_that_does_not_match_the_tokens_is_refused():
@@ -305,8 +302,8 @@ def test_positions_are_renumbered_before_the_decoder_and_as_released(case: Case)
     method = build(case)
     inside = any(site.where == "layer" for site in method.sites(DEPTH))
     habit = "original" if inside else "renumbered"
-    found = method.positions(DEPTH)
+    positions = method.positions(DEPTH)
     if type(method).positions is TokenReducer.positions or case[0] in RELEASED:
-        assert found == RELEASED.get(case[0], habit)
+        assert positions == RELEASED.get(case[0], habit)
     else:
-        assert found in get_args(Positions)
+        assert positions in get_args(Positions)

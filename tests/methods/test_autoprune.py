@@ -38,7 +38,6 @@ def slope_of(method: AutoPrune, view: View) -> float:
     curve = method.measured(view)
     assert isinstance(curve, AutoPrune)
     assert curve == replace(method, slope=curve.slope)
-    assert curve.slope is not None
     return curve.slope
 
 
@@ -303,7 +302,6 @@ def test_samples_of_a_model_have_curves_of_their_own(rule: str) -> None:
     budget = Budget(rule, 0.5)
     for row, record in enumerate(batch.records):
         slope = method.measured(early[row])
-        assert slope is not None
         counts = budget.keep(slope, adapter.facts, record.visual, record.text, record.kept[:1])
         assert record.kept == record.requested == counts
         assert record.kept[0] == usual.records[row].kept[0]

@@ -12,7 +12,6 @@ from espalier.methods.base import View
 from espalier.methods.btp import BTP
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.runs import recall
 from tests.methods.twins import check_slow, released
 
 SITES = BTP().sites(32)
@@ -83,14 +82,3 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
         view = View(site, tokens[:, before], whole[:, before], signals)
         kept = BTP().plan(view, len(after)).kept[0].tolist()
         assert [before[i] for i in kept] == after
-
-
-def test_the_last_stage_keeps_what_was_planted():
-    view = make_view(BTP(), [((0, 0, 12, 12),)] * 16, site=SITES[2])
-    found, chance, turned = recall(
-        BTP(),
-        144,
-        lambda scores: View(view.site, view.tokens, view.grid, {"last_attention": scores}),
-    )
-    assert found > 0.95
-    assert turned < chance

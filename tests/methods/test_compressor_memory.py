@@ -32,11 +32,11 @@ class Largest(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         found = function(*args, **(kwargs or {}))
-        for one in tree_leaves(found):
+        for leaf in tree_leaves(found):
             # A view of keys that are expanded over heads has many elements and stores none of them.
-            if isinstance(one, Tensor):
-                held = one.untyped_storage().nbytes() // one.element_size()
-                self.elements = max(self.elements, min(one.numel(), held))
+            if isinstance(leaf, Tensor):
+                held = leaf.untyped_storage().nbytes() // leaf.element_size()
+                self.elements = max(self.elements, min(leaf.numel(), held))
         return found
 
 

@@ -25,7 +25,6 @@ def view_of(scores, states, normed=None) -> View:
 
 def merged(method: D3ToM, view: View, keep: int) -> tuple[list[int], torch.Tensor]:
     plan = method.answer(view, keep)
-    assert plan.merge is not None
     return plan.kept[0].tolist(), plan.merge.apply(view.tokens, keep)[0]
 
 

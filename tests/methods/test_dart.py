@@ -57,27 +57,3 @@ def test_keeps_what_the_released_code_keeps_where_its_count_divides(asked: int, 
     """Four pivots and eight equal choices: asked for T it keeps 4 + 8 floor(T / 8)."""
     assert released == 4 + 8 * (asked // 8)
     check_slow(DART(), make_view(DART(), [((0, 0, 24, 24),)]), slow_dart, (released,))
-
-
-def test_duplicates_go_and_what_is_different_stays():
-    """100 near copies of the pivots and 44 tokens of other directions: the latter stay, at random a third would."""
-    generator = torch.Generator().manual_seed(0)
-    view = make_view(DART(pivot_text_token=0), SQUARE * 8)
-    method = DART(pivot_text_token=0)
-    different = torch.rand(8, 144, generator=generator).argsort(dim=1)[:, :44]
-    tokens = torch.ones(8, 144, 16) + 0.05 * torch.randn(8, 144, 16, generator=generator)
-    other = torch.randn(8, 144, 16, generator=generator)
-    is_different = torch.zeros(8, 144, dtype=torch.bool).scatter(1, different, True)
-    tokens = torch.where(is_different.unsqueeze(2), other, tokens)
-    # Pivots are duplicates: their keys are the longest.
-    keys = view.signals["visual_keys"] * torch.where(is_different, 0.1, 1.0)[:, None, :, None]
-
-    def recall(states: torch.Tensor) -> float:
-        kept = method.plan(replaced(view, normed=states, visual_keys=keys), 48).kept
-        return float(is_different.gather(1, kept).sum() / is_different.sum())
-
-    assert recall(tokens) > 0.99
-    # The canary: with their directions swapped, the same indices are the duplicates, and they go.
-    swapped = torch.where(is_different.unsqueeze(2), torch.ones(16), other)
-    swapped.scatter_(1, keys.abs().sum((1, 3)).topk(4).indices.unsqueeze(2).expand(-1, -1, 16), 1.0)
-    assert recall(swapped) < 48 / 144

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.methods.base import Decoder, MethodError, Need, Site, View
+from espalier.methods.base import Decoder, MethodError, Site, View
 from espalier.methods.parallelvlm import Guidance, ParallelVLM
 from espalier.methods.random import Random
 from espalier.methods.specvlm_sd import SpecVLMSD
@@ -17,7 +17,6 @@ from espalier.methods.std import STD
 from espalier.methods.uniform import Uniform
 from espalier.methods.uvprune import UVPrune
 from tests.methods.cases import DEPTH, generators_for, make_view, replaced, rows_of_view
-from tests.methods.runs import recall
 from tests.methods.two_stages import two_stages
 
 N_TOKENS = 48
@@ -143,8 +142,6 @@ def test_std_equals_the_slow_one(keep: int):
 def test_std_chooses_in_each_layer_by_hand():
     rows = torch.tensor([[0.1, 0.5, 0.2, 0.2], [0.3, 0.0, 0.0, 0.7], [0.25, 0.25, 0.25, 0.25]])
     assert STD().choose(looked_at(STD(), rows), 2).tolist() == [[[1, 2], [0, 3], [0, 1]]]
-    assert STD().needs(Site("layer", 2)) == (Need("text_attention", 0), Need("text_attention", 1))
-    assert STD().sites(80) == (Site("layer", 80),)
 
 
 # ---------------------------------------------------------------- ParallelVLM
@@ -218,31 +215,3 @@ def test_who_prunes_when_the_target_does_not():
     every = get_args(Guidance)
     assert {g for g in every if not ParallelVLM(guidance=g).guided} == {"none", "self"}
     assert {g for g in every if ParallelVLM(guidance=g).reducer} == {"self"}
-
-
-# ---------------------------------------------------------------- planted signals
-
-
-def looked_at_or_moved(decoder: Decoder, scores: Tensor) -> View:
-    """Tokens to which words pay their score in every layer but the first, or that moved as much along the words."""
-    view = make_view(decoder, [((0, 0, 6, 8),)] * 16)
-    signals = {
-        key: scores.unsqueeze(1).expand_as(value)
-        for key, value in view.signals.items()
-        if key.startswith("text_attention") and key != "text_attention@0"
-    }
-    tokens = view.tokens.clone()
-    if "text_states" in view.signals:
-        tokens[:, :, 0] = 3 * scores
-        signals["text_states"] = torch.zeros_like(view.signals["text_states"])
-        signals["text_states"][:, :, 0] = 1.0
-    return replaced(view, tokens, **signals)
-
-
-@reading
-def test_what_the_target_looks_at_or_moves_is_given_to_the_draft(decoder: Decoder):
-    found, _, turned = recall(
-        decoder, N_TOKENS, lambda scores: looked_at_or_moved(decoder, scores), 4, 6
-    )
-    assert found > 0.5
-    assert turned < 0.25

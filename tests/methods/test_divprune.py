@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Site, View
 from espalier.methods.divprune import DivPrune
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
-from tests.methods.runs import adapter_of, check_on_engine, kept_by
+from tests.methods.runs import kept_by
 from tests.methods.slow import farthest_first
 from tests.methods.twins import check_slow
 from tests.tiny import Recorder
@@ -28,12 +28,6 @@ def slow_divprune(_method: DivPrune, view: View, row: int, keep: int) -> list[in
 
 def test_equals_the_slow_one():
     check_slow(DivPrune(), make_view(DivPrune(), [((0, 0, 4, 6),)] * 2), slow_divprune, (1, 8, 24))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
-def test_on_models(name: str):
-    check_on_engine(name, DivPrune(), slow_divprune)
 
 
 def test_newlines_always_stay_and_are_no_candidates():

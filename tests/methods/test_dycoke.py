@@ -21,14 +21,13 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import VideoSpec
 from espalier.methods.base import Attended, MethodError, Site, View
 from espalier.methods.dycoke import DyCoke
-from espalier.methods.random import Random
 from tests.engine.decode_oracle import step_logits
 from tests.families import FAMILIES
 from tests.families.onevision import ONEVISION, video, watch
 from tests.families.qwen import QWEN2, QWEN25, clip, video_chat
-from tests.family_runs import generation
+from tests.family_runs import adapter_of, generation
 from tests.methods.cases import generators_for, grid_of
-from tests.methods.runs import adapter_of, check_on_model, kept_by
+from tests.methods.runs import kept_by
 from tests.tiny import Family, load_tiny, save_tiny
 
 PAPER, OFFICIAL = DyCoke(), DyCoke(reading="official")
@@ -186,35 +185,6 @@ def test_a_picture_is_refused_whatever_is_kept():
         PAPER.plan(view_of(clip_of(8), [(0, 0, 6, 8)]), 40)
 
 
-def test_identical_frames_keep_their_first_tokens():
-    view = replace(view_of(clip_of(4)), tokens=torch.ones(1, 24, 5))
-    assert PAPER.plan(view, 12).kept.tolist() == [[*range(6), 6, 7, 12, 13, 18, 19]]
-
-
-def test_what_changes_between_frames_is_kept_and_chance_does_not_find_it():
-    generator = torch.Generator().manual_seed(3)
-    rows, frames, size = 16, 8, 9
-    still = torch.randn(rows, 1, size, 32, generator=generator).expand(-1, frames, -1, -1)
-    chosen = torch.rand(rows, frames, size, generator=generator).argsort(dim=2) < 2
-    # The first frame of a window stays anyway, and its last one is compared with a frame where tokens change too.
-    chosen[:, ::4] = chosen[:, 3::4] = False
-    noise = torch.randn(rows, frames, size, 32, generator=generator)
-
-    def recall(method, changes: torch.Tensor) -> float:
-        tokens = torch.where(changes.unsqueeze(3), noise, still + 0.01 * noise).flatten(1, 2)
-        view = replace(view_of(*[clip_of(frames, 3, 3)] * rows), tokens=tokens)
-        kept = torch.zeros(rows, frames * size, dtype=torch.bool)
-        kept.scatter_(1, method.plan(view, 18 + 12).kept, True)
-        return float(kept[chosen.flatten(1)].float().mean())
-
-    floor = recall(Random(), chosen)
-    assert abs(floor - 30 / 72) < 0.12
-    unchanged = ~chosen
-    unchanged[:, ::4] = False
-    assert recall(PAPER, chosen) == 1.0
-    assert recall(PAPER, unchanged) < 0.05
-
-
 # ---------------------------------------------------------------- while tokens are generated
 
 
@@ -344,23 +314,6 @@ def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
     with TemporaryDirectory() as folder:
         saved = save_tiny(family.spec, Path(folder))
         return load_tiny(family.spec, saved, "float64", attention)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "method", [DyCoke(P=0.0), DyCoke(reading="official", P=0.0)], ids=["paper", "official"]
-)
-@pytest.mark.parametrize("name", LONG)
-def test_frames_on_models_are_thinned_as_in_the_literal_loops(name: str, method: DyCoke):
-    adapter, chats = long_adapter(name), list(LONG[name].chats)
-    if name != "onevision" and method.reading == "official":
-        chats = chats[:1]  # the other has four frames
-
-    def slow(method: DyCoke, view: View, row: int, keep: int) -> list[int]:
-        return slow_kept(view, row, keep, method.reading)
-
-    plain = kept_by(adapter, build_method("none", {}), chats, 0.0)
-    check_on_model(adapter, chats, plain, method, slow, (0.3,))
 
 
 @pytest.mark.sampled(4)

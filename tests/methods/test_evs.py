@@ -12,7 +12,6 @@ from espalier.methods.base import MethodError, View
 from espalier.methods.evs import EVS
 from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_released, check_slow, released
 
 
@@ -65,7 +64,3 @@ def test_a_budget_below_the_first_frames_is_refused(tiling: Any, keep: int, line
     with pytest.raises(MethodError) as error:
         EVS().plan(view, keep)
     assert str(error.value).endswith(line)
-
-
-def test_on_a_model() -> None:
-    check_on_engine("llava_video", EVS(), slow_evs, ratios=(0.5,))

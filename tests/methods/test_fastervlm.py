@@ -12,7 +12,6 @@ from tests.methods.crop_views import (
     crop_view,
     crops_with_shares,
 )
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_slow
 
 
@@ -25,12 +24,3 @@ def slow_fastervlm(method: FasterVLM, view: View, row: int, keep: int) -> list[i
 @pytest.mark.parametrize("name", ROWS)
 def test_equals_the_slow_one(name: str):
     check_slow(FasterVLM(), crop_view(FasterVLM(), name), slow_fastervlm)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    "name",
-    ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl", "internvl"],
-)
-def test_on_models(name: str):
-    check_on_engine(name, FasterVLM(), slow_fastervlm)

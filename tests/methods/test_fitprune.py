@@ -25,8 +25,9 @@ from espalier.methods.fastv import FastV
 from espalier.methods.fitprune import FitPrune
 from tests import commands
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view, replaced
-from tests.methods.runs import adapter_of, check_stages
+from tests.methods.runs import check_stages
 from tests.methods.twins import best, check_slow
 
 #: Four sites, as the tiny models have.

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, Need, Site, View
+from espalier.methods.base import Need, Site, View
 from espalier.methods.globalcom2 import GlobalCom2
 from espalier.methods.select.crops import Crops, Regions
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.crop_views import (
     ROWS,
     best,
@@ -19,7 +20,7 @@ from tests.methods.crop_views import (
     slow_apportion,
     slow_sampled,
 )
-from tests.methods.runs import adapter_of, check_on_engine, kept_by, logits_of, noted
+from tests.methods.runs import kept_by, logits_of, noted
 from tests.methods.twins import check_slow
 from tests.tiny import Recorder
 
@@ -85,20 +86,6 @@ def test_shares_by_hand():
     assert adjustment[0, 1:3].tolist() == pytest.approx([1.25, 0.75])
     kept = OFFICIAL.plan(view_of(OFFICIAL, grid, tile, scores), 24).kept[0]
     assert tile[0, kept].bincount().tolist() == [8, 10, 6]
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("method", [OFFICIAL, PAPER], ids=str)
-@pytest.mark.parametrize(
-    "name", ["llava", "llava_next", "onevision_image", "onevision_video", "qwen2_5_vl"]
-)
-def test_on_models(name: str, method: GlobalCom2):
-    check_on_engine(name, method, slow_globalcom2)
-
-
-def test_crops_that_are_not_stitched_are_refused():
-    with pytest.raises(MethodError, match="does not stitch"):
-        kept_by(adapter_of("internvl"), OFFICIAL, FAMILIES["internvl"].chats, 0.5)
 
 
 # ---------------------------------------------------------------- the signal

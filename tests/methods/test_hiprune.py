@@ -20,7 +20,6 @@ from tests.methods.crop_views import (
     crops_with_shares,
 )
 from tests.methods.released import released_view, shares
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_released, check_slow, released
 
 READINGS = [HiPrune(), HiPrune(border="clamp"), HiPrune(alpha=0.7, border="clamp")]
@@ -90,9 +89,3 @@ def test_the_object_layer_lies_at_the_same_share_of_a_tower():
     assert tower_layer(adapter, Need("tower_received", layer=depth - 1, depth=depth)) == depth - 1
     assert tower_layer(adapter, Need("tower_received", layer=1)) == 1
     assert tower_layer(adapter, Need("tower_received")) is None
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image"])
-def test_on_models(name: str):
-    check_on_engine(name, HiPrune(alpha=0.7, border="clamp"), slow_hiprune)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.errors import UserError
-from espalier.methods.base import MethodError, Site, View
+from espalier.methods.base import Site, View
 from espalier.methods.hired import HiRED
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.crop_views import ROWS, best, groups, over_crop, slow_apportion
-from tests.methods.runs import adapter_of, check_on_engine, kept_by, logits_of, noted, views_of
+from tests.methods.runs import logits_of, noted, views_of
 from tests.methods.twins import check_slow
 
 READINGS = [HiRED(), HiRED(alpha=0.2), HiRED(budget="stripes"), HiRED(alpha=0.3, budget="stripes")]
@@ -72,13 +72,6 @@ def test_budgets_by_hand():
     assert tile[0, kept].bincount().tolist() == [8, 4, 4]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("method", READINGS[::2], ids=str)
-@pytest.mark.parametrize("name", ["llava", "llava_next", "onevision_image", "onevision_video"])
-def test_on_models(name: str, method: HiRED):
-    check_on_engine(name, method, slow_hired)
-
-
 def test_the_first_layer_is_the_towers_first():
     """The two attention signals differ, and the first one is that of layer 0."""
     adapter = adapter_of("llava_next")
@@ -90,13 +83,3 @@ def test_the_first_layer_is_the_towers_first():
     attention = logits_of(seen["query"][0], seen["key"][0], 4).softmax(-1).mean(1)[:, 0, 1:]
     whole = view.grid[0, :, 1] == 0
     assert torch.allclose(first[0, whole], attention[0], atol=1e-6)
-
-
-def test_a_tower_whose_first_layer_sees_windows_is_refused():
-    with pytest.raises(UserError, match=r"tower layer 0 .* valid: "):
-        kept_by(adapter_of("qwen2_5_vl"), HiRED(), FAMILIES["qwen2_5_vl"].chats, 0.5)
-
-
-def test_crops_that_are_not_stitched_are_refused():
-    with pytest.raises(MethodError, match="does not stitch"):
-        kept_by(adapter_of("internvl"), HiRED(), FAMILIES["internvl"].chats, 0.5)

@@ -13,7 +13,6 @@ from espalier.methods.select.tiles import regions
 from tests.methods.cases import PREFIX, make_view
 from tests.methods.crop_views import slow_apportion
 from tests.methods.released import released_view
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import attended_case, check_slow, released
 
 OFFICIAL = HoloV(alpha=0.09, cut="runs", ranking="attention", missing="each")
@@ -90,10 +89,3 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     kept = OFFICIAL.plan(attended_case(case, PREFIX), case["keep"]).kept[0].tolist()
     assert set(case["kept"]) <= set(kept)
     assert kept == case["kept"] or len(case["kept"]) < case["keep"]
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("method", READINGS, ids=str)
-@pytest.mark.parametrize("name", ["llava", "llava_next"])
-def test_on_models(name: str, method: HoloV):
-    check_on_engine(name, method, slow_holov)

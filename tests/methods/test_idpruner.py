@@ -12,7 +12,6 @@ from espalier.methods.idpruner import IDPruner
 from espalier.methods.select.cosines import memory_limit
 from tests.methods.cases import PREFIX, make_view
 from tests.methods.released import released_view
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import attended_case, check_kept, check_released, check_slow, released
 
 
@@ -54,8 +53,3 @@ def test_three_tokens_by_hand():
 @released("idpruner")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     check_released(IDPruner(**case["params"]), attended_case(case, PREFIX), case)
-
-
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
-def test_on_models(name: str):
-    check_on_engine(name, IDPruner(), slow_idpruner)

@@ -7,15 +7,14 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
 from espalier.methods.base import Need, Site, View
 from espalier.methods.ivtp import IVTP
 from tests import commands
-from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view, replaced
-from tests.methods.runs import adapter_of, kept_by, left_by, recall, watched
+from tests.methods.runs import kept_by, left_by, watched
 from tests.methods.towers import TOWERS, chats_of
 from tests.methods.twins import best, check_slow
 from tests.tiny import CHATS, DEPTH, load_llava, save_llava
@@ -49,9 +48,6 @@ def test_llava_meets_its_budget(ratio: float):
     assert len(kept) == 7 + 4
     assert kept[-1] == round(576 * (1 - ratio))
     assert kept[6] == pytest.approx(576 * math.sqrt(1 - ratio), abs=1)
-
-
-# ---------------------------------------------------------------- tower
 
 
 # ---------------------------------------------------------------- decoder
@@ -100,22 +96,6 @@ def test_weights_of_words_by_hand():
     assert IVTP().plan(even, 1).kept.tolist() == [[1]]  # 0.15 to 0.2
 
 
-def of_one_word(view: View, scores: Tensor, like: float) -> View:
-    """The planted scores as the rollout of a word that is `like` times the mean visual state; other words see noise."""
-    generator = torch.Generator().manual_seed(5)
-    rows = torch.rand(16, 9, 144, generator=generator)
-    states = -like * view.tokens.mean(dim=1, keepdim=True).repeat(1, 9, 1)
-    rows[:, 5], states[:, 5] = scores, -states[:, 5]
-    return replaced(view, text_rollout=rows, text_states=states)
-
-
-def test_the_decoder_finds_what_a_relevant_word_sees():
-    view = inside(SQUARE * 16)
-    found, floor, canary = recall(IVTP(), 144, lambda scores: of_one_word(view, scores, 1.0))
-    assert found == 1
-    assert canary < floor
-
-
 # ---------------------------------------------------------------- engine
 
 
@@ -145,32 +125,6 @@ def test_each_site_keeps_the_highest_of_what_is_left(name: str):
         signals = {key: value[0].tolist() for key, value in rest[0][0].signals.items()}
         places = [signals["visual_positions"][place] for place in left]
         assert [signals["all_positions"].index(place) for place in places] == record.origin.tolist()
-
-
-def test_the_towers_rollout_is_the_product_of_its_maps():
-    """Patches kept in a CLIP tower of two blocks, by its own attention maps multiplied out."""
-    adapter, chats = adapter_of("llava"), list(FAMILIES["llava"].chats)[:1]
-    tower, rollout = adapter.tower, torch.eye(17).double()
-    with torch.inference_mode():
-        hidden = tower.pre_layrnorm(tower.embeddings(adapter.encode(chats)["pixel_values"]))
-        for layer in tower.encoder.layers[:2]:
-            attention, states = layer.self_attn, layer.layer_norm1(hidden)
-            query, key = (
-                part(states)[0].unflatten(1, (attention.num_heads, -1)).transpose(0, 1)
-                for part in (attention.q_proj, attention.k_proj)
-            )
-            logits = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
-            mean = logits.softmax(-1).mean(0).double()
-            rollout = (0.5 * mean + 0.5 * torch.eye(17)) @ rollout
-            hidden = layer(hidden, attention_mask=None)
-            hidden = hidden if isinstance(hidden, Tensor) else hidden[0]
-    method, seen = watched(IVTP())
-    record = kept_by(adapter, method, chats, 0.5).records[0]
-    view, keep, plan = seen[0]
-    wanted = rollout[0, 1:]
-    assert (view.signals["rollout"][0] - wanted).abs().max() < 1e-9
-    assert keep == record.kept[0]
-    assert plan.kept[0].tolist() == sorted(wanted.argsort(descending=True)[:keep].tolist())
 
 
 @pytest.mark.parametrize("one", CHATS)

@@ -55,7 +55,6 @@ def test_lookm_merges_each_entry_into_the_most_similar_key(merging: str, targets
     stays[0, [3, 5, 6, 9, 12]] = False
     stays[1, [4, 5, 10, 13, 14]] = False
     folded = LookM(merging=merging, targets=targets).fold(keys, values, stays, visual)
-    assert folded is not None
     for head in range(2):
         into = stays[head].clone()
         if targets == "visual":
@@ -72,15 +71,12 @@ def test_a_lookm_merge_by_hand() -> None:
     values = torch.tensor([[[1.0], [3.0], [5.0], [9.0]]])
     stays = torch.tensor([[True, False, False, True]])
     pivot = LookM().fold(keys, values, stays, torch.tensor([1, 2, 3]))
-    assert pivot is not None
     assert pivot[0][0, [0, 3]].tolist() == [[3.5, 0.0], [0.0, 5.0]]
     assert pivot[1][0, [0, 3], 0].tolist() == [1.5, 8.0]
     average = LookM(merging="average").fold(keys, values, stays, torch.tensor([1, 2, 3]))
-    assert average is not None
     assert average[1][0, [0, 3], 0].tolist() == [2.0, 7.0]
     assert LookM(merging="none").fold(keys, values, stays, torch.tensor([1, 2, 3])) is None
     everything = LookM().fold(keys, values, torch.ones_like(stays), torch.tensor([1, 2, 3]))
-    assert everything is not None
     assert torch.equal(everything[0], keys)
 
 
@@ -114,7 +110,6 @@ def test_the_released_lookm_gives_these_entries() -> None:
     stays[:, visual] = False
     stays.scatter_(1, kept + 5, True)
     folded = method.fold(keys, values, stays, visual)
-    assert folded is not None
     for head, (_, *sums, lengths) in enumerate(RELEASED):
         for store, expected, length in zip(folded, sums, lengths, strict=True):
             left = store[head][stays[head]].double()

@@ -14,9 +14,10 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.nuwa import Nuwa
 from espalier.methods.select.surroundings import above_quantile
 from tests.families import FAMILIES
-from tests.methods.cases import SAMPLES, SQUARE, facts_of, grid_of, make_view, replaced
+from tests.family_runs import adapter_of
+from tests.methods.cases import SAMPLES, SQUARE, facts_of, grid_of, make_view
 from tests.methods.engine import NAMES
-from tests.methods.runs import adapter_of, kept_by, noted, recall
+from tests.methods.runs import kept_by, noted
 from tests.methods.twins import check_slow, outcome
 from tests.tiny import Recorder
 
@@ -154,19 +155,6 @@ def test_the_second_stage_of_the_paper_is_the_cosine_with_the_mean_word():
         mean = words[: 5 if row == 3 else 9].mean(dim=0)
         found = torch.cosine_similarity(view.tokens[row].double(), mean[None], dim=1)
         assert torch.equal(kept[row], found.topk(20).indices.sort().values)
-
-
-def test_the_key_norm_counts_in_the_paper_alone():
-    view = make_view(PAPER, SQUARE * 16)
-    flat = replaced(view, cls_attention=torch.ones(16, 144))
-    found, floor, canary = recall(
-        PAPER,
-        144,
-        lambda scores: replaced(flat, wide_tower_keys=scores.unsqueeze(2).expand(-1, -1, 16)),
-    )
-    assert found > 0.85
-    assert canary < floor
-    assert "wide_tower_keys" not in {need.signal for need in OFFICIAL.needs(Site("vision"))}
 
 
 # ---------------------------------------------------------------- budgets, bad input

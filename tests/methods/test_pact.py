@@ -16,7 +16,7 @@ from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.runs import check_on_engine, kept_by
+from tests.methods.runs import kept_by
 from tests.methods.twins import check_released, check_slow, outcome, released
 from tests.tiny import Recorder
 
@@ -130,7 +130,3 @@ def test_the_signals_are_those_of_the_layer_to_come() -> None:
     torch.testing.assert_close(
         early.views[0].signals["next_visual_keys"], late.views[0].signals["visual_keys"]
     )
-
-
-def test_on_a_model() -> None:
-    check_on_engine("qwen2_5_vl", PACT(L=1), slow_pact)

@@ -13,8 +13,9 @@ from espalier.methods.prumerge import ATTENTION, KEYS, PruMerge, with_uniform
 from espalier.methods.select.nearest import nearest
 from espalier.methods.select.topk import ranking
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view, replaced
-from tests.methods.runs import adapter_of, kept_by, logits_of, noted
+from tests.methods.runs import kept_by, logits_of, noted
 from tests.methods.twins import check_slow, outcome
 from tests.tiny import Recorder
 

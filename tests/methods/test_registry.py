@@ -75,10 +75,6 @@ def test_names_come_kind_by_kind():
     compressors = names_of(CacheCompressor)
     denoisers = names_of(DenoisingReducer)
     assert sorted([*reducers, *decoders, *compressors, *denoisers]) == list(METHODS.names())
-    assert {"d3tom", "d3tom_t"} <= set(denoisers)
-    assert {"fastv", "specvlm", "none"} <= set(reducers)
-    assert {"autoregressive", "specvlm_sd", "std"} <= set(decoders)
-    assert {"aircache", "h2o", "random_kv"} <= set(compressors)
 
 
 def test_a_method_is_a_file_with_a_config_and_imported_when_it_is_asked_for(
@@ -234,7 +230,6 @@ def test_harness_and_server_build_the_same_method_for_a_name(name: str):
     register()
     section = compose_section("method", name)
     readings = readings_of(name)
-    assert readings is not None
     assert served(name, {}) == build_method(name, section["params"])
     assert section["variant"] == readings.default
     for variant, sets in readings.variants.items():

@@ -13,23 +13,18 @@ import torch
 from PIL import Image
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
-from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.none import NoReduction
 from espalier.methods.rtprune import RTPrune
 from espalier.methods.select.page_share import own_count
-from tests import commands
+from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view, replaced, rows_of_view
-from tests.methods.runs import adapter_of, kept_by, views_of
+from tests.methods.runs import check_adaptive
 from tests.runs.helpers import make_bench
 from tests.tiny import chat
 
 DYNAMIC = RTPrune(ratio="dynamic")
-#: The seedling is sure of the mean of its own scenes within this share of the asked count.
-TOLERANCE = 0.02
 
 
 def slow_share(method: RTPrune, view: View, row: int) -> float:
@@ -192,27 +187,10 @@ ENGINE = RTPrune(ratio="dynamic", typical=1.0)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_a_batch_keep_the_counts_they_keep_alone(name: str):
-    adapter = adapter_of(name)
-    plain = kept_by(adapter, NoReduction(), PAGES, 0.0)
-    assert torch.equal(kept_by(adapter, ENGINE, PAGES, 0.0).logits, plain.logits)
-    fast = kept_by(adapter, ENGINE, PAGES, 0.3)
-    slow = kept_by(adapter, ENGINE, PAGES, 0.3, backend="emulate")
-    assert torch.equal(fast.ids, slow.ids)
-    assert (fast.logits - slow.logits).abs().max() < 1e-9 * slow.logits.abs().max()
-    counts = [record.kept[0] for record in fast.records]
-    assert len(set(counts)) > 1
-    facts = adapter.facts
-    for row, one in enumerate(PAGES):
-        alone = kept_by(adapter, ENGINE, [one], 0.3)
-        record = fast.records[row]
-        assert alone.records[0].kept == record.kept
-        assert torch.equal(alone.records[0].origin, record.origin)
-        assert (alone.logits[0] - fast.logits[row]).abs().max() < 1e-3
-        assert Budget("kept", 0.3).verify(ENGINE, facts, record).kept == record.kept[0]
-        (view,) = views_of(adapter, ENGINE, [one])
-        asked = Budget("kept", 0.3).keep(ENGINE, facts, record.visual, record.text)[0]
-        assert record.kept[0] == max(1, math.floor(asked * slow_share(ENGINE, view, 0) + 0.5))
-        assert record.requested == (asked,)
+    def count(view: View, allowed: int) -> int:
+        return max(1, math.floor(allowed * slow_share(ENGINE, view, 0) + 0.5))
+
+    check_adaptive(adapter_of(name), ENGINE, PAGES, 0.3, count)
 
 
 def test_beams_of_a_row_keep_what_it_keeps():
@@ -221,7 +199,7 @@ def test_beams_of_a_row_keep_what_it_keeps():
     with Session(adapter, ENGINE, Budget("kept", 0.3)) as session:
         beams = session.generate(inputs, max_new_tokens=3, do_sample=False, num_beams=2)
         greedy = session.generate(inputs, max_new_tokens=3, do_sample=False)
-    assert [one.kept for one in beams.records] == [one.kept for one in greedy.records]
+    assert [record.kept for record in beams.records] == [record.kept for record in greedy.records]
 
 
 def test_a_row_of_results_says_that_counts_are_the_methods_own(
@@ -232,45 +210,3 @@ def test_a_row_of_results_says_that_counts_are_the_methods_own(
         done = bench(f"method={name}", "ratio=0.5")
         assert done.code == 0, done.err
         assert done.last["extra"]["adaptive"] is adaptive
-
-
-# ---------------------------------------------------------------- the mean of a set
-
-
-@pytest.fixture(scope="module")
-def seedling() -> Adapter:
-    return load_adapter(commands.spec_of("model=seedling").model)
-
-
-def records_of(
-    adapter: Adapter, method: RTPrune, ratio: float, images: range
-) -> list[SampleRecord]:
-    from espalier.harness.seedling.scenes import Scenes
-
-    scenes = Scenes()
-    found: list[SampleRecord] = []
-    for start in range(images.start, images.stop, 16):
-        pictures = [scenes.scene("val", 0, start + index).to_pil() for index in range(16)]
-        inputs = adapter.encode([chat("describe the image .", one) for one in pictures])
-        with Session(adapter, method, Budget("kept", ratio), timed=False) as session:
-            found += session.generate(inputs, max_new_tokens=1, do_sample=False).records
-    return found
-
-
-@pytest.mark.slow
-def test_the_mean_is_the_one_asked_for_where_typical_was_measured_on_other_images(
-    seedling: Adapter,
-):
-    """The rule that the method's page gives: one run with typical=1, then kept over requested."""
-    free = records_of(seedling, replace(DYNAMIC, typical=1.0), 0.5, range(48))
-    typical = fmean(r.kept[0] for r in free) / fmean(r.requested[0] for r in free)
-    method = replace(DYNAMIC, typical=typical)
-    for ratio in (0.4, 0.75):
-        kept = [record.kept[0] for record in records_of(seedling, method, ratio, range(48, 112))]
-        assert len(set(kept)) > 3
-        assert abs(fmean(kept) / 144 - (1 - ratio)) < TOLERANCE * (1 - ratio)
-    # Without the measurement, the mean is another one.
-    own = fmean(
-        r.kept[0] for r in records_of(seedling, replace(DYNAMIC, typical=1.0), 0.4, range(48, 64))
-    )
-    assert abs(own / 144 - 0.6) > 2 * TOLERANCE * 0.6

@@ -12,7 +12,6 @@ from espalier.methods.scope import SCOPE
 from tests.methods.cases import VISION
 from tests.methods.crop_views import ROWS, crop_view, crops_with_shares
 from tests.methods.released import released_view
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import attended_case, check_kept, check_released, check_slow, released
 
 
@@ -56,9 +55,3 @@ def test_coverage_by_hand():
 @released("scope")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     check_released(SCOPE(**case["params"]), attended_case(case, VISION), case)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
-def test_on_models(name: str):
-    check_on_engine(name, SCOPE(), slow_scope)

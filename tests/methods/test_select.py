@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.methods.base import MethodError
-from espalier.methods.select import cosines as cosines_module
 from espalier.methods.select.cosines import Computed, Held, cosines, fits, memory_limit
 from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.independent import independent_set
@@ -332,20 +331,6 @@ def test_determinantal_picks_are_the_same_either_way(n_tokens: int, width: int, 
             assert torch.equal(dpp_map(cosines(tokens), quality, n_keep).kept, wanted)
 
 
-def test_computed_rows_come_in_panels_of_what_is_likely_next():
-    asked = []
-
-    class Counted(Computed):
-        def rows(self, indices: Tensor) -> Tensor:
-            asked.append(indices.shape[1])
-            return super().rows(indices)
-
-    tokens = torch.randn(1, 300, 64, generator=torch.Generator().manual_seed(0))
-    farthest_first(Counted(unit(tokens)), 60)
-    assert set(asked) == {cosines_module.PANEL}
-    assert len(asked) < 59 / 2  # 59 rows are needed: each panel serves more than two
-
-
 class Watch(TorchDispatchMode):
     """Notes the largest tensor that is made, and how often a number is read back from the device."""
 
@@ -409,12 +394,6 @@ def test_the_limit_decides_and_is_put_back():
     assert isinstance(cosines(tokens), Held)
 
 
-def test_without_a_limit_a_fixed_one_counts():
-    cpu = torch.device("cpu")
-    assert fits(cosines_module.LIMIT, cpu)
-    assert not fits(cosines_module.LIMIT + 1, cpu)
-
-
 # ---------------------------------------------------------------- tiles and regions
 
 
@@ -472,13 +451,6 @@ def test_regions_of_a_long_tile_are_squares_and_not_strips(height: int, width: i
     for number in region.unique().tolist():
         rows, columns = grid[region[0] == number][:, 2:].unbind(1)
         assert (len(rows.unique()), len(columns.unique())) == (side, side)
-
-
-def test_regions_are_squares_where_the_count_allows():
-    region, _ = regions(grid_of([(0, 0, 12, 12)])[None], 36)
-    tall = region.view(12, 12)
-    wanted = (torch.arange(12) // 2).unsqueeze(1) * 6 + torch.arange(12) // 2
-    assert torch.equal(tall, wanted)
 
 
 @pytest.mark.parametrize("n_keep", [1, 14, 36, 72, 100])

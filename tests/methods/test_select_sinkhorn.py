@@ -84,13 +84,3 @@ def test_a_large_plan_keeps_its_sums_in_single_precision() -> None:
     assert (plan - exact).abs().max() < 1e-5 * exact.max()
     assert (plan.sum(1) < 1).all()
     assert (plan.sum(2) < 1).all()
-
-
-def test_half_precision_is_widened_and_a_batch_equals_its_rows() -> None:
-    generator = torch.Generator().manual_seed(1)
-    scores = (torch.rand(3, 7, 5, generator=generator) * 2 - 1).half()
-    together = transport(scores, 0.2, 100)
-    assert together.dtype == torch.float32
-    for row in range(3):
-        alone = transport(scores[row : row + 1], 0.2, 100)[0]
-        assert (alone - together[row]).abs().max() < 1e-6

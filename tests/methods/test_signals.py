@@ -130,7 +130,6 @@ def test_these_have_no_score():
 @pytest.mark.parametrize("case", SCORED, ids=case_id)
 def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
     method, plant = build(case), carrier_of(case)
-    assert plant is not None
     view = make_view(method, [((0, 0, 12, 12),)] * 16)
     found, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
     assert found > 0.95

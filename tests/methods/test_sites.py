@@ -144,6 +144,11 @@ NEEDS: tuple[tuple[TokenReducer | Decoder, Site, tuple[Need, ...]], ...] = (
     (FitPrune(), Site("layer", 2), RECEIVED),
     (GlobalCom2(), Site("prefix"), (Need("cls_logits", -1), Need("tile"))),
     (GlobalCom2(scores="attention"), Site("prefix"), (Need("cls_attention"), Need("tile"))),
+    (
+        Nuwa(salience="attention", pillars="attention"),
+        Site("vision"),
+        (Need("cls_attention"), Need("tower_states")),
+    ),
     (PyramidDropDenoising(), Site("layer", 8), (Need("last_attention"),)),
     (
         SpecVLM(layer=3),

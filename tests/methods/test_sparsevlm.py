@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from espalier.harness.cost.budget import Budget, equivalent_tokens
 from espalier.methods.base import Site, View
@@ -15,7 +14,6 @@ from espalier.methods.select.raters import rater_weights
 from espalier.methods.select.recycle import split
 from espalier.methods.sparsevlm import SparseVLM
 from tests.methods.cases import SQUARE, facts_of, make_view, replaced
-from tests.methods.runs import recall
 from tests.methods.slow import peaks
 from tests.methods.twins import check_slow
 
@@ -177,25 +175,6 @@ def test_equals_the_slow_one(method: SparseVLM, keep: int):
 
 
 # ---------------------------------------------------------------- planted signals
-
-
-def of_one_word(view: View, scores: Tensor) -> View:
-    """The one relevant word pays each token its score, and five words look elsewhere."""
-    generator = torch.Generator().manual_seed(3)
-    attention = torch.rand(16, 9, 144, generator=generator)
-    embeddings = 0.1 * torch.randn(16, 9, 16, generator=generator)
-    attention[:, 5], embeddings[:, 5] = scores, 0.5
-    shown = {"text_attention": attention, "text_embeddings": embeddings}
-    return replaced(view, **shown, all_projected=view.signals["all_projected"] + 1)
-
-
-def test_what_the_relevant_word_looks_at_is_kept():
-    view = make_view(OFFICIAL, SQUARE * 16)
-    found, chance, turned = recall(
-        OFFICIAL, 144, lambda scores: of_one_word(view, scores), n_planted=12, keep=24
-    )
-    assert found > 0.99
-    assert turned < chance
 
 
 @pytest.mark.parametrize("above", [False, True])

@@ -97,7 +97,6 @@ def slow_sttm(video: Tensor, method: STTM, keep: int | None) -> dict[int, Tensor
     ]
     likeness = {(a, b): alike(cells[a].mean, cells[b].mean) for a, b in overlaps}
     if keep is None:
-        assert method.tau_time is not None
         label = passed_on([p for p in overlaps if likeness[p] >= method.tau_time], len(cells))
     else:
         for n in range(1, len(frames[0])):

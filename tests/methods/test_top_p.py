@@ -15,12 +15,13 @@ from espalier.methods.base import Plan, PlanError, View
 from espalier.methods.fastv import FastV
 from espalier.methods.top_p import TopP
 from run import main
+from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.cases import make_view, replaced
-from tests.methods.runs import check_on_engine
+from tests.methods.runs import check_adaptive
 from tests.runs.helpers import fake_record
 from tests.runs.test_keys import spec_of
 
-SQUARE = [((0, 0, 6, 8),)]
 TOP_P = TopP()
 
 
@@ -40,8 +41,7 @@ def attended(scores: list[float]) -> View:
 
 
 def choose(scores: list[float], keep: int, p: float = 0.9) -> list[int]:
-    kept: list[int] = TopP(p=p).answer(attended(scores), keep).kept[0].tolist()
-    return kept
+    return TopP(p=p).answer(attended(scores), keep).kept[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,12 @@ def test_the_choice_equals_the_slow_one(p: float, keep: int) -> None:
         assert choose(scores.tolist(), keep, p) == expected
 
 
-def test_rows_of_a_batch_keep_what_they_keep_alone() -> None:
-    def slow(method: Any, view: View, row: int, keep: int) -> list[int]:
-        scores = view.signals["last_attention"][row].double().tolist()
-        # Below the ceiling the share alone decides, so `keep`, what the engine kept, must not.
-        return slow_choice(scores, method.p, len(scores) - 1 if method.p < 0.5 else keep)
+@pytest.mark.parametrize(("p", "ratio"), [(0.3, 0.5), (0.9, 0.8)])
+def test_rows_of_a_batch_keep_what_they_keep_alone(p: float, ratio: float) -> None:
+    def count(view: View, allowed: int) -> int:
+        return len(slow_choice(view.signals["last_attention"][0].double().tolist(), p, allowed))
 
-    check_on_engine("llava", TopP(p=0.3), slow, (0.5,))
-    check_on_engine("llava", TopP(p=0.9), slow, (0.8,))
+    check_adaptive(adapter_of("llava"), TopP(p=p), FAMILIES["llava"].chats, ratio, count)
 
 
 class Greedy(TopP):

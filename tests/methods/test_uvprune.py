@@ -13,8 +13,8 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site, View
 from espalier.methods.uvprune import Criterion, UVPrune
+from tests.family_runs import adapter_of
 from tests.methods.cases import make_view
-from tests.methods.runs import adapter_of
 from tests.methods.twins import check_slow
 from tests.tiny import CHATS, Recorder
 

@@ -13,7 +13,6 @@ from espalier.methods.base import View
 from espalier.methods.vidcom2 import VidCom2
 from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_kept, check_released, check_slow, released
 
 
@@ -99,7 +98,3 @@ def test_three_frames_by_hand() -> None:
 @released("vidcom2", "vidcom2_vllm")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
     check_released(VidCom2(), case_video(case, PREFIX), case)
-
-
-def test_on_a_model() -> None:
-    check_on_engine("llava_video", VidCom2(), slow_vidcom2, ratios=(0.6,))

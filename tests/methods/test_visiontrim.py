@@ -14,7 +14,6 @@ from espalier.methods.base import View
 from espalier.methods.visiontrim import VisionTrim
 from tests.methods.cases import PREFIX, make_view
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_slow, outcome, released
 
 
@@ -100,7 +99,3 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     sums = outcome(view, plan)[0].double().sum(dim=1)
     centres = [place for place, token in enumerate(kept) if token not in case["kept"]]
     assert sums[centres].tolist() == pytest.approx(case["sums"], abs=2e-4)
-
-
-def test_on_a_model() -> None:
-    check_on_engine("llava", VisionTrim(), slow_visiontrim)

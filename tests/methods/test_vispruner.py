@@ -19,7 +19,6 @@ from tests.methods.crop_views import (
     crops_with_shares,
 )
 from tests.methods.released import released_view
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import attended_case, check_released, check_slow, released
 
 
@@ -68,9 +67,3 @@ def test_duplicates_by_hand():
 @released("vispruner")
 def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     check_released(VisPruner(**case["params"]), attended_case(case, VISION), case)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl"])
-def test_on_models(name: str):
-    check_on_engine(name, VisPruner(), slow_vispruner)

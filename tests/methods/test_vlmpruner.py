@@ -12,7 +12,6 @@ from espalier.methods.base import Site, View
 from espalier.methods.vlmpruner import VLMPruner
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view
-from tests.methods.runs import check_on_engine
 from tests.methods.twins import check_released, check_slow, outcome, released
 
 LAYER = Site("layer", 2)
@@ -97,8 +96,3 @@ def test_keeps_and_merges_what_the_released_code_does(case: dict[str, Any]):
     keys = numbers(seed + 200, 1, 2, n_tokens, 4)
     view = released_view(LAYER, tokens, 24, visual_keys=keys)
     check_released(VLMPruner(**case["params"]), view, case, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ["llava"])
-def test_on_models(name: str):
-    check_on_engine(name, VLMPruner(), slow_vlmpruner)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
+from tests.family_runs import adapter_of
 from tests.methods.engine import check_cell
-from tests.methods.runs import adapter_of, kept_by
+from tests.methods.runs import kept_by
 
 #: A class token, crops and their padding, a tower without a class token.
 TOWERS = ("llava", "llava_next", "onevision_image")
