@@ -67,7 +67,7 @@ def run(adapter, inputs, method=None, budget=NONE, backend="drop", seed=3, **set
 def test_answers_are_those_of_the_class_and_steps_are_counted():
     adapter = loaded("float32")
     texts = adapter.encode([chat("w1 w2"), chat("w3 w4 w5 w6 w7")])
-    for inputs in (*(batch_of(adapter, rows) for rows in ROWS), texts):
+    for inputs in (*(batch_of(adapter, rows) for rows in ROWS[:2]), texts):
         for settings in (SOON, LONG):
             ids, each = class_answers(adapter, inputs, **settings)
             got = run(adapter, inputs, **settings)

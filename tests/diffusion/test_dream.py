@@ -10,7 +10,6 @@ import torch
 from transformers import DynamicCache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, verify_steps
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.errors import Refused
@@ -34,11 +33,6 @@ RELEASED = {
     "stop": "none",
 }
 ALGS = {"maskgit_plus": "low_confidence", "topk_margin": "margin", "entropy": "entropy"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return models.save(tmp_path_factory.mktemp("tiny"))
 
 
 # ---------------------------------------------------------------------- steps
@@ -101,13 +95,9 @@ def test_the_prompts_last_token_predicts_the_first_place(folder) -> None:
 
 
 def answers(chats, method=None, ratio=0.0, **how):
-    adapter, budget = adapter_of("lavida_dream"), Budget("kept", ratio)
-    method = method or NoReduction()
-    every = list(DENOISING["lavida_dream"].chats)
-    with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        names = [str(every.index(chat)) for chat in chats]
-        return denoiser.generate(adapter.encode(chats), names, **{**RELEASED, **how})
+    every = DENOISING["lavida_dream"].chats
+    how = {**RELEASED, **how}
+    return models.denoised(adapter_of("lavida_dream"), method, ratio, chats, every, **how)
 
 
 class Release:

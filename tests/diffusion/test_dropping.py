@@ -8,10 +8,8 @@ import pytest
 
 from espalier.harness.cost.budget import Budget, BudgetError, frame_of
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import diffusion_block, verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
-from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.base import MethodError, TokenReducer
 from espalier.methods.fastv import FastV
 from espalier.methods.fastv_denoising import FastVDenoising
@@ -27,16 +25,6 @@ from tests.tiny import CHATS, model_of
 
 #: The stages of the tiny model's five layers end before layers 1, 2 and 3.
 STAGES = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return models.save(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def adapter(folder):
-    return models.load(folder)
 
 
 def half_up(value: float) -> int:
@@ -228,9 +216,7 @@ def test_rules_that_steps_or_stages_cannot_follow(lavida, method, rule, valid) -
 def test_an_average_is_told_of_each_step(adapter, method: TokenReducer, ratio, kept) -> None:
     budget = Budget("average", ratio)
     how = {"max_new_tokens": 4, "steps": 4}
-    with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        generated = denoiser.generate(adapter.encode([CHATS[0]]), ["0"], **how)
+    generated = models.denoised(adapter, method, chats=CHATS[:1], budget=budget, **how)
     (record,) = generated.records
     assert verify_steps(method, budget, adapter.facts, record)["average"] == pytest.approx(
         16 * (1 - ratio), abs=0.5

@@ -7,7 +7,6 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import verify_steps
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
@@ -24,18 +23,9 @@ PLACES, STEPS = 6, 4
 REVEALS = (2, 2, 1, 1)
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
-
-
-def answers(adapter, method, ratio=0.6, chats=CHATS, budget=None, positions="original", **how):
-    budget = budget or Budget("kept", ratio)
-    settings = {"max_new_tokens": PLACES, "steps": STEPS, "output_logits": True, **how}
-    with DenoisingSession(adapter, method, budget, positions=positions) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        names = [str(CHATS.index(chat)) for chat in chats]
-        return denoiser.generate(adapter.encode(list(chats)), names, **settings)
+def answers(adapter, method, ratio=0.6, **how):
+    how = {"max_new_tokens": PLACES, "steps": STEPS, "output_logits": True, **how}
+    return models.denoised(adapter, method, ratio, **how)
 
 
 @torch.no_grad()
@@ -105,13 +95,6 @@ def test_every_step_is_the_loop_written_out(adapter, method, positions) -> None:
         assert (together.logits[row] - expected).abs().max() < 1e-9
         alone = answers(adapter, method, chats=[chat], positions=positions)
         assert torch.equal(alone.ids[0], together.ids[row])
-
-
-@pytest.mark.parametrize("method", [RedVTP(), FastVFirstStep(K=2)])
-def test_ratio_0_changes_no_bit(adapter, method) -> None:
-    plain, same = (answers(adapter, m, 0.0) for m in (NoReduction(), method))
-    assert torch.equal(plain.ids, same.ids)
-    assert torch.equal(plain.logits, same.logits)
 
 
 @pytest.mark.parametrize(("method", "first"), [(RedVTP(), [16]), (FastVFirstStep(K=2), [16, 8])])

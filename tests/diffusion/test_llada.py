@@ -5,28 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord
-from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.none import NoReduction
+from tests.diffusion.models import denoised
 from tests.families.llada import DENOISING, adapter_of
 from tests.models.test_llada import expected, reference_of
 
 
 def answers(name: str, method, ratio: float, rows: list[int]):
-    adapter, budget = adapter_of(name), Budget("kept", ratio)
-    chats = [DENOISING[name].chats[row] for row in rows]
-    with DenoisingSession(adapter, method, budget) as session:
-        return DenoisingGenerator(session, adapter).generate(
-            adapter.encode(chats),
-            [str(row) for row in rows],
-            max_new_tokens=4,
-            block_length=4,
-            steps=2,
-            output_logits=True,
-        )
+    every = DENOISING[name].chats
+    chats = [every[row] for row in rows]
+    how = {"max_new_tokens": 4, "block_length": 4, "steps": 2, "output_logits": True}
+    return denoised(adapter_of(name), method, ratio, chats, every, **how)
 
 
 @pytest.mark.parametrize("name", ["llada_v", "lavida"])

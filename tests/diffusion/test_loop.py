@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget, BudgetError, BudgetMismatch
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import (
     DenoisingRecord,
     diffusion_block,
@@ -17,24 +18,17 @@ from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
 from espalier.methods.fastv import FastV
+from espalier.methods.fastv_first_step import FastVFirstStep
 from espalier.methods.none import NoReduction
+from espalier.methods.random import Random
+from espalier.methods.redvtp import RedVTP
 from tests.diffusion import models
 from tests.tiny import CHATS
 
 HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
-
-
-def answers(adapter, method, ratio, chats=CHATS, names=None, **how):
-    budget = Budget("kept", ratio)
-    with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        names = names or [str(n) for n in range(len(chats))]
-        return denoiser.generate(adapter.encode(chats), names, **{**HOW, **how})
+answers = partial(models.denoised, **HOW)
 
 
 def written_out(adapter, chat):
@@ -71,30 +65,48 @@ def test_an_answer_is_that_of_the_loop_written_out(adapter) -> None:
         assert torch.equal(generated.logits[0].view(logits.shape), logits)
 
 
-@pytest.mark.parametrize("method", [D3ToM(K=1), D3ToMT(K=1)])
-def test_ratio_0_has_the_plain_logits_at_every_step(adapter, method) -> None:
-    plain = answers(adapter, NoReduction(), 0.0, output_logits=True)
-    generated = answers(adapter, method, 0.0, output_logits=True)
+CACHED = {"prefix_cache": True}
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        *((method, {}) for method in (D3ToM(K=1), D3ToMT(K=1), RedVTP(), FastVFirstStep(K=2))),
+        *((method, CACHED) for method in (D3ToM(K=1), D3ToMT(K=1, targets="prompt"))),
+        *((method, CACHED) for method in (FastV(), Random())),
+    ],
+)
+def test_ratio_0_has_the_plain_logits_at_every_step(adapter, method, how) -> None:
+    plain = answers(adapter, NoReduction(), 0.0, output_logits=True, **how)
+    generated = answers(adapter, method, 0.0, output_logits=True, **how)
     assert torch.equal(generated.ids, plain.ids)
     assert torch.equal(generated.logits, plain.logits)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_batch_equals_its_rows_alone(adapter, temperature) -> None:
-    method = D3ToMT(K=1)
-    together = answers(adapter, method, 0.6, output_logits=True, temperature=temperature)
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [
+        (D3ToMT(K=1), {"temperature": 0.0}),
+        (D3ToMT(K=1), {"temperature": 0.8}),
+        *(
+            (method, {"temperature": 0.8, **CACHED})
+            for method in (D3ToMT(K=1), D3ToM(K=1, targets="prompt"), FastV(K=2))
+        ),
+    ],
+)
+def test_a_batch_equals_its_rows_alone(adapter, method, how) -> None:
+    together = answers(adapter, method, 0.6, output_logits=True, **how)
     for row, chat in enumerate(CHATS):
-        single = answers(
-            adapter, method, 0.6, [chat], [str(row)], output_logits=True, temperature=temperature
-        )
+        single = answers(adapter, method, 0.6, [chat], output_logits=True, **how)
         assert (together.logits[row] - single.logits[0]).abs().max() < 1e-10
         assert together.ids[row].tolist() == single.ids[0].tolist()
         assert together.records[row].denoising == single.records[0].denoising
 
 
-def test_records_tell_each_step(adapter) -> None:
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_records_tell_each_step(adapter, prefix_cache) -> None:
     method, budget = D3ToMT(K=1), Budget("kept", 0.5)
-    generated = answers(adapter, method, 0.5)
+    generated = answers(adapter, method, 0.5, prefix_cache=prefix_cache)
     for record in generated.records:
         denoising = DenoisingRecord.from_entry(record.denoising)
         n = record.visual

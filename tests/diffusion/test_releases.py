@@ -7,10 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import DenoisingRecord, verify_steps
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, counts
 from espalier.harness.engine.denoising_steps import DenoisingSession
@@ -20,6 +17,7 @@ from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
+from tests import commands
 from tests.diffusion import models
 from tests.tiny import CHATS
 
@@ -40,13 +38,9 @@ def adapter(tmp_path_factory):
     return loaded
 
 
-def answers(adapter, chats, method=None, ratio=0.0, seed=0, **how):
-    method, budget = method or NoReduction(), Budget("kept", ratio)
-    names = [str(CHATS.index(chat)) for chat in chats]
-    with DenoisingSession(adapter, method, budget, seed=seed) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        how = {"max_new_tokens": LENGTH, "block_length": BLOCK, **how}
-        return denoiser.generate(adapter.encode(chats), names, **how)
+def answers(adapter, chats, method=None, ratio=0.0, **how):
+    how = {"max_new_tokens": LENGTH, "block_length": BLOCK, **how}
+    return models.denoised(adapter, method, ratio, chats, **how)
 
 
 class Model:
@@ -358,7 +352,7 @@ def test_the_released_share_starts_again_with_each_block() -> None:
 
 
 def denoising_of(*argv: str) -> Denoising:
-    spec = build_spec(read_command(["model.weights=random", *argv]).cells[0])
+    spec = commands.spec_of("model.weights=random", *argv)
     return Denoising.of(spec.generation, spec.model.facts.diffusion)
 
 

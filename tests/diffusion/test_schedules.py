@@ -30,17 +30,8 @@ def test_counts_are_at_least_one_and_sum_up(schedule, shift) -> None:
             assert sum(reveals) == places
 
 
-def test_shifted_counts_of_the_released_code() -> None:
-    assert counts("shift", 32, 8, 3.0) == (2, 2, 2, 2, 4, 4, 7, 9)
-    assert counts("shift", 32, 8, 0.33) == (10, 7, 4, 4, 2, 2, 2, 1)
-
-
 def test_even_counts_leave_the_rest_to_the_first_steps() -> None:
     assert counts("linear", 10, 4) == (3, 3, 2, 2)
-
-
-def test_the_cosine_of_the_released_code_is_slow_at_both_ends() -> None:
-    assert counts("cosine", 64, 8) == (3, 7, 10, 12, 13, 10, 7, 2)
 
 
 def released(curve, places, steps) -> tuple[int, ...]:

@@ -5,27 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
-from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.specs.catalogue import build_method
+from tests.diffusion.models import denoised
 from tests.families.llada import DENOISING, adapter_of
 
 HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}
 CHATS = list(DENOISING["lavida"].chats)
 
 
-def answers(label, chats, ratio=0.6, separators="candidates", backend="drop", **how):
-    adapter, method = adapter_of("lavida"), build_method(label, {})
-    budget = Budget("kept", ratio)
-    with DenoisingSession(
-        adapter, method, budget, backend=backend, separators=separators
-    ) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        names = [str(CHATS.index(one)) for one in chats]
-        return denoiser.generate(
-            adapter.encode(list(chats)), names, output_logits=True, **HOW, **how
-        )
+def answers(label, chats, ratio=0.6, **how):
+    how = {"separators": "candidates", "output_logits": True, **HOW, **how}
+    return denoised(adapter_of("lavida"), build_method(label, {}), ratio, chats, CHATS, **how)
 
 
 @pytest.mark.sampled(3)
@@ -51,7 +41,7 @@ def test_dropping_equals_hiding_and_a_batch_its_rows(label) -> None:
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_ratio_zero_is_bit_identical(prefix_cache) -> None:
-    plain = answers("none", CHATS, 0.0, "keep", prefix_cache=prefix_cache)
+    plain = answers("none", CHATS, 0.0, separators="keep", prefix_cache=prefix_cache)
     for label in ("d3tom", "fastv" if prefix_cache else "fastv_denoising"):
         got = answers(label, CHATS, 0.0, prefix_cache=prefix_cache)
         assert torch.equal(got.ids, plain.ids)

@@ -20,11 +20,6 @@ WHOLE = Budget("kept", 0.0)
 LENGTH = 6
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
-
-
 def answering(rows: int, step: int = 1) -> AnswerState:
     generator = torch.Generator().manual_seed(5)
     said = torch.randint(20, 200, (rows, LENGTH), generator=generator)

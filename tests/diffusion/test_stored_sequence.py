@@ -8,14 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.flops import head_flops
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import denoising_records, diffusion_block
-from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.engine.denoising_steps import DenoisingSession
 from espalier.harness.errors import Refused, UserError
 from espalier.methods.d3tom import D3ToM
@@ -24,6 +20,7 @@ from espalier.methods.none import NoReduction
 from tests.diffusion import models
 from tests.diffusion.oracle import mlp, rotated
 from tests.diffusion.prefix_oracle import attended, cosine, projected
+from tests.diffusion.test_releases import denoising_of
 from tests.tiny import CHATS
 
 LENGTH, BLOCK, STEPS = 12, 4, 9
@@ -37,24 +34,10 @@ CACHES = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return models.save(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def adapter(folder):
-    return models.load(folder)
-
-
 def answers(adapter, chats=CHATS, method=None, ratio=0.0, **how):
-    method, budget = method or NoReduction(), Budget("kept", ratio)
-    names = [str(CHATS.index(chat)) for chat in chats]
     shape = {"max_new_tokens": LENGTH, "block_length": BLOCK, "stop": "none"}
     steps = {} if "threshold" in how else {"steps": STEPS}
-    with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        return denoiser.generate(adapter.encode(chats), names, **{**shape, **steps, **how})
+    return models.denoised(adapter, method, ratio, chats, **{**shape, **steps, **how})
 
 
 class WrittenOut:
@@ -232,11 +215,6 @@ def test_flops_of_a_part_are_those_of_its_places_and_of_all_values(adapter) -> N
     head = sum(head_flops(adapter.facts, scored) for scored in denoising.scored)
     counted = run_flops(NoReduction(), adapter.facts, record).exact
     assert counted.language - head == 3 * whole + 6 * part
-
-
-def denoising_of(*argv: str) -> Denoising:
-    spec = build_spec(read_command(["model.weights=random", *argv]).cells[0])
-    return Denoising.of(spec.generation, spec.model.facts.diffusion)
 
 
 def test_planned_windows_are_those_that_run(adapter) -> None:

@@ -11,7 +11,6 @@ import torch
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.cost.flops import head_flops, mlp_flops, split_layer, text_flops
 from espalier.harness.decoding.diffusion.answer_flops import run_flops
-from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import (
     DenoisedStep,
     DenoisingRecord,
@@ -33,18 +32,9 @@ from tests.diffusion import models
 from tests.tiny import CHATS
 
 
-@pytest.fixture(scope="module")
-def adapter(tmp_path_factory):
-    return models.load(models.save(tmp_path_factory.mktemp("tiny")))
-
-
-def answers(adapter, method, chats=CHATS, steps=4, ratio=0.5, **how):
-    budget = Budget("kept", ratio)
-    with DenoisingSession(adapter, method, budget) as session:
-        denoiser = DenoisingGenerator(session, adapter)
-        names = [str(n) for n in range(len(chats))]
-        generation = {"max_new_tokens": 6, "steps": steps, **how}
-        return denoiser.generate(adapter.encode(chats), names, **generation)
+def answers(adapter, method, chats=CHATS, ratio=0.5, **how):
+    how = {"max_new_tokens": 6, "steps": 4, **how}
+    return models.denoised(adapter, method, ratio, chats, **how)
 
 
 def test_a_run_costs_its_steps(adapter) -> None:
