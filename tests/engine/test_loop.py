@@ -188,17 +188,11 @@ def test_evicted_caches(method: str, params: dict[str, Any], rows: tuple[int, ..
         check(tiny.adapter, tiny.inputs(*rows), GREEDY, evicting=evicting, method=reduced)
 
 
-def test_eager_attention_takes_the_same_loop() -> None:
-    tiny = Tiny("llava", attention="eager")
-    for rows, where in ROWS[
-        :2
-    ]:  # of padding rows the library's own eager attention makes NaN in fp64
-        check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=Scatter(where) if where else None)
-
-
-def test_eager_attention_of_a_padded_batch() -> None:
-    tiny = Tiny("llava", "float32", "eager")
-    for rows, where in ROWS[2:]:
+# Of padding rows the library's own eager attention makes NaN in fp64.
+@pytest.mark.parametrize(("dtype", "batches"), [("float64", ROWS[:2]), ("float32", ROWS[2:])])
+def test_eager_attention_takes_the_same_loop(dtype: str, batches: Any) -> None:
+    tiny = Tiny("llava", dtype, "eager")
+    for rows, where in batches:
         check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=Scatter(where) if where else None)
 
 
@@ -266,12 +260,3 @@ def test_no_step_writes_as_much_as_a_layer_of_the_cache_holds() -> None:
                 assert max(later) < shortest / 2, writes.steps
             # Not vacuous: the cache moves to roomier storage in the first step.
             assert first > layer * max(ours.cache_lengths)
-
-
-def test_the_librarys_cache_is_copied_at_every_step() -> None:
-    tiny = Tiny("llava", "float32")
-    inputs = tiny.inputs(1)
-    with torch.inference_mode(), written(tiny.adapter.decoder) as writes:
-        tiny.adapter.model.generate(**inputs, do_sample=False, max_new_tokens=4)
-    layer = 2 * 8 * 4 * inputs["input_ids"].shape[1]
-    assert all(size > layer and "cat" in name for size, name in writes.steps[1:-1])

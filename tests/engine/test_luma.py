@@ -16,7 +16,7 @@ from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.select.sobel import edge_share
 from tests.families import FAMILIES
-from tests.methods.runs import adapter_of
+from tests.family_runs import adapter_of
 from tests.tiny import Recorder, chat
 
 NAMES = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")

@@ -10,7 +10,7 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import received_max, words_after_image
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
-from tests.methods.runs import adapter_of
+from tests.family_runs import adapter_of
 from tests.tiny import CHATS, Recorder, chat, load_llava
 
 MASSES = ("text_received_max", "visual_received_max", "text_received_peak")

@@ -13,10 +13,6 @@ from espalier.harness.engine.engine_guards import closes_gaps
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import Site, View
-from espalier.methods.dart import DART
-from espalier.methods.fastv import FastV
-from espalier.methods.fitprune import FitPrune
-from espalier.methods.nuwa import Nuwa
 from espalier.methods.pyramiddrop import PyramidDrop
 from espalier.methods.sparsevlm import SparseVLM
 from tests.engine.decode_oracle import forward
@@ -120,22 +116,6 @@ def test_ratio_0_changes_no_bit(dtype):
             got = session.generate(inputs, None, **generation(tiny.adapter, inputs))
         assert torch.equal(got.ids, ids)
         assert torch.equal(got.logits, logits)
-
-
-@pytest.mark.parametrize(
-    ("method", "as_released"),
-    [
-        (RELEASED, "renumbered"),
-        (PyramidDrop(), "renumbered"),
-        (SparseVLM(), "renumbered"),
-        (FastV(), "original"),
-        (DART(), "original"),
-        (FitPrune(), "original"),
-        (Nuwa(), "original"),
-    ],
-)
-def test_what_released_codes_between_layers_do(method, as_released):
-    assert method.positions(32) == as_released
 
 
 @pytest.mark.parametrize(

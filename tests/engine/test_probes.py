@@ -50,16 +50,6 @@ def test_an_explicit_layer_is_honoured(single, eager):
     assert (views[0].signals["last_attention@0"][0] - expected).abs().max() <= 5e-6
 
 
-def test_blocks_do_not_change_the_mean():
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(2, 4, 11, 8, generator=generator)
-    key = torch.randn(2, 2, 11, 8, generator=generator)
-    valid = torch.ones(2, 11, dtype=torch.bool)
-    valid[1, :4] = False
-    mean = received_mean(query, key, 0.3, valid, block=64)
-    assert torch.allclose(mean, received_mean(query, key, 0.3, valid, block=3), atol=1e-6)
-
-
 def test_probes_equal_whole_maps_written_out():
     """Grouped heads, and a second row with padding: the mean attention of the real queries that may see a key."""
     generator = torch.Generator().manual_seed(0)

@@ -14,7 +14,8 @@ from espalier.methods.base import MethodError
 from espalier.methods.downsample import Downsample
 from espalier.methods.uniform import Uniform
 from tests.families import FAMILIES
-from tests.methods.runs import adapter_of, kept_by
+from tests.family_runs import adapter_of
+from tests.methods.runs import kept_by
 
 
 def test_a_picture_is_reduced_and_enlarged_as_the_imaging_library_does():

@@ -34,7 +34,8 @@ from espalier.methods.base import (
 )
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
-from tests.methods.runs import adapter_of, kept_by
+from tests.family_runs import adapter_of
+from tests.methods.runs import kept_by
 from tests.methods.towers import TOWERS, chats_of, check_in_tower
 
 

@@ -53,7 +53,6 @@ def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), [method])
     settings = generation(tiny.adapter, prompt.inputs, max_new_tokens=3)
     short = prompt_with_trunk(tiny.adapter, prompt, 4, room=1, **settings)
-    assert short.trunk is not None
     assert len(short.trunk.outputs) == 1
     assert len(short.trunk.heads) == (attention == "sdpa")
     expected = answered(tiny, method, tiny.inputs())
