@@ -23,10 +23,12 @@ class Elsewhere(Tensor):
             ]
             if where or func is Tensor.cpu:
                 return args[0].as_subclass(Tensor).to(*args[1:], **kwargs)
-        leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         joins = func in (torch.stack, torch.cat)
         # Numbers of the CPU may meet any tensor, but for those that join tensors.
-        here = [one for one in leaves if not isinstance(one, Elsewhere) and (one.dim() or joins)]
+        here = [
+            leaf for leaf in leaves if not isinstance(leaf, Elsewhere) and (leaf.dim() or joins)
+        ]
         if here and func is not Tensor.copy_:
             name = getattr(func, "__name__", func)
             raise RuntimeError(f"{name}: expected all tensors to be on the same device")
@@ -35,7 +37,7 @@ class Elsewhere(Tensor):
 
 @contextmanager
 def ending_elsewhere(model: Any) -> Iterator[None]:
-    """Let a model's last module leave its result on the second device, as one that is spread does."""
+    """Let a model's last module leaf its result on the second device, as one that is spread does."""
 
     def move(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output.as_subclass(Elsewhere)

@@ -48,8 +48,7 @@ def plain(name: str, limit: int = LIMIT, **settings: Any) -> list[int]:
     adapter, inputs = in_doubles(name), encoded(name)
     with torch.inference_mode():
         ids = adapter.model.generate(**inputs, max_new_tokens=limit, do_sample=False, **settings)
-    found: list[int] = ids[0, inputs["input_ids"].shape[1] :].tolist()
-    return found
+    return ids[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def running(

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -203,26 +202,6 @@ def test_no_operation_of_a_step_is_as_large_as_the_cache() -> None:
     drafted = Draft((6, 7, 8, 9, 3), parents=(-1, -1, 0, 1, 1))
     assert moved(lambda: model_side.rows([5], drafted)) == []
     assert moved(lambda: model_side.rows([5, 7, 3, 2], drafted)) == []
-
-
-@pytest.mark.parametrize("new", [1, 5])
-def test_the_librarys_cache_is_copied_at_every_step(new: int) -> None:
-    """The measure above sees what it is there to see."""
-    adapter, cache = in_doubles("llava"), DynamicCache()
-    embed = adapter.model.get_input_embeddings()
-
-    @torch.inference_mode()
-    def run(first: int, count: int) -> None:
-        places = torch.arange(first, first + count)[None]
-        adapter.decoder(
-            inputs_embeds=embed(places % 200), position_ids=places, past_key_values=cache
-        )
-
-    run(0, PROMPT)
-    names = moved(lambda: run(PROMPT, new))
-    layers = len(adapter.decoder.layers)
-    assert names.count("aten::cat") >= 2 * layers
-    assert (len(names) > 3 * layers) == (new > 1)  # and heads are repeated for a window
 
 
 def test_repeated_heads_alone_are_seen_too(monkeypatch) -> None:

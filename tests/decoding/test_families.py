@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -20,8 +18,8 @@ from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.specvlm_sd import SpecVLMSD
 from espalier.methods.std import STD
 from tests import commands
+from tests.decoding.models import in_doubles
 from tests.families import FAMILIES
-from tests.tiny import load_tiny, save_tiny
 
 LIMIT = 8
 
@@ -41,15 +39,6 @@ DECODERS: tuple[tuple[Decoder, float], ...] = (
 
 
 @cache
-def in_doubles(name: str):
-    spec = FAMILIES[name].spec
-    with TemporaryDirectory() as folder:
-        adapter = load_tiny(spec, save_tiny(spec, Path(folder)))
-    adapter.model.double()
-    return adapter
-
-
-@cache
 def base() -> RunSpec:
     return commands.spec_of("method=parallelvlm", "engine.transport=sequential")
 
@@ -64,7 +53,7 @@ def run_of(model: ModelSpec, method: Decoder, ratio: float) -> RunSpec:
     )
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_the_targets(name: str) -> None:
     """The draft is the target's own model with fewer visual tokens."""
@@ -81,7 +70,6 @@ def test_the_answer_is_the_targets(name: str) -> None:
                 both.encode([chat]), ["0"], max_new_tokens=LIMIT, do_sample=False
             )
         (record,) = generated.records
-        assert record.decoding is not None
         decoded = DecodingRecord.from_entry(record.decoding)
         assert generated.ids[0].tolist() == plain, type(method).__name__
         assert decoded.mismatch is None

@@ -34,32 +34,55 @@ def test_cuda_is_the_current_device() -> None:
     assert placed(replace(LLAVA, device="cuda")) == placed(replace(LLAVA, device="cuda:0"))
 
 
-def test_where_both_sides_run() -> None:
-    unnamed = torch.device("cuda")
-    assert transport_of("auto", False, [ONE], [TWO]) == "sequential"
-    assert transport_of("auto", True, [CPU], [CPU]) == "processes"
-    assert transport_of("auto", True, [ONE], [ONE]) == "threads"
-    assert transport_of("auto", True, [ONE], [unnamed]) == "threads"
-    assert transport_of("auto", True, [unnamed], [ONE]) == "threads"
-    assert transport_of("auto", True, [ONE], [TWO]) == "processes"
-    assert transport_of("auto", True, [ONE, TWO], [TWO]) == "processes"
-    assert transport_of("sequential", True, [ONE], [TWO]) == "sequential"
+UNNAMED = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("transport", "overlap", "target", "draft", "chosen"),
+    [
+        ("auto", False, [ONE], [TWO], "sequential"),
+        ("auto", True, [CPU], [CPU], "processes"),
+        ("auto", True, [ONE], [ONE], "threads"),
+        ("auto", True, [ONE], [UNNAMED], "threads"),
+        ("auto", True, [UNNAMED], [ONE], "threads"),
+        ("auto", True, [ONE], [TWO], "processes"),
+        ("auto", True, [ONE, TWO], [TWO], "processes"),
+        ("sequential", True, [ONE], [TWO], "sequential"),
+    ],
+)
+def test_where_both_sides_run(transport, overlap, target, draft, chosen) -> None:
+    assert transport_of(transport, overlap, target, draft) == chosen
+
+
+def test_cores_are_halved_and_a_processor_is_no_gpu() -> None:
     assert not one_gpu([CPU], [CPU])
     assert halves([0, 1, 2]) == ([0, 1], [2])
     assert halves([0]) is None
 
 
-def test_a_model_is_on_its_device_or_spread_over_all() -> None:
-    assert devices_of(replace(LLAVA, device="cuda")) == (ONE,)
-    assert devices_of(replace(LLAVA, device="cuda:1")) == (TWO,)
-    assert devices_of(replace(LLAVA, device="cuda", device_map="auto")) == (ONE, TWO)
-    assert devices_of(replace(LLAVA, device="cpu", device_map="auto")) == (CPU,)
+@pytest.mark.parametrize(
+    ("place", "devices"),
+    [
+        ({"device": "cuda"}, (ONE,)),
+        ({"device": "cuda:1"}, (TWO,)),
+        ({"device": "cuda", "device_map": "auto"}, (ONE, TWO)),
+        ({"device": "cpu", "device_map": "auto"}, (CPU,)),
+    ],
+)
+def test_a_model_is_on_its_device_or_spread_over_all(place, devices) -> None:
+    assert devices_of(replace(LLAVA, **place)) == devices
 
 
-def test_gpus_that_the_draft_occupies_besides_the_target() -> None:
-    assert extra_gpus([ONE], [torch.device("cuda")]) == 0
-    assert extra_gpus([ONE], [TWO]) == 1
-    assert extra_gpus([ONE, TWO], [TWO]) == 0
-    assert extra_gpus([TWO], [ONE, TWO]) == 1
-    assert extra_gpus([CPU], [ONE]) == 1
-    assert extra_gpus([ONE], [CPU]) == 0
+@pytest.mark.parametrize(
+    ("target", "draft", "count"),
+    [
+        ([ONE], [UNNAMED], 0),
+        ([ONE], [TWO], 1),
+        ([ONE, TWO], [TWO], 0),
+        ([TWO], [ONE, TWO], 1),
+        ([CPU], [ONE], 1),
+        ([ONE], [CPU], 0),
+    ],
+)
+def test_gpus_that_the_draft_occupies_besides_the_target(target, draft, count) -> None:
+    assert extra_gpus(target, draft) == count

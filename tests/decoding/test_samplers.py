@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import chisquare
 
-from espalier.harness.decoding.speculative.cached_model import CachedModel
 from espalier.harness.decoding.speculative.draft_model import TreeDrafter
 from espalier.harness.decoding.speculative.drafts import Draft, Greedy, RandomNumbers, Sampling
 from espalier.harness.decoding.speculative.samplers import (
@@ -130,64 +126,6 @@ def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
 
 
 # ------------------------------------------------------------------ distribution
-
-#: Few tokens, so that all pairs are seen often; the draft knows fewer ids than the target and has other favourites.
-FEW = {"do_sample": True, "temperature": 1.5, "top_k": 3, "repetition_penalty": 1.2}
-
-
-def exact(model_side: CachedModel) -> dict[tuple[int, int], float]:
-    """Probability of each pair of first tokens."""
-    probabilities = {}
-    (first,) = model_side.rows([], Draft(()))
-    for token in first.nonzero().flatten().tolist():
-        (second,) = model_side.rows([token], Draft(()))
-        for second_token in second.nonzero().flatten().tolist():
-            probabilities[token, second_token] = float(first[token]) * float(second[second_token])
-    return probabilities
-
-
-def fits(counts: Counter, probabilities: dict[tuple[int, int], float]) -> float:
-    """P value of drawn pairs; pairs that are too rare for the test are put together."""
-    total = sum(counts.values())
-    usual = [pair for pair, share in probabilities.items() if share * total >= 5]
-    observed = [counts[pair] for pair in usual]
-    expected = [probabilities[pair] * total for pair in usual]
-    observed.append(total - sum(observed))
-    expected.append(total - sum(expected))
-    if expected[-1] < 1:  # rounding: nothing can be drawn from it
-        if observed[-1]:
-            return 0.0
-        observed, expected = (
-            observed[:-1],
-            [share * total / sum(expected[:-1]) for share in expected[:-1]],
-        )
-    return float(chisquare(observed, expected).pvalue)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "draws"), [("in turn", 500), ("at once", 300), ("tree", 300)])
-def test_sampled_answers_are_distributed_as_the_targets(way: str, draws: int) -> None:
-    target = side("llava", **FEW)
-    drafting = side("llava", Uniform(), 0.9, common=280, numbers=RandomNumbers(0), **FEW)
-    probabilities = exact(target)
-    counts: Counter[tuple[int, int]] = Counter()
-    accepted = judged = 0
-    drafter = TreeDrafter(drafting, (-1, -1, 0)) if way == "tree" else drafting
-    for seed in range(draws):
-        numbers = RandomNumbers(seed)
-        drafting.sampler = replace(drafting.sampler, numbers=numbers)
-        machine = Machine(
-            drafter, target, Sampling(numbers), SequentialTransport(), 1, way == "at once"
-        )
-        trace = machine.run(2)
-        counts[trace.tokens[0], trace.tokens[1]] += 1
-        accepted += sum(step.accepted for step in trace.rounds)
-        judged += sum(step.checked for step in trace.rounds)
-    assert set(counts) <= set(probabilities)
-    assert fits(counts, probabilities) > 1e-3
-    assert 0 < accepted < judged
-    # The same draws do not fit what the draft would say, so they could have failed.
-    assert fits(counts, exact(drafting)) < 1e-6
 
 
 def test_ids_that_the_other_side_lacks_are_never_said() -> None:

@@ -91,13 +91,6 @@ def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, tex
 
 
 @pytest.mark.exhaustive
-def test_a_module_by_name_is_a_script_too(tmp_path: Path) -> None:
-    done = script(tmp_path, PROCESSES, "-m", "own")
-    assert done.stdout.count("BEGIN") == 1
-    assert "UserError: transport=processes starts a process that runs" in done.stderr
-
-
-@pytest.mark.exhaustive
 def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
     done = script(tmp_path, f"{GUARD}    print(ask().tokens)\n")
     assert done.returncode == 0, done.stderr
@@ -135,6 +128,7 @@ def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None
         run_path(str(own), run_name="__main__")
 
 
+@pytest.mark.slow
 def test_a_prompt_and_a_command_are_imported_by_nobody() -> None:
     code = (
         "from espalier.harness.decoding.speculative.transports import check_script; check_script()"

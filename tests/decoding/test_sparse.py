@@ -95,15 +95,6 @@ def test_only_what_the_target_does_not_hold_is_fed(monkeypatch) -> None:
     assert fed == [1] * 3 + [1] * 4 * (len(trace.rounds) - 1)
 
 
-def test_the_drafts_own_entries_matter() -> None:
-    """A draft that sees other tokens says other things: the kept part is what it reads."""
-    target = side("llava")
-    tokens = sparse("llava", target, 0.0).draft([], 8).tokens
-    few = sparse("llava", target, 0.99).draft([], 8).tokens
-    assert tokens == tuple(plain("llava", limit=8))
-    assert few != tokens
-
-
 def test_what_the_target_has_verified_as_a_tree_is_taken_too() -> None:
     """A chain that the target holds in front of a tree's nodes is where it was."""
     target = side("llava")
