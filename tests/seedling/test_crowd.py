@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -35,26 +34,22 @@ from espalier.harness.seedling.crowd import (
 from espalier.harness.seedling.scene_questions import SceneQuestion
 from espalier.harness.seedling.scenes import CELL, PATCH, WIDTH, SceneObject
 from espalier.harness.seedling.vocabulary import UNK, VOCABULARY
-from lab.training import crowd_release, crowd_stage, stage_runtime
+from lab.training import crowd_release, stage_runtime
 from lab.training.crowd_gaze import (
     GAZE_ATTENTION,
     Watched,
-    counting_loss,
-    counting_targets,
     gaze_attention,
     gaze_loss,
-    gaze_targets,
     objects_looked_at,
 )
 from lab.training.crowd_lessons import (
     CROWD_TEXT_START,
     crowd_hidden,
-    digit_order,
     make_lesson,
     validate_crowd,
 )
 from lab.training.crowd_model import crowd_weights_dir
-from lab.training.crowd_stage import new_crowd_model, phase_lr, phase_of, train_crowd
+from lab.training.crowd_stage import new_crowd_model, train_crowd
 from lab.training.dialogue_packs import PREFIX
 from lab.training.fast_math import use_attention
 from lab.training.patch_targets import crowd_targets
@@ -167,17 +162,6 @@ def test_answers_are_right():
             assert question.answer == answer_by_hand(objects, question), question
 
 
-def test_half_of_the_existence_questions_are_yes_and_no_names_a_present_shape():
-    answers = []
-    for index, objects in enumerate(SCENES):
-        names = {item.name for item in objects}
-        for question in questions_of(index):
-            if question.family == "exist":
-                answers.append(question.answer)
-                assert question.text.split()[4] in names
-    assert np.mean([answer == "yes" for answer in answers]) == pytest.approx(0.5, abs=0.06)
-
-
 def test_a_relation_without_a_clear_answer_is_not_asked():
     boxes = ((0, 0, 16, 16), (4, 4, 20, 20), (100, 100, 116, 116))
     names = ("star", "star", "cross")
@@ -226,52 +210,10 @@ def test_metrics(family, truth, answer, right, unparsed):
     assert scores == {"accuracy": right, f"accuracy_{family}": right, "unparsed": unparsed}
 
 
-def test_looks_rest_on_the_objects_of_the_question():
-    for sample in samples("test", 0, 2_000_000, 16):
-        objects, words = sample_objects(sample), sample["question"].split()
-        target = next((item for item in objects if list(item.box) == list(sample["box"])), None)
-        fields = (sample["family"], sample["template"], sample["question"], sample["answer"])
-        looks = objects_looked_at(SceneQuestion(*fields, target), objects)
-        shown = {
-            objects[slot] for candidates, deciding in looks for slot in (*candidates, *deciding)
-        }
-        if sample["family"] == "attribute":
-            assert [list(item.box) for item in shown] == [sample["box"]]
-        elif sample["family"] == "number":
-            frames = {item for item in objects if item.kind == "digit" and item.colour == words[2]}
-            assert shown == frames
-        elif sample["family"] == "count":
-            assert len(shown) == int(sample["answer"])
-        else:
-            assert {item.name for item in shown} == {words[5]}
-            assert len(shown) > 1
-
-
 @pytest.fixture(scope="module")
 def started():
     torch.manual_seed(0)
     return new_crowd_model()
-
-
-def test_tower_reads_each_quarter_as_seedlings_does(started):
-    """Features differ by what the class token adds, which sees the whole picture here."""
-    from espalier.harness.seedling import weights_dir
-    from lab.training.seedling_model import normalise
-    from lab.training.seedling_tower import patch_features
-
-    image = crowd_scene("val", 0, 0).image
-    seedling = tower_of(load_exported(weights_dir("seedling")))
-    with torch.no_grad():
-        picture = patch_features(tower_of(started), normalise(image[None]))[0, 1:, :128]
-        for top in (0, WIDTH):
-            for edge in (0, WIDTH):
-                quarter = np.ascontiguousarray(image[None, top : top + WIDTH, edge : edge + WIDTH])
-                part = patch_features(seedling, normalise(quarter))[0, 1:].view(12, 12, -1)
-                rows, columns = top // PATCH, edge // PATCH
-                features = picture.view(24, 24, -1)[rows : rows + 12, columns : columns + 12]
-                # The mean of a token's features is left out by every layer norm.
-                features, part = (x - x.mean(-1, keepdim=True) for x in (features, part))
-                assert (features - part).norm() < 0.01 * part.norm()
 
 
 def test_a_question_sees_what_it_would_see_by_itself(started):
@@ -353,62 +295,6 @@ def test_gaze_loss_equals_a_loop_over_words():
     torch.testing.assert_close(loss, torch.stack(layers).mean())
 
 
-def test_a_head_that_counts_gives_each_object_one_part():
-    """The loss is least where each of n objects has 1 / (n + 4) of the attention."""
-    targets = torch.tensor([[[True, True, False], [False, False, False]]])
-    two = torch.tensor(2.0).log()
-    for first, last in ((1.0, -30.0), (0.0, -30.0), (1.0, 0.0)):
-        scores = torch.tensor([two, two, 0.0, 0.0, last]) * first
-        shares = scores.softmax(-1)
-        expected = -(shares[2].log() + shares[3].log() + 4 * shares[:2].sum().log()) / 6
-        query, key = torch.zeros(1, 1, 2, 8), torch.zeros(1, 1, 5, 8)
-        query[..., 0], key[0, 0, :, 0] = 1.0, scores
-        loss = counting_loss((query, key), 1, targets)
-        torch.testing.assert_close(loss, expected)
-        best = -(2 * np.log(1 / 6) + 4 * np.log(4 / 6)) / 6
-        assert (loss < best + 1e-4) == (first == 1.0 and last < 0)
-
-
-def test_counted_patches_are_as_many_as_the_answer(started):
-    lesson = make_lesson(
-        tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0)
-    )
-    targets = counting_targets(lesson.packed, lesson.questions, lesson.objects)
-    for line, questions in enumerate(lesson.questions):
-        counts = [int(question.answer) for question in questions if question.family == "count"]
-        marked = targets[line].sum(-1)
-        assert marked[marked > 0].tolist() == counts
-        assert (lesson.owner[line][targets[line].any(0)] >= 0).all()
-
-
-def test_digits_are_numbered_within_their_number():
-    owner = crowd_targets(SCENES[:2]).owner
-    order = digit_order(SCENES[:2], owner)
-    for line, objects in enumerate(SCENES[:2]):
-        for slot, item in enumerate(objects):
-            expected = {-1}
-            if item.kind == "digit":
-                alike = [o.box[0] for o in objects if o.kind == "digit" and o.colour == item.colour]
-                expected = {sorted(alike).index(item.box[0])}
-            assert set(order[line][owner[line] == slot].tolist()) == expected
-    assert (order[owner < 0] == -1).all()
-
-
-def test_gaze_targets_are_patches_of_the_right_objects(started):
-    lesson = make_lesson(
-        tower_of(started), "val", 0, [0, 1], MIX, dict.fromkeys([*MIX, "end"], 1.0)
-    )
-    right = gaze_targets(lesson.packed, lesson.questions, lesson.objects, lesson.owner)
-    question = next(q for q in lesson.questions[1] if q.family == "relation")
-    number = lesson.questions[1].index(question)
-    row = (lesson.packed.segments[1] == number) & (lesson.packed.labels[1] >= 0)
-    word, end = row.nonzero().flatten().tolist()
-    target = lesson.objects[1].index(question.target)
-    assert right[1, 1, word].tolist() == (lesson.owner[1] == target).tolist()
-    assert right[0, 1, word].sum() > right[1, 1, word].sum()
-    assert not right[:, 1, end].any()
-
-
 @pytest.fixture
 def tiny_recipe() -> dict:
     recipe = load_recipe()
@@ -448,29 +334,6 @@ def test_an_interrupted_training_continues_as_if_it_had_not_been(tmp_path: Path,
         torch.testing.assert_close(parts["model"][key], value, atol=1e-5, rtol=1e-4)
     lines = [json.loads(line) for line in (tmp_path / "whole/log.jsonl").read_text().splitlines()]
     assert set(FAMILIES) <= set(lines[-1]["val"])
-
-
-def test_each_phase_has_its_mix_and_a_cosine_of_its_own(tiny_recipe):
-    plan = {**tiny_recipe["crowd"], "warmup": 1}
-    assert [phase_of(step, plan)["mix"]["relation"] for step in (0, 2, 3)] == [5, 5, 1]
-    cosine = [0.001 * (0.99 * (1 + math.cos(math.pi * step / 4)) / 2 + 0.01) for step in range(3)]
-    assert [phase_lr(step, plan) for step in range(4)] == pytest.approx([*cosine, 0.0005])
-
-
-def test_training_lowers_the_loss_of_what_it_repeats(tmp_path: Path, tiny_recipe, monkeypatch):
-    phase = {**tiny_recipe["crowd"]["phases"][0], "until": 12, "lr": 0.003, "cosine": 12}
-    tiny_recipe["crowd"].update(steps=12, log_every=3, save_every=12, validate_every=99)
-    tiny_recipe["crowd"]["phases"] = [phase]
-    lesson = make_lesson
-    monkeypatch.setattr(
-        crowd_stage,
-        "make_lesson",
-        lambda tower, split, seed, index, *settings: lesson(tower, split, seed, [0, 1], *settings),
-    )
-    train_crowd(Worker(0, 1), tiny_recipe, tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if "loss" in line]
-    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_export_refuses_an_unfinished_training(tmp_path: Path, tiny_recipe, monkeypatch):

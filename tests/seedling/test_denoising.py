@@ -15,11 +15,6 @@ from espalier.harness.seedling.vocabulary import ASSISTANT, EOS, MASK, PAD, VOCA
 from lab.training import denoising_stage
 from lab.training.denoising_answers import Sampler, reveals
 from lab.training.denoising_stage import (
-    batch_loss,
-    move_average,
-    packed_rows,
-    shown_alone,
-    single_rows,
     train_denoising,
 )
 from lab.training.dialogue_packs import IGNORE, PREFIX, TEXT_START
@@ -27,7 +22,6 @@ from lab.training.noised_batch import (
     Noised,
     denoising_loss,
     noise,
-    stratified_shares,
     text_hidden,
     use_denoising_attention,
     without_mask,
@@ -143,29 +137,6 @@ def test_masks_hide_answers_and_nothing_else(rows):
     assert (batch.weights[padding] == 0).all()
 
 
-def test_as_many_places_are_masked_as_the_share_says(rows):
-    """Over many draws the number of masks is the sum of the shares, within four standard errors."""
-    masked = expected = variance = 0.0
-    rng = np.random.default_rng(5)
-    for _ in range(40):
-        batch = noise(rows, PLAN, rng)
-        share = batch.shares[batch.answers]
-        masked += float((batch.tokens == MASK).sum())
-        expected, variance = (
-            expected + float(share.sum()),
-            variance + float((share - share**2).sum()),
-        )
-    assert abs(masked - expected) < 4 * variance**0.5
-
-
-def test_shares_fall_one_into_each_slice():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        assert sorted((stratified_shares(7, rng) * 7).astype(int)) == list(range(7))
-    firsts = [stratified_shares(7, rng)[0] for _ in range(400)]
-    assert abs(np.mean(firsts) - 0.5) < 4 * (1 / 12 / 400) ** 0.5
-
-
 def test_loss_divides_by_the_share_of_masks():
     """Two answers of known logits, added up place by place; a share below the clip counts as the clip."""
     targets = torch.tensor([[IGNORE, 5, IGNORE, 7], [9, IGNORE, IGNORE, IGNORE]])
@@ -192,50 +163,6 @@ def test_the_mask_is_never_an_answer():
     logits = torch.zeros(2, len(VOCABULARY))
     logits[:, MASK], logits[:, 8] = 9.0, 1.0
     assert without_mask(logits).argmax(-1).tolist() == [8, 8]
-
-
-def test_single_rows_keep_captions_apart(rows):
-    parts = single_rows(rows, short=7, captions=1, rng=np.random.default_rng(0))
-    assert [len(laid) for _, laid in parts] == [7, 1]
-    for (images, laid), captions in zip(parts, (False, True), strict=True):
-        for image, (question,) in zip(images, laid, strict=True):
-            assert any(question is candidate for candidate in rows[image])
-            assert (question.family == "caption") == captions
-
-
-def test_single_rows_come_every_few_steps_and_then_always():
-    plan = {"packed_until": 6, "alone_every": 3}
-    assert [step for step in range(9) if shown_alone(step, plan)] == [2, 5, 6, 7, 8]
-
-
-@pytest.mark.parametrize("alone", [False, True], ids=["packed", "alone"])
-def test_steps_lower_the_loss(rows, alone):
-    torch.manual_seed(0)
-    model = build_model("seedling_draft", init_range=0.05)
-    use_denoising_attention(model.model.language_model)
-    visual, places = a_part_of_the_image(2)
-    parts = single_rows(rows, 6, 1, np.random.default_rng(0)) if alone else packed_rows(rows)
-    optimiser = torch.optim.Adam(model.model.language_model.parameters(), 1e-3)
-    losses = []
-    for _ in range(6):
-        rng = np.random.default_rng(2)
-        loss = batch_loss(model, visual, places, parts, PLAN, alone, rng)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-
-
-def test_averages_follow_the_weights(model):
-    average, moving = build_model("seedling_draft"), build_model("seedling_draft")
-    before = average.lm_head.weight.clone()
-    move_average(average, moving, step=10**6, decay=0.75)
-    wanted = 0.75 * before + 0.25 * moving.lm_head.weight
-    torch.testing.assert_close(average.lm_head.weight, wanted)
-    move_average(average, moving, step=0, decay=0.75)
-    wanted = 0.1 * wanted + 0.9 * moving.lm_head.weight
-    torch.testing.assert_close(average.lm_head.weight, wanted)
 
 
 def test_reveals_add_up():

@@ -23,7 +23,6 @@ from lab.training.draft_stage import draft_from_target
 from lab.training.fast_math import Bf16Linear, attend, use_bf16_products
 from lab.training.greedy_scores import QuestionSet, greedy_answers, objects_first_keep, random_keep
 from lab.training.language_losses import exact_answers, make_batch, random_subset, validate
-from lab.training.language_stage import maybe_subset
 from lab.training.patch_targets import patch_targets
 from lab.training.release_stage import SUMS, load_exported, missed_targets
 from lab.training.seedling_model import (
@@ -35,7 +34,7 @@ from lab.training.seedling_model import (
     save_model,
 )
 from lab.training.seedling_tower import patch_features, pooled_output
-from lab.training.stage_runtime import Worker, cosine_lr, load_checkpoint, save_checkpoint
+from lab.training.stage_runtime import Worker, load_checkpoint, save_checkpoint
 from lab.training.tower_stage import tower_of
 
 ONES = dict.fromkeys([*FAMILIES, "drill", "drill_later", "end"], 1.0)
@@ -99,13 +98,6 @@ def test_tower_shortcuts_equal_the_whole_tower(random_model):
         pooled = pooled_output(tower, features)
     torch.testing.assert_close(features, outputs.hidden_states[-2])
     torch.testing.assert_close(pooled, outputs.pooler_output)
-
-
-def test_products_are_bf16_only_where_that_is_faster(monkeypatch):
-    monkeypatch.setattr(fast_math, "bf16_pays", lambda: False)
-    layer = torch.nn.Linear(8, 4)
-    use_bf16_products(torch.nn.Sequential(layer))
-    assert type(layer) is torch.nn.Linear
 
 
 def test_bf16_products_are_close_in_training_and_exact_otherwise(monkeypatch):
@@ -210,42 +202,9 @@ def test_random_subset_keeps_tokens_with_their_positions():
     assert torch.equal(kept[..., 0], torch.gather(visual[..., 0], 1, chosen))
 
 
-def test_tilt_varies_the_share_of_objects():
-    inside = np.zeros((400, 144), bool)
-    inside[:, :43] = True
-    visual = torch.zeros(400, 144, 1)
-    shares = {}
-    for tilt in (0.0, 1.0):
-        _, positions = random_subset(visual, inside, 36, tilt, np.random.default_rng(0))
-        shares[tilt] = (positions < 43 + len(PREFIX)).float().mean(dim=1)
-    assert shares[0.0].mean() == pytest.approx(43 / 144, abs=0.02)
-    assert shares[1.0].std() > 2 * shares[0.0].std()
-    assert shares[1.0].max() == 1
-
-
-def test_subsets_fall_on_the_same_steps_and_on_their_share_of_them():
-    plan = {"share": 0.25, "keep": [7, 130], "tilt": 1.0}
-    visual, inside = torch.zeros(2, 144, 1), np.zeros((2, 144), bool)
-    runs = [
-        [maybe_subset(visual, inside, plan, 0, step)[0].shape[1] for step in range(400)]
-        for _ in range(2)
-    ]
-    assert runs[0] == runs[1]
-    dropped = [count for count in runs[0] if count < 144]
-    assert len(dropped) / 400 == pytest.approx(0.25, abs=0.06)
-    assert min(dropped) >= 7
-
-
 def test_workers_share_a_batch_without_overlap():
     shares = [Worker(rank, 2).share(step=3, batch=8, first=100) for rank in range(2)]
     assert [*shares[0], *shares[1]] == list(range(124, 132))
-
-
-def test_learning_rate_warms_up_and_falls():
-    rates = [cosine_lr(step, 100, 10, 1.0) for step in range(100)]
-    assert rates[0] == pytest.approx(0.1, abs=0.01)
-    assert max(rates) == pytest.approx(0.98, abs=0.02)
-    assert rates[-1] < 0.02
 
 
 def test_checkpoint_survives_a_broken_write(tmp_path: Path):

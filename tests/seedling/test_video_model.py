@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +13,19 @@ import transformers
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from espalier.harness.seedling import weights_dir
-from espalier.harness.seedling.scenes import SHAPES
-from espalier.harness.seedling.video.events import FIRST_TIME, MOST_FRAMES, WORDS, encode
-from espalier.harness.seedling.vocabulary import ASSISTANT, EOS
+from espalier.harness.seedling.video.events import WORDS, encode
+from espalier.harness.seedling.vocabulary import ASSISTANT
 from lab.training import video_packs as video_packing
 from lab.training import video_stage
 from lab.training.__main__ import main
-from lab.training.attention_loss import evidence, gaze_loss, looking_back, looking_back_loss
-from lab.training.clip_features import ACTS, ShownTokens, blocks, needed, see, show, visual_tokens
+from lab.training.attention_loss import evidence, gaze_loss
+from lab.training.clip_features import ShownTokens, see, show, visual_tokens
 from lab.training.dialogue_packs import IGNORE, PREFIX
-from lab.training.naming_losses import LAST
 from lab.training.release_stage import load_exported
 from lab.training.stage_runtime import (
     Worker,
-    cosine_lr,
     load_checkpoint,
     load_recipe,
-    make_optimisers,
 )
 from lab.training.tower_stage import tower_of
 from lab.training.video_draft_stage import train_video_draft, video_draft_from
@@ -47,10 +42,8 @@ from lab.training.video_model import (
 )
 from lab.training.video_packs import pack_talks, video_hidden
 from lab.training.video_stage import (
-    matrices_of,
     new_model,
     prepared,
-    restarted_lr,
     stage_of,
     train_video,
 )
@@ -200,165 +193,6 @@ def test_a_model_led_by_its_own_answer_says_it_again(clip):
     assert led(draft, few, question, answer) == answer
 
 
-def test_tokens_are_blocks_of_two_by_two():
-    patches = np.arange(2 * 144).reshape(2, 144)
-    tokens = blocks(patches)
-    for token, members in enumerate(tokens[1]):
-        row, column = divmod(token, 6)
-        corner = 144 + 24 * row + 2 * column
-        assert members.tolist() == [corner, corner + 1, corner + 12, corner + 13]
-
-
-def test_labels_say_what_the_tracks_say(clip):
-    grid = clip.owner.reshape(FRAMES, FRAME_TOKENS)
-    kind, colour = (a.reshape(grid.shape) for a in (clip.kind, clip.colour))
-    assert (kind >= 0).any()
-    for frame, token in zip(*np.nonzero(kind >= 0), strict=True):
-        track = clip.clip.tracks[grid[frame, token]]
-        assert track.visible(frame)
-        assert colour[frame, token] == track.colour[frame]
-    act = clip.act.reshape(grid.shape)
-    begun = {(event.frame, event.kind) for event in clip.clip.events if event.kind != "present"}
-    labelled = {
-        (int(frame), ACTS[act[frame, token]]) for frame, token in zip(*np.nonzero(act), strict=True)
-    }
-    assert {frame for frame, _ in labelled} <= {frame for frame, _ in begun}
-    assert labelled
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("keep", [TOTAL, TOTAL // 10], ids=["all", "tenth"])
-@pytest.mark.parametrize("first", [0, 90])
-def test_untrained_tokens_tell_their_time(started, clip, keep, first):
-    """The clocks read a token's position, whichever other tokens are there."""
-    shown_tokens = show([clip], keep, 0.0, np.random.default_rng(2), first)
-    talks = talks_about(clip.clip, 0, {"what": 1}, 0)
-    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
-    read = video_hidden(started, visual_tokens(started, shown_tokens), shown_tokens, packed)
-    times = started.model.language_model.embed_tokens.weight[FIRST_TIME : FIRST_TIME + MOST_FRAMES]
-    moved = (read.layers[BEHIND + len(CLOCKS)] - read.layers[BEHIND])[:, read.visual]
-    read_times = (moved @ (times / times.norm(dim=1, keepdim=True)).T).argmax(-1)
-    frame = torch.from_numpy(shown_tokens.chosen) // FRAME_TOKENS + first
-    assert (read_times == frame).float().mean() > 0.5  # of 112 frames
-    assert ((read_times - frame).abs() <= 1).float().mean() > 0.8
-
-
-def test_times_move_with_the_clip(clip):
-    talks = talks_about(clip.clip, 0, {"when": 1}, 0)
-    late = show([clip], TOTAL, 0.0, np.random.default_rng(0), first=40)
-    packed, moved = (
-        pack_talks([talks], unit_weights(talks), tokens) for tokens in (all_tokens(clip), late)
-    )
-    wanted, late_time = (
-        int(batch.labels[batch.labels >= FIRST_TIME][0]) for batch in (packed, moved)
-    )
-    assert late_time == wanted + 40
-    assert (moved.positions - packed.positions)[0, 0] == 40 * FRAME_TOKENS
-
-
-def test_words_are_told_the_tokens_that_show_them(clip):
-    """Of each clip: the time of a word is that of its tokens; what rests there is what the word says."""
-    for keep in (TOTAL, TOTAL // 4):
-        shown_tokens = show([clip], keep, 0.5, np.random.default_rng(3))
-        talks = talks_about(clip.clip, 0, {"what": 6, "when": 3, "digits": 1, "caption": 1}, 4)
-        packed = pack_talks([talks], unit_weights(talks), shown_tokens)
-        rows, tokens = listed(evidence([talks], packed, [clip], shown_tokens))
-        assert tokens.shape == (len(rows), 2, 2, keep)
-        assert tokens.any(-1).all()
-        assert (tokens == tokens[:, :1, :1]).all()  # one thing for all heads and layers
-        frames, kinds, times = (
-            shown_tokens.chosen[0] // FRAME_TOKENS,
-            shown_tokens.labels([clip.kind])[0],
-            0,
-        )
-        for place, mine in zip(rows[:, 1].tolist(), tokens[:, 0, 0], strict=True):
-            word = WORDS[int(packed.labels[0, place])]
-            (frame,) = set(frames[mine.numpy()].tolist())
-            if word[0] == "t" and word[1:].isdigit():
-                times += 1
-                assert frame == int(word[1:])
-            elif word in SHAPES and not (shown_tokens.labels([clip.act])[0][mine] > 0).any():
-                assert 10 + SHAPES.index(word) in kinds[mine].tolist()
-        assert times > 3 or keep < TOTAL
-
-
-def test_long_answers_go_on_behind_damaged_ones(clip):
-    """What follows the part that was told last is right, alone is learned, and is shown by what it was shown by."""
-    damaged = 0
-    for visit in range(12):
-        whole_answers = talks_about(clip.clip, visit, {"caption": 1, "digits": 1}, 0)
-        right = {talk.family: talk for talk in whole_answers}
-        talks = talks_about(clip.clip, visit, {"goes_on": 2}, 0)
-        packed = pack_talks([talks], unit_weights(talks), all_tokens(clip))
-        for number, talk in enumerate(talks):
-            full = right[talk.family]
-            assert talk.question == full.question
-            assert full.answer.endswith(talk.answer)
-            assert full.shows[len(full.shows) - len(talk.shows) :] == talk.shows
-            front = full.answer[: len(full.answer) - len(talk.answer)].split()
-            last_time = [word for word in front if word[0] == "t" and word[1:].isdigit()][-1]
-            assert (
-                last_time
-                == [w for w in talk.beginning.split() if w[0] == "t" and w[1:].isdigit()][-1]
-            )
-            damaged += talk.beginning.split() != front
-            mine = packed.labels[0][(packed.segments[0] == number) & (packed.labels[0] != IGNORE)]
-            assert mine.tolist() == [*encode(talk.answer), EOS]
-            assert {WORDS[token] for token in encode(talk.beginning)} <= set(full.answer.split())
-    assert damaged > 12
-
-
-def test_a_restart_begins_another_cosine():
-    plan = {"steps": 100, "lr": 1.0, "warmup": 5, "restarts": [{"at": 60, "lr": 0.5}]}
-    rates = [restarted_lr(step, plan) for step in range(100)]
-    assert rates[:60] == [cosine_lr(step, 60, 5, 1.0) for step in range(60)]
-    assert rates[60:] == [cosine_lr(step, 40, 5, 0.5) for step in range(40)]
-    assert restarted_lr(3, {"steps": 9, "lr": 1.0, "warmup": 1}) == cosine_lr(3, 9, 1, 1.0)
-
-
-def test_orders_are_looked_up_in_two_steps_and_what_is_counted_all_at_once(clip):
-    shown_tokens = all_tokens(clip)
-    forms = set()
-    for visit in range(12):
-        talks = [talk for talk in talks_about(clip.clip, visit, {"order": 3, "how_many": 2}, 0)]
-        packed = pack_talks([talks], unit_weights(talks), shown_tokens)
-        rows, tokens = listed(evidence([talks], packed, [clip], shown_tokens))
-        segments = packed.segments[0, rows[:, 1]].tolist()
-        frames = shown_tokens.chosen[0] // FRAME_TOKENS
-        places = rows[:, 1].tolist()
-        for number, place, mine in zip(segments, places, tokens.numpy(), strict=True):
-            talk = talks[number]
-            times = [[set(frames[head].tolist()) for head in layer] for layer in mine]
-            word = WORDS[packed.labels[0, place]]
-            (first, second), late = times
-            if talk.family == "how_many":
-                frame_asked = int(talk.question.split()[-2][1:])
-                assert times == [[{frame_asked}, {frame_asked}]] * 2
-                counted, named, *later = (
-                    set(clip.owner[shown_tokens.chosen[0][mask]].tolist())
-                    for mask in (*mine[0], *mine[1])
-                )
-                assert later == [named, named]
-                assert len(counted) == int(talk.answer.split()[-1])
-                assert word not in ("no", "top", "middle", "bottom", "left", "centre", "right")
-                if word.isdigit():
-                    assert named == counted
-                else:
-                    (number,) = named
-                    assert word in clip.clip.tracks[number].name(frame_asked).split()
-            elif word in ("before", "after"):
-                assert late == [first, second]
-                assert (max(first) < max(second)) == (word == "before")
-            elif word[0] == "t" and word[1:].isdigit():
-                assert late == [{int(word[1:])}] * 2
-                assert first == second
-                assert max(first) <= max(late[0])
-            else:
-                assert times == [[{int(talk.answer.split()[1][1:])}] * 2] * 2
-            forms.add(talk.family + word * (word in ("before", "after", "the")))
-    assert {"how_many", "orderbefore", "orderafter", "orderthe"} <= forms
-
-
 @torch.no_grad()
 def test_gaze_is_the_attention_that_right_tokens_get(model, clip):
     shown_tokens = show([clip], TOTAL // 4, 0.5, np.random.default_rng(3))
@@ -387,67 +221,6 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, clip):
     looks = evidence([talks], packed, [clip], shown_tokens)._replace(worth=worth[None])
     loss = gaze_loss(model, read, layer, range(heads), looks, of_words=True)
     torch.testing.assert_close(loss, sum(wanted) / (heads * worth.sum()))
-
-
-@torch.no_grad()
-def test_a_token_where_something_begins_looks_at_the_event_before_and_sees_nothing_later(model):
-    clip = see(tower_of(model), "val", 0, 1, 16)
-    shown_tokens = show([clip], 16 * FRAME_TOKENS, 0.0, np.random.default_rng(0))
-    talks = talks_about(clip.clip, 0, {"what": 1}, 0)
-    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
-    read = video_hidden(model, visual_tokens(model, shown_tokens), shown_tokens, packed)
-    block, language = model.model.language_model.layers[1], model.model.language_model
-    states = block.input_layernorm(read.layers[1])
-    shape = (1, states.shape[1], -1, block.self_attn.head_dim)
-    queries = block.self_attn.q_proj(states).view(shape).transpose(1, 2)
-    keys = block.self_attn.k_proj(states).view(shape).transpose(1, 2)
-    queries, keys = apply_rotary_pos_emb(
-        queries, keys, *language.rotary_emb(states, read.positions)
-    )
-    scores = queries @ keys.transpose(2, 3) * block.self_attn.scaling
-    causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    every = scores.masked_fill(~causal, float("-inf")).softmax(-1)[0, :, read.visual, read.visual]
-    frame_of = np.arange(16 * FRAME_TOKENS) // FRAME_TOKENS
-    events = [event for event in clip.clip.events if event.kind != "present"]
-    digits = [e for e in events if e.kind == "change" or (e.kind == "enter" and e.digit)]
-    means = []
-    for shares, named, since in (
-        (every[0], events, clip.since),
-        (every[1], digits, clip.since_digit),
-    ):
-        times = sorted({event.frame for event in named})
-        begins = (clip.act > 0) & np.isin(frame_of, times)
-        assert np.array_equal(since >= 0, begins)
-        wanted = []
-        for before, frame in pairwise([0, *times]):
-            named_tokens = clip.owner >= 0 if before == 0 else begins
-            targets = torch.from_numpy(named_tokens & (frame_of == before))
-            for place in np.flatnonzero(begins & (frame_of == frame)):
-                assert since[place] == before
-                wanted.append(-torch.log(shares[place, targets].sum()))
-        assert len(wanted) > 3
-        means.append(torch.stack(wanted).mean())
-    plan = {"layer": 1, "heads": 1}
-    looks = {name: looking_back([clip], shown_tokens, name) for name in LAST}
-    loss = looking_back_loss(model, read, plan, looks)
-    torch.testing.assert_close(loss, means[0])
-    loss = looking_back_loss(model, read, {**plan, "digit_heads": 1}, looks)
-    torch.testing.assert_close(loss, means[0] + means[1])
-
-
-def test_clips_can_be_shown_with_all_that_answers_need(clip):
-    talks = talks_about(clip.clip, 0, {"what": 2, "when": 1, "caption": 1}, 0)
-    need = needed(clip, [thing for talk in talks for thing in talk.shows])
-    shown_tokens = show([clip], 10, 1.0, np.random.default_rng(0), needs=[need])
-    assert shown_tokens.chosen[0].tolist() == np.flatnonzero(need).tolist()
-    wider = show([clip], int(need.sum()) + 9, 1.0, np.random.default_rng(0), needs=[need])
-    assert wider.chosen.shape[1] == need.sum() + 9
-    assert need[wider.chosen[0]].sum() == need.sum()
-    packed = pack_talks([talks], unit_weights(talks), shown_tokens)
-    everything = all_tokens(clip)
-    rows, _ = listed(evidence([talks], packed, [clip], shown_tokens))
-    packed = pack_talks([talks], unit_weights(talks), everything)
-    assert torch.equal(rows, listed(evidence([talks], packed, [clip], everything))[0])
 
 
 def test_the_first_layers_add_to_seedling_and_change_no_other(started):
@@ -489,23 +262,6 @@ def _tensors(lesson) -> list[torch.Tensor]:
         for tensor in looks_of_kind
     ]
     return [lesson.shown_tokens.features, *packed, *lesson.labels.values(), *looks]
-
-
-def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(started):
-    plan = {"lr": 0.5, "betas": [0.9, 0.95], "weight_decay": 0.0}
-    parameters, matrices = list(started.parameters()), matrices_of(started)
-    assert {p.shape for p in matrices} == {(192, 192), (384, 192), (192, 384)}
-    assert len(matrices) == 7 * len(started.model.language_model.layers)
-    adamw, muon = make_optimisers(parameters, matrices, plan)
-    assert isinstance(muon, torch.optim.Muon)
-    groups = [
-        [id(p) for group in optimiser.param_groups for p in group["params"]]
-        for optimiser in (adamw, muon)
-    ]
-    assert groups[1] == [id(p) for p in matrices]
-    assert sorted(groups[0] + groups[1]) == sorted(id(p) for p in parameters)
-    (only,) = make_optimisers(parameters, [], plan)
-    assert isinstance(only, torch.optim.AdamW)
 
 
 @pytest.mark.slow
@@ -604,24 +360,6 @@ def test_the_largest_model_fits():
     assert 2 * sum(weight.numel() for weight in model.parameters()) < 8e6
     assert model.config.text_config.vocab_size == len(WORDS)
     assert model.config.text_config.max_position_embeddings >= 16000
-
-
-def test_drafts_take_layers_that_their_targets_have():
-    pictures, videos = RECIPE["draft"]["target_layers"], RECIPE["video_draft"]["target_layers"]
-    assert pictures == [0, 1]
-    assert len(videos) == VIDEO_LAYERS["seedling_video_draft"]
-    assert max(videos) < VIDEO_LAYERS["seedling_video"]
-    assert RECIPE["video_draft"]["gaze"]["layers"] == [len(videos) - 1]
-
-
-def test_a_draft_takes_the_layers_that_it_is_told(started):
-    draft = video_draft_from(started, [0, 4])
-    for draft_layer, target_layer in ((0, 0), (1, 4)):
-        name = "model.language_model.layers.{}.mlp.gate_proj.weight"
-        assert torch.equal(
-            draft.state_dict()[name.format(draft_layer)],
-            started.state_dict()[name.format(target_layer)],
-        )
 
 
 @pytest.mark.parametrize("stage", ["video", "video_draft"])
