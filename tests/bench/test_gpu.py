@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,27 +14,21 @@ import torch
 from torch import nn
 
 from espalier.harness.cost import bounds as measured
-from espalier.harness.cost.clock import Clock
 from espalier.harness.decoding.speculative.drafts import EMPTY_DRAFT
-from espalier.harness.engine.signals.table import SIGNALS
-from espalier.methods.base import Need, Site
 from lab.bench import gpu_bench as bench_gpu
-from lab.bench import gpu_page as bench_gpu_page
 from lab.bench import gpu_parts as bench_gpu_parts
 from lab.bench import speculative_bench as bench_sd
 from lab.bench import step_bandwidth as bench_bandwidth
-from lab.bench import synthetic_views as bench_views
 from lab.bench.bench_setup import Figure, Setup
 from lab.bench.gpu_decode import cached_bytes, filled, places
 from lab.bench.gpu_setup import SMALL, Found, GpuPlan, Note
-from lab.bench.selection_times import Question, configured_methods
+from lab.bench.selection_times import Question
 
 Capture = pytest.CaptureFixture[str]
 
 
 def last_line(capsys: Capture) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
 @pytest.fixture
@@ -62,20 +55,20 @@ def test_every_part_runs_to_its_end(
         ("select", []),
         ("decoding", []),
     ]
-    found = {one["name"]: one for part in parts.values() for one in part["figures"]}
+    found = {figure["name"]: figure for part in parts.values() for figure in part["figures"]}
     page = (tmp_path / "bench_gpu.md").read_text()
     assert [name for name in found if name not in page] == []
     assert f"torch {torch.__version__}" in page
     assert result["conditions"]["device_name"] in page
 
-    assert {one["part"] for one in parts["engine"]["figures"]} == {
+    assert {figure["part"] for figure in parts["engine"]["figures"]} == {
         *("prefill", "machinery", "memory", "decode")
     }
     token = found["one token, full"]["value"]
     (least,) = (one["value"] for name, one in found.items() if "allows, full" in name)
     assert found["bandwidth reached, full"]["value"] == pytest.approx(100 * least / token)
 
-    selections = [one["name"].partition(":")[0] for one in parts["select"]["figures"]]
+    selections = [figure["name"].partition(":")[0] for figure in parts["select"]["figures"]]
     assert selections == [
         "the product itself, N=36 d=96",
         "divprune, N=36 d=96 keep=4",
@@ -158,47 +151,6 @@ def test_a_part_that_fails_is_a_line_and_the_others_go_on(
     assert bench_gpu.main(["--device", "cpu", "--only", "select", "--write", str(tmp_path)]) == 0
 
 
-def test_a_mistake_of_ours_is_no_line(stand_ins: Callable[..., None]) -> None:
-    def engine(plan: GpuPlan) -> Found:
-        yield Note("")
-        raise KeyError("no figure")
-
-    stand_ins(engine=engine)
-    with pytest.raises(KeyError):
-        bench_gpu.main(["--device", "cpu"])
-
-
-@pytest.mark.slow
-def test_parts_of_an_earlier_run_stay_where_nothing_has_changed(
-    stand_ins: Callable[..., None], tmp_path: Path, capsys: Capture
-) -> None:
-    def part(value: float) -> Callable[[GpuPlan], Found]:
-        def measured(plan: GpuPlan) -> Found:
-            yield Figure("p", f"of {value}", value, "x", (0.5, 1.5), interval=(0.25, 2.0))
-            yield Note("left out")
-
-        return measured
-
-    stand_ins(engine=part(1.0), select=part(2.0))
-
-    def run(name: str) -> dict[str, Any]:
-        assert bench_gpu.main(["--device", "cpu", "--only", name, "--write", str(tmp_path)]) == 0
-        parts: dict[str, Any] = last_line(capsys)["parts"]
-        return parts
-
-    (second,) = run("select").values()
-    assert list(run("engine")) == ["engine", "select"]
-    assert run("engine")["select"] == second
-    stored = tmp_path / "bench_gpu.json"
-    result = json.loads(stored.read_text())
-    for name in bench_gpu_page.SAME:
-        changed = {**result, "conditions": {**result["conditions"], name: "another"}}
-        stored.write_text(json.dumps(changed))
-        assert bench_gpu_page.earlier(tmp_path, result["conditions"]) == {}, name
-    stored.write_text("[")
-    assert list(run("engine")) == ["engine"]
-
-
 def test_selections_too_long_or_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(specs: Any, tokens: torch.Tensor, keep: int) -> list[Question]:
         ((name, _),) = specs
@@ -228,21 +180,6 @@ def test_selections_too_long_or_too_large_are_left_out(monkeypatch: pytest.Monke
     assert before["fast"] < 99
 
 
-def test_views_lie_where_their_tokens_are() -> None:
-    """With a default device that holds no data, only tensors that ask for the tokens' device are of use."""
-    tokens = bench_views.features(36, 96)
-    needs = tuple(Need(name) for name in SIGNALS)
-    with torch.device("meta"):
-        view = bench_views.view_of(tokens, Site("prefix"), needs)
-    assert {one.device.type for one in (view.grid, *view.signals.values())} == {"cpu"}
-
-
-def test_the_plan_asks_every_method() -> None:
-    assert GpuPlan().methods is None
-    assert {name for name in SMALL.methods or ()} < set(configured_methods())
-    assert [n for n, *_ in GpuPlan().sizes] == [576, 2880, 25088]
-
-
 # ------------------------------------------------------------------ bandwidth and filled caches
 
 
@@ -263,11 +200,6 @@ def test_a_step_reads_the_decoder_and_the_head_and_of_a_table_only_what_is_the_h
     assert measured.step_bytes(half) == 4 * 16 + 2 * 400
 
 
-def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Clock, "totals_ms", lambda self: {"copies": 500.0})
-    assert measured.copy_rate(torch.device("cpu"), 1000) == 2 * 1000 * measured.COPIES / 0.5
-
-
 def test_a_step_is_held_against_its_bytes() -> None:
     step, least, reached = bench_bandwidth.against_bandwidth(
         "p", "full", [4.0, 2.0, 9.0], 10**9, 1e12
@@ -285,18 +217,3 @@ def test_a_filled_side_steps_behind_its_prompt() -> None:
     assert side.stack.following.item() == 40
     text = setup.adapter.facts.text
     assert cached_bytes(side) == 41 * text.layers * 2 * text.kv_heads * text.head_dim * 4
-
-
-def test_the_driver_is_what_its_own_tool_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu_page.shutil, "which", lambda _: None)
-    assert bench_gpu_page.driver() is None
-    monkeypatch.setattr(bench_gpu_page.shutil, "which", lambda name: f"/bin/{name}")
-    run: Any = lambda *_, **__: SimpleNamespace(stdout="580.82.07\n")  # noqa: E731
-    monkeypatch.setattr(bench_gpu_page.subprocess, "run", run)
-    assert bench_gpu_page.driver() == "580.82.07"
-
-    def fails(*_: object, **__: object) -> None:
-        raise subprocess.CalledProcessError(9, "nvidia-smi")
-
-    monkeypatch.setattr(bench_gpu_page.subprocess, "run", fails)
-    assert bench_gpu_page.driver() is None

@@ -34,8 +34,7 @@ def subset(name: str, keep: int) -> list[int]:
     found = clip_subsets(clip(), keep, torch.Generator().manual_seed(0))[name]
     assert len(found) == keep
     assert found.tolist() == sorted(set(found.tolist()))
-    kept: list[int] = found.tolist()
-    return kept
+    return found.tolist()
 
 
 def test_subsets_are_what_their_names_say() -> None:
