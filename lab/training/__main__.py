@@ -7,6 +7,8 @@ comparison only.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,10 +38,25 @@ STAGES = (
     "gate",
     "gate_denoising",
 )
-VIDEO_TRAININGS = {
+VIDEO_TRAININGS: dict[str, Callable[..., None]] = {
     "video": train_video,
     "video_top": train_video_top,
     "video_draft": train_video_draft,
+}
+TRAININGS: dict[str, Callable[..., None]] = {
+    "tower": train_tower,
+    "language": partial(train_language, branch="full"),
+    **{fork: partial(train_language, branch=fork) for fork in FORKS},
+    "draft": train_draft,
+    "denoising": train_denoising,
+    "crowd": train_crowd,
+    **VIDEO_TRAININGS,
+}
+EXPORTS = {"export": export, "export_crowd": export_crowd, "export_video": export_video}
+GATES = {
+    "gate_crowd": gate_crowd,
+    "gate_denoising": gate_denoiser,
+    "gate_video": gate_video,
 }
 GOES_ON_FROM = {"video_top": (CHECKPOINT,), "video_draft": (TOP_CHECKPOINT, CHECKPOINT)}
 """Files of the run folder that a stage can start from."""
@@ -50,37 +67,17 @@ CROWD_STAGES = ("crowd", "export_crowd", "gate_crowd")
 def run_stage(stage: str, options: argparse.Namespace) -> None:
     """Runs one stage of the recipe, by default with the recipe's number of processes."""
     recipe, out = load_recipe(continued=options.continued), options.out
-    workers = options.workers or recipe["workers"]
-    if stage == "tower":
-        run_workers(train_tower, workers, recipe, out)
-    elif stage in ("language", *FORKS):
-        branch = "full" if stage == "language" else stage
-        run_workers(train_language, workers, recipe, out, branch)
-    elif stage == "draft":
-        run_workers(train_draft, workers, recipe, out)
-    elif stage == "denoising":
-        run_workers(train_denoising, workers, recipe, out)
-    elif stage == "crowd":
-        run_workers(train_crowd, workers, recipe, out)
-    elif train := VIDEO_TRAININGS.get(stage):
+    if train := TRAININGS.get(stage):
         if options.device == "cpu":
-            run_workers(train, workers, recipe, out)
+            run_workers(train, options.workers or recipe["workers"], recipe, out)
         else:
             train(Worker(0, 1, options.device, options.feeders), recipe, out)
-    elif stage == "export_crowd":
-        export_crowd(recipe, out, options.unfinished)
-    elif stage == "gate_crowd":
-        gate_crowd(recipe, options.split)
-    elif stage == "export_video":
-        export_video(recipe, out, options.unfinished)
-    elif stage == "gate_video":
-        gate_video(recipe, options.split)
-    elif stage == "export":
-        export(recipe, out, options.unfinished)
-    elif stage == "gate_denoising":
-        gate_denoiser(recipe, options.split)
-    else:
+    elif write := EXPORTS.get(stage):
+        write(recipe, out, options.unfinished)
+    elif stage == "gate":
         gate(recipe, out, options.split)
+    else:
+        GATES[stage](recipe, options.split)
 
 
 def main(arguments: list[str] | None = None) -> None:
