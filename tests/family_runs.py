@@ -92,8 +92,7 @@ def answered(adapter: Adapter, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
 def positions(adapter: Adapter, inputs: dict[str, Any]) -> Tensor:
     """Return the positions that `generate` gives the prompt."""
     rest = {key: value for key, value in inputs.items() if key != "input_ids"}
-    found: Tensor = adapter.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
-    return found
+    return adapter.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
 
 
 def extended(inputs: dict[str, Any], ids: Tensor) -> dict[str, Any]:

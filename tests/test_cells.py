@@ -258,7 +258,6 @@ def age(root: Path, key: str, order: int) -> None:
 def silence(directory: RunDir) -> None:
     """Take the settings off a row, as rows of older versions have none."""
     row = directory.row()
-    assert row is not None
     directory.commit({name: value for name, value in row.items() if name != "settings"})
 
 

@@ -41,8 +41,6 @@ class Worker:
             )
             seconds += 60  # for its imports
         process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdin.write(f"{number}\n")
         process.stdin.flush()
         with selectors.DefaultSelector() as waiting:
@@ -50,8 +48,7 @@ class Worker:
             answered = bool(waiting.select(seconds))
         line = process.stdout.readline() if answered else ""
         if line:
-            found: list[str] = json.loads(line)
-            return found
+            return json.loads(line)
         self.end()
         return ["the process died"] if answered else [f"no end within {seconds:.0f} s"]
 

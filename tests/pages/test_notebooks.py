@@ -23,8 +23,7 @@ OF_A_MACHINE = re.compile(
 
 
 def content(path: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return read
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def code_cells(path: Path) -> list[dict[str, Any]]:

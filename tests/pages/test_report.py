@@ -126,7 +126,7 @@ def test_bad_rows_are_named_and_left_out(root: Path) -> None:
         "boxes-clever--0.5-200"
         in said["the cell was run twice, by other code; the newer row counts"]
     )
-    keys = {one.row["run_key"] for one in found.rows}
+    keys = {row.row["run_key"] for row in found.rows}
     assert keys == {"boxes-none--0.0-200", "boxes-random--0.5-200", "boxes-random--0.9-200",
                     "boxes-clever--0.9-200", "twice"}  # fmt: skip
 
@@ -165,7 +165,6 @@ def test_the_page_is_whole_and_needs_nothing(root: Path) -> None:
     assert set(re.findall(r"""(?:src|href)=["']([^"']*)["']""", page)) == {"data:,"}
     assert not re.findall(r"@import|url\(", page)
     held = re.search(r'id="data">(.*?)</script>', page, re.S)
-    assert held is not None
     assert json.loads(held.group(1))["tables"][0]["title"] == "1 <b>"
     assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
 

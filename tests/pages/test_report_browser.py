@@ -122,9 +122,9 @@ def test_filters_sorting_and_tabs(browser: Any, root: Path, tmp_path: Path) -> N
     assert [one for one in browser.get_log("browser") if one["level"] == "SEVERE"] == []
     messages = [json.loads(one["message"])["message"] for one in browser.get_log("performance")]
     asked = [
-        one["params"]["request"]["url"]
-        for one in messages
-        if one["method"] == "Network.requestWillBeSent"
+        message["params"]["request"]["url"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
     ]
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 

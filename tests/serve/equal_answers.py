@@ -154,7 +154,6 @@ def own(spec: AnswerSpec, side: Side) -> tuple[list[list[int]], list[Tensor]]:
             result = session.generate(
                 inputs, names, max_new_tokens=NEW, do_sample=False, output_logits=True
             )
-            assert result.logits is not None
             answers.append(result.ids[0, : result.records[0].new_tokens].tolist())
             logits.append(result.logits[0])
     return answers, logits

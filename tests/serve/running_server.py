@@ -99,8 +99,7 @@ def espalier(store: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 def row_of(done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode == 0, done.stderr
-    row: dict = json.loads(done.stdout.strip().splitlines()[-1])
-    return row
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> None:
@@ -125,7 +124,6 @@ def test_the_printed_request_gets_the_answers_of_the_harness(code: Path, tmp_pat
     printed = re.search(
         r"curl http://localhost:8000(\S+) .*?-d '(.*?)'\n```", PAGE.read_text("utf-8"), re.DOTALL
     )
-    assert printed is not None
     docs = [*samples("seedling_vqa", "test", 0, 4_000_000, 6)]
     table = tmp_path / "scenes.jsonl"
     records, answers = [], []
