@@ -129,8 +129,8 @@ def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
 @every_method
 def test_a_batch_equals_its_rows_alone(case: Case):
     method = build(case)
-    view = make_view(method)
     for keep in (reachable(method, 5), reachable(method, 24)):
+        view = make_view(method)
         together = method.plan(view, keep)
         merged = outcome(view, together)
         for row in range(3):
