@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
+from espalier.methods.base import Need, Site, View
 from tests.families import FAMILIES
 from tests.linear_attention import in_doubles
-from tests.tiny import load_tiny, save_tiny
+from tests.tiny import Recorder, load_tiny, save_tiny
 
 STEPS = 6
 #: The chats of a family.
@@ -103,3 +107,18 @@ def extended(inputs: dict[str, Any], ids: Tensor) -> dict[str, Any]:
             filler = torch.full_like(ids, int(key == "attention_mask"))
             longer[key] = torch.cat([inputs[key], filler.to(inputs[key].dtype)], 1)
     return longer
+
+
+def shown(
+    adapter: Adapter,
+    where: Sequence[Site],
+    needs: Sequence[Need],
+    chats: Sequence[list[dict]],
+    ratio: float = 0.0,
+    **options: Any,
+) -> list[View]:
+    """Return what a method would be shown at some sites, which keep the first tokens."""
+    recorder = Recorder(tuple(where), tuple(needs))
+    with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
+        session.generate(adapter.encode(list(chats)), max_new_tokens=1, do_sample=False)
+    return recorder.views

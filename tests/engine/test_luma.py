@@ -9,25 +9,19 @@ import pytest
 import torch
 from PIL import Image
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.model_parts import PixelGrids
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.select.sobel import edge_share
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
-from tests.tiny import Recorder, chat
+from tests.family_runs import adapter_of, shown
+from tests.tiny import chat
 
 NAMES = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")
 
 
 def watched(name: str, chats: list) -> list[View]:
-    adapter = adapter_of(name)
-    recorder = Recorder((Site("prefix"),), (Need("luma"),))
-    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(adapter.encode(chats), max_new_tokens=1, do_sample=False)
-    return recorder.views
+    return shown(adapter_of(name), [Site("prefix")], [Need("luma")], chats)
 
 
 def tower_pictures(name: str, inputs: dict) -> list[np.ndarray]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import received_max, words_after_image
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
-from tests.tiny import CHATS, Recorder, chat, load_llava
+from tests.family_runs import adapter_of, shown
+from tests.tiny import CHATS, chat, load_llava
 
 MASSES = ("text_received_max", "visual_received_max", "text_received_peak")
 NEEDS = tuple(map(Need, MASSES))
@@ -19,10 +17,7 @@ SITES = (Site("layer", 1), Site("layer", 3))
 
 
 def record(adapter, chats, ratio=0.0, backend="drop"):
-    recorder = Recorder(SITES, NEEDS)
-    with Session(adapter, recorder, Budget("kept", ratio), backend=backend) as session:
-        session.generate(adapter.encode(list(chats)), max_new_tokens=1, do_sample=False)
-    return recorder.views
+    return shown(adapter, SITES, NEEDS, chats, ratio, backend=backend)
 
 
 @pytest.mark.parametrize("one", CHATS)

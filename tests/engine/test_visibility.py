@@ -23,7 +23,8 @@ from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.decoder_attention import received_max, rollout_of_words
 from espalier.harness.errors import UserError
 from espalier.methods.base import Need, Site
-from tests.tiny import CHATS, Recorder, Scatter, load_llava
+from tests.family_runs import shown
+from tests.tiny import CHATS, Scatter, load_llava
 
 SLOTS = 11
 VALID = torch.ones(2, SLOTS, dtype=torch.bool)
@@ -173,10 +174,7 @@ def test_a_later_token_reaches_an_earlier_one(folder, free) -> None:
     for adapter, changed in ((load_llava(folder), False), (free, True)):
         views = []
         for chats in (CHATS[:1], [[{**CHATS[0][0], "content": [*CHATS[0][0]["content"][:-1]]}]]):
-            recorder = Recorder((Site("layer", 2),), ())
-            with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-                session.generate(adapter.encode(chats), **ONE)
-            views.append(recorder.views[0].tokens)
+            views.append(shown(adapter, [Site("layer", 2)], [], chats)[0].tokens)
         assert torch.allclose(*views, atol=1e-9) is not changed
 
 
@@ -184,10 +182,8 @@ def test_signals_equal_eager_maps_without_causality(folder, free) -> None:
     names = ("last_attention", "mean_attention", "text_attention", "visual_received_max")
     eager = without_causality(load_llava(folder, attention="eager"))
     for sample_chat in CHATS:
-        recorder = Recorder((Site("layer", 2),), tuple(map(Need, names)))
-        with Session(free, recorder, Budget("kept", 0.0)) as session:
-            session.generate(free.encode([sample_chat]), **ONE)
-        signals = recorder.views[0].signals
+        (view,) = shown(free, [Site("layer", 2)], map(Need, names), [sample_chat])
+        signals = view.signals
         inputs = eager.encode([sample_chat])
         layout = eager.layout(inputs)
         with torch.inference_mode():

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.attention_probe import attention_rows, word_rows
-from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site
-from tests.tiny import CHATS, Recorder
+from tests.family_runs import shown
+from tests.tiny import CHATS
 
 NAMES = (
     "text_attention",
@@ -24,14 +23,10 @@ NAMES = (
 )
 NEEDS = tuple(map(Need, NAMES))
 BEFORE_2 = (Site("layer", 2),)
-PLAIN = {"max_new_tokens": 1, "do_sample": False}
 
 
 def record(adapter, chats, where=BEFORE_2, ratio=0.0, **options):
-    recorder = Recorder(where, NEEDS)
-    with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
-        session.generate(adapter.encode(list(chats)), **PLAIN)
-    return recorder.views
+    return shown(adapter, where, NEEDS, chats, ratio, **options)
 
 
 def close(got, wanted):

@@ -16,8 +16,8 @@ from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import Decoder, Plan, TokenReducer, View
 from espalier.methods.none import NoReduction
+from tests.family_runs import shown
 from tests.methods.twins import best
-from tests.tiny import Recorder
 
 
 def kept_by(
@@ -103,9 +103,7 @@ def check_stages(
 def views_of(adapter: Adapter, method: TokenReducer, chats: Sequence[list[dict]]) -> list[View]:
     """What the method would be shown at its first site, with everything kept."""
     site = method.sites(adapter.facts.text.layers)[0]
-    recorder = Recorder((site,), method.needs(site))
-    kept_by(adapter, recorder, chats, 0.0)
-    return recorder.views
+    return shown(adapter, [site], method.needs(site), chats)
 
 
 def check_adaptive(

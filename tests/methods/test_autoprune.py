@@ -16,12 +16,11 @@ from espalier.harness.engine.signals.decoder_attention import mutual_information
 from espalier.methods.autoprune import AutoPrune, scaled
 from espalier.methods.base import Need, Site, View
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import facts_of, make_view
 from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import kept_by
 from tests.methods.twins import best, check_slow, outcome, released
-from tests.tiny import Recorder
 
 FIRST, THIRD = Site("layer", 1), Site("layer", 3)
 
@@ -90,9 +89,8 @@ def test_the_engine_reads_words_after_the_image_and_tokens_left() -> None:
     names = ("text_information", "text_queries", "text_keys", "visual_keys", "text_positions")
     needs = tuple(map(Need, (*names, "visual_positions", "all_positions")))
     for chat in chats:
-        recorder = Recorder((FIRST, Site("layer", 2)), needs)
-        kept_by(adapter, recorder, [chat], 0.5)
-        for view, layer in zip(recorder.views, adapter.decoder.layers, strict=False):
+        views = shown(adapter, (FIRST, Site("layer", 2)), needs, [chat], 0.5)
+        for view, layer in zip(views, adapter.decoder.layers, strict=False):
             signals = {key: value[0].double() for key, value in view.signals.items()}
             places = torch.cat([signals["visual_positions"], signals["text_positions"]])
             keys = torch.cat([signals["visual_keys"], signals["text_keys"]], dim=1)

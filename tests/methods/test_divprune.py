@@ -8,12 +8,11 @@ from torch import Tensor
 from espalier.methods.base import Site, View
 from espalier.methods.divprune import DivPrune
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
 from tests.methods.runs import kept_by
 from tests.methods.slow import farthest_first
 from tests.methods.twins import check_slow
-from tests.tiny import Recorder
 
 
 def slow_max_min(tokens: Tensor, keep: int) -> list[int]:
@@ -40,9 +39,7 @@ def test_newlines_always_stay_and_are_no_candidates():
     assert record.visual == layout.counts[0]
     assert record.kept[-1] == round(0.25 * record.visual)
 
-    recorder = Recorder((Site("prefix"),), ())
-    kept_by(adapter, recorder, chats, 0.0)
-    patches = recorder.views[0].tokens[0]
+    patches = shown(adapter, [Site("prefix")], [], chats)[0].tokens[0]
     newline = adapter.model.model.image_newline.detach()
     together = torch.cat([patches, newline.expand(record.special, -1)])
     total = round(0.25 * len(together))

@@ -10,12 +10,10 @@ import torch
 from espalier.methods.base import Need, Site, View
 from espalier.methods.feather import Feather
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
 from tests.methods.released import released_view, shares
-from tests.methods.runs import kept_by
 from tests.methods.twins import check_kept, check_slow, released
-from tests.tiny import Recorder
 
 EARLY, LATE = Feather().sites(32)
 
@@ -64,9 +62,8 @@ def test_the_signal_is_the_layers_attention_without_rotation_among_visual_tokens
     adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
     needs = (Need("next_bare_attention"), Need("text_states"))
     for ratio in (0.0, 0.5):
-        recorder = Recorder((Site("layer", 1), Site("layer", 3)), needs)
-        kept_by(adapter, recorder, chats[:1], ratio)
-        for view in recorder.views:
+        sites = (Site("layer", 1), Site("layer", 3))
+        for view in shown(adapter, sites, needs, chats[:1], ratio):
             layer = adapter.decoder.layers[view.site.layer]
             attention, last = layer.self_attn, view.signals["text_states"][:, -1:]
             with torch.inference_mode():

@@ -11,7 +11,7 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.globalcom2 import GlobalCom2
 from espalier.methods.select.crops import Crops, Regions
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.crop_views import (
     ROWS,
     best,
@@ -20,9 +20,8 @@ from tests.methods.crop_views import (
     slow_apportion,
     slow_sampled,
 )
-from tests.methods.runs import kept_by, logits_of, noted
+from tests.methods.runs import logits_of, noted
 from tests.methods.twins import check_slow
-from tests.tiny import Recorder
 
 OFFICIAL, PAPER = GlobalCom2(), GlobalCom2(scores="attention", normalise=False)
 READINGS = [OFFICIAL, PAPER, GlobalCom2(tau=0.5, alpha=0.8), GlobalCom2(tau=0.1, normalise=False)]
@@ -97,13 +96,12 @@ def test_logits_are_scaled_products_of_queries_and_keys(name: str, layer: int | 
     """From the layer's own projections: the class token's row, or the mean of all rows where there is none."""
     adapter = adapter_of(name)
     module, needs = adapter.tower_attention(layer), ("cls_logits", "cls_attention")
-    recorder = Recorder((Site("prefix"),), tuple(Need(need, layer) for need in needs))
     with noted(query=module.q_proj, key=module.k_proj) as seen:
-        kept_by(adapter, recorder, FAMILIES[name].chats[:1], 0.0)
+        wanted = [Need(need, layer) for need in needs]
+        (view,) = shown(adapter, [Site("prefix")], wanted, FAMILIES[name].chats[:1])
     logits = logits_of(seen["query"][0], seen["key"][0], 4)
     by_token = adapter.facts.class_attention == "token"
     expected = logits.mean(1)[:, 0, 1:] if by_token else logits.mean((1, 2))
-    (view,) = recorder.views
     whole = view.grid[0, :, 1] == 0
     got, attention = (view.signals[Need(need, layer).key][0, whole] for need in needs)
     assert (got - expected[0]).abs().max() < 1e-6

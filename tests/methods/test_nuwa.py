@@ -14,12 +14,11 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.nuwa import Nuwa
 from espalier.methods.select.surroundings import above_quantile
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import SAMPLES, SQUARE, facts_of, grid_of, make_view
 from tests.methods.engine import NAMES
-from tests.methods.runs import kept_by, noted
+from tests.methods.runs import noted
 from tests.methods.twins import check_slow, outcome
-from tests.tiny import Recorder
 
 PAPER = Nuwa()
 OFFICIAL = Nuwa(salience="attention", pillars="attention", quantile=0.55, guide="attention")
@@ -190,9 +189,8 @@ def test_tower_states_are_the_mean_over_the_last_third(name: str):
     adapter, chats = adapter_of(name), list(FAMILIES[name].chats)
     found, hooks = [], []
     for rows in (chats[:1], chats):
-        recorder = Recorder((Site("prefix"),), (Need("tower_states"),))
-        kept_by(adapter, recorder, rows, 0.0)
-        found.append([row for view in recorder.views for row in view.signals["tower_states"]])
+        views = shown(adapter, [Site("prefix")], [Need("tower_states")], rows)
+        found.append([row for view in views for row in view.signals["tower_states"]])
         # The library leaves hooks of its own.
         hooks.append(sum(len(module._forward_hooks) for module in adapter.tower.modules()))
     assert hooks[0] == hooks[1]

@@ -13,12 +13,10 @@ from torch.nn.functional import normalize
 from espalier.methods.base import Need, Site, View
 from espalier.methods.pact import PACT
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.runs import kept_by
 from tests.methods.twins import check_released, check_slow, outcome, released
-from tests.tiny import Recorder
 
 LAYER = Site("layer", 4)
 
@@ -104,9 +102,7 @@ def test_the_signals_are_those_of_the_layer_to_come() -> None:
     """Projected by hand from what enters the layer: keys from its own run, the mean query without rotation."""
     adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
     names = ("next_mean_attention", "text_states", "text_positions", "visual_positions")
-    recorder = Recorder((Site("layer", 1),), tuple(map(Need, names)))
-    kept_by(adapter, recorder, chats[:1], 0.5)
-    (first,) = recorder.views
+    (first,) = shown(adapter, [Site("layer", 1)], map(Need, names), chats[:1], 0.5)
     attention = adapter.decoder.layers[1].self_attn
     norm = adapter.decoder.layers[1].input_layernorm
     n_before = int(
@@ -123,10 +119,6 @@ def test_the_signals_are_those_of_the_layer_to_come() -> None:
     torch.testing.assert_close(
         first.signals["next_mean_attention"], expected, atol=1e-6, rtol=0, check_dtype=False
     )
-    late = Recorder((Site("layer", 2),), (Need("visual_keys"),))
-    kept_by(adapter, late, chats[:1], 0.0)
-    early = Recorder((Site("layer", 1),), (Need("next_visual_keys"),))
-    kept_by(adapter, early, chats[:1], 0.0)
-    torch.testing.assert_close(
-        early.views[0].signals["next_visual_keys"], late.views[0].signals["visual_keys"]
-    )
+    (late,) = shown(adapter, [Site("layer", 2)], [Need("visual_keys")], chats[:1])
+    (early,) = shown(adapter, [Site("layer", 1)], [Need("next_visual_keys")], chats[:1])
+    torch.testing.assert_close(early.signals["next_visual_keys"], late.signals["visual_keys"])

@@ -11,12 +11,10 @@ from torch.nn.functional import pad
 
 from espalier.methods.base import Need, Site, View
 from espalier.methods.pixelprune import UNPREDICTED, PixelPrune
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.released import numbers, released_view
-from tests.methods.runs import kept_by
 from tests.methods.towers import chats_of
 from tests.methods.twins import released
-from tests.tiny import Recorder
 
 SITE = Site("tower", -1)
 
@@ -95,13 +93,12 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["llava", "onevision_image"])
 def test_pixels_are_those_of_the_patches(name: str) -> None:
     adapter, chats = adapter_of(name), chats_of(name)[:1]
-    recorder = Recorder((SITE,), (Need("pixels"),))
-    kept_by(adapter, recorder, chats, 0.5)
-    pixels = recorder.views[0].signals["pixels"][0]
+    (view,) = shown(adapter, [SITE], [Need("pixels")], chats, 0.5)
+    pixels = view.signals["pixels"][0]
     pictures = adapter.encode(chats)["pixel_values"].flatten(end_dim=-4).double()
     side = round((pixels.shape[1] / 3) ** 0.5)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in adapter.colours())
-    for token, (row, column) in enumerate(recorder.views[0].grid[0, :, 2:].tolist()):
+    for token, (row, column) in enumerate(view.grid[0, :, 2:].tolist()):
         cut = pictures[0, :, row * side : (row + 1) * side, column * side : (column + 1) * side]
         torch.testing.assert_close(
             pixels[token].double(), (cut * std + mean).flatten(), atol=1e-6, rtol=0

@@ -13,11 +13,10 @@ from espalier.methods.prumerge import ATTENTION, KEYS, PruMerge, with_uniform
 from espalier.methods.select.nearest import nearest
 from espalier.methods.select.topk import ranking
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import SQUARE, make_view, replaced
-from tests.methods.runs import kept_by, logits_of, noted
+from tests.methods.runs import logits_of, noted
 from tests.methods.twins import check_slow, outcome
-from tests.tiny import Recorder
 
 
 def spread(places: list[int], wanted: int) -> list[int]:
@@ -130,14 +129,13 @@ def test_wide_signals_are_those_of_one_head(name: str, layer: int | None, number
     """
     adapter, chat = adapter_of(name), FAMILIES[name].chats[0]
     needs = (Need("wide_cls_attention", layer), Need("wide_tower_keys", layer))
-    recorder = Recorder((Site("vision"),), needs)
     attention = adapter.tower.encoder.layers[number].self_attn
     with noted(query=attention.q_proj, key=attention.k_proj) as seen:
-        kept_by(adapter, recorder, [chat], 0.0)
+        (view,) = shown(adapter, [Site("vision")], needs, [chat])
     query, key = seen["query"][0], seen["key"][0]
     rows = logits_of(query, key, 1).softmax(-1)[:, 0]
     extra = int(adapter.facts.class_attention == "token")
     wanted = rows[0, 0, 1:] if extra else rows.mean(1)[0]
-    got = [recorder.views[0].signals[need.key][0, : len(wanted)] for need in needs]
+    got = [view.signals[need.key][0, : len(wanted)] for need in needs]
     assert torch.allclose(got[0], wanted, atol=1e-9)
     assert torch.allclose(got[1], key[0, extra:], atol=1e-9)

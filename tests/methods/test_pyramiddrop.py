@@ -10,15 +10,14 @@ import torch
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
-from espalier.harness.engine.session import Session
 from espalier.harness.engine.signals.next_layer_attention import NextRow
 from espalier.methods.base import Need, Site
 from espalier.methods.pyramiddrop import PyramidDrop
 from tests import commands
 from tests.families import FAMILIES
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.engine import NAMES
-from tests.tiny import DEPTH, Recorder, load_tiny, model_of, save_tiny
+from tests.tiny import DEPTH, load_tiny, model_of, save_tiny
 
 
 def facts_of(name: str):
@@ -101,14 +100,10 @@ def test_the_layout_follows_the_ratio_of_the_command_line():
 # ---------------------------------------------------------------- attention of a layer that has not run yet
 
 
-def shown(adapter, chats, places, ratio=0.0, **options):
-    """What a method would be shown at some layers."""
-    recorder = Recorder(
-        tuple(Site("layer", place) for place in places), (Need("next_last_attention"),)
-    )
-    with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
-        session.generate(adapter.encode(list(chats)), max_new_tokens=1, do_sample=False)
-    return recorder.views
+def ranked_by(adapter, chats, places, ratio=0.0, **options):
+    """What a method that ranks by the layer to come would be shown at some layers."""
+    sites = [Site("layer", place) for place in places]
+    return shown(adapter, sites, [Need("next_last_attention")], chats, ratio, **options)
 
 
 @pytest.mark.sampled(4)
@@ -119,7 +114,7 @@ def test_the_row_of_the_next_layer_equals_eager(name: str, tmp_path: Path):
     sdpa, eager = load_tiny(spec, folder), load_tiny(spec, folder, attention="eager")
     places = (1, DEPTH - 1)
     for chat in FAMILIES[name].chats:
-        views = shown(sdpa, [chat], places)
+        views = ranked_by(sdpa, [chat], places)
         inputs = eager.encode([chat])
         rest = {key: value for key, value in inputs.items() if key != "input_ids"}
         at = eager.model._prepare_position_ids_for_generation(inputs["input_ids"], rest)
@@ -136,15 +131,15 @@ def test_the_row_of_the_next_layer_equals_eager(name: str, tmp_path: Path):
 
 def test_rows_of_a_batch_and_of_what_is_left_are_those_alone_and_emulated():
     adapter, chats = adapter_of("llava_next"), FAMILIES["llava_next"].chats
-    together = shown(adapter, chats, (1, 3), ratio=0.5)
-    hidden = shown(adapter, chats, (1, 3), ratio=0.5, backend="emulate")
+    together = ranked_by(adapter, chats, (1, 3), ratio=0.5)
+    hidden = ranked_by(adapter, chats, (1, 3), ratio=0.5, backend="emulate")
     assert len(together) == len(hidden)
     rows = [row for view in together for row in view.signals["next_last_attention"]]
     for fast, slow in zip(together, hidden, strict=True):
         difference = fast.signals["next_last_attention"] - slow.signals["next_last_attention"]
         assert difference.abs().max() < 1e-9
     for chat in chats:
-        for view in shown(adapter, [chat], (1, 3), ratio=0.5):
+        for view in ranked_by(adapter, [chat], (1, 3), ratio=0.5):
             row = view.signals["next_last_attention"][0]
             assert any(len(r) == len(row) and torch.allclose(r, row, atol=1e-9) for r in rows)
 

@@ -9,14 +9,12 @@ from typing import get_args
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site, View
 from espalier.methods.uvprune import Criterion, UVPrune
-from tests.family_runs import adapter_of
+from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
 from tests.methods.twins import check_slow
-from tests.tiny import CHATS, Recorder
+from tests.tiny import CHATS
 
 SQUARE = [((0, 0, 6, 8),)]
 
@@ -66,19 +64,17 @@ def test_rows_with_fewer_words_are_not_pulled_by_the_padding():
 
 @pytest.mark.parametrize("layer", [1, 3])
 def test_words_at_the_site_are_the_models_hidden_states(layer: int):
-    recorder = Recorder((Site("layer", layer),), (Need("text_states"),))
     adapter = adapter_of("llava")
     inputs = adapter.encode(CHATS)
-    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(inputs, max_new_tokens=1, do_sample=False)
     mask = inputs["attention_mask"]
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.inference_mode():
         out = adapter.model(**inputs, position_ids=positions, output_hidden_states=True)
     words = mask.bool() & (inputs["input_ids"] != adapter.model.config.image_token_id)
-    views = {view.tokens.shape[1]: view for view in recorder.views}
+    found = shown(adapter, [Site("layer", layer)], [Need("text_states")], CHATS)
+    views = {view.tokens.shape[1]: view for view in found}
     for row, (n_tokens, place) in enumerate(((16, 0), (32, 0), (16, 1))):
         wanted = out.hidden_states[layer][row, words[row]]
-        found = views[n_tokens].signals["text_states"][place]
-        assert torch.allclose(found[: len(wanted)], wanted, atol=1e-9)
-        assert not found[len(wanted) :].any()
+        states = views[n_tokens].signals["text_states"][place]
+        assert torch.allclose(states[: len(wanted)], wanted, atol=1e-9)
+        assert not states[len(wanted) :].any()
