@@ -6,9 +6,22 @@ Norms and rotary tables are the library's own, which computes them in single pre
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from tests.diffusion import models
+
+
+def reveal(ids, logits: Tensor, among: Iterable[int], count: int) -> None:
+    """Put the surest words, by the logits (G, V), into `count` of the masked places among some."""
+    allowed = logits.clone()
+    allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
+    sure, word = allowed.softmax(-1).max(-1)
+    masked = [place for place in among if ids[place] == models.MASK]
+    for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
+        ids[place] = int(word[place])
 
 
 def rotated(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:

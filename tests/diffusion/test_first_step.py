@@ -16,7 +16,7 @@ from espalier.methods.fastv_first_step import FastVFirstStep
 from espalier.methods.none import NoReduction
 from espalier.methods.redvtp import RedVTP
 from tests.diffusion import dropping, models
-from tests.diffusion.oracle import attention, mlp
+from tests.diffusion.oracle import attention, mlp, reveal
 from tests.tiny import CHATS
 
 PLACES, STEPS = 6, 4
@@ -60,12 +60,7 @@ def written_out(adapter, chat, method, keep, renumber):
         logits, chosen, _ = dropping.step(model, x[alive].clone(), staying, PLACES, last, drops, at)
         first = not steps
         steps.append(logits)
-        probabilities = logits.clone()
-        probabilities[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
-        sure, word = probabilities.softmax(-1).max(-1)
-        masked = [place for place in range(PLACES) if ids[place] == models.MASK]
-        for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
-            ids[place] = int(word[place])
+        reveal(ids, logits, range(PLACES), count)
         if first:
             if isinstance(method, RedVTP):
                 a, left = mean_map(model, x), [p for p in range(PLACES) if ids[p] == models.MASK]

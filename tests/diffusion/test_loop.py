@@ -23,6 +23,7 @@ from espalier.methods.none import NoReduction
 from espalier.methods.random import Random
 from espalier.methods.redvtp import RedVTP
 from tests.diffusion import models
+from tests.diffusion.oracle import reveal
 from tests.tiny import CHATS
 
 HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}
@@ -46,12 +47,7 @@ def written_out(adapter, chat):
                 ).last_hidden_state
                 logits = adapter.model.lm_head(x[:, -6:])[0]
             logits_of.append(logits)
-            allowed = logits.clone()
-            allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
-            sure, word = allowed.softmax(-1).max(-1)
-            masked = [place for place in block if ids[place] == models.MASK]
-            for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
-                ids[place] = int(word[place])
+            reveal(ids, logits, block, count)
     return ids, torch.stack(logits_of)
 
 

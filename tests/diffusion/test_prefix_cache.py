@@ -31,6 +31,7 @@ from espalier.methods.select.entries import (
     merged_entries,
 )
 from tests.diffusion import models, prefix_oracle
+from tests.diffusion.oracle import reveal
 from tests.diffusion.test_step import LENGTH, answering
 from tests.tiny import CHATS, Scatter
 
@@ -82,12 +83,7 @@ def test_every_step_is_the_whole_sequence_under_the_prefix_mask(
                 x, prompt = entered(adapter, chat, ids)
                 expected = prefix_oracle.recomputed(adapter.model, x, prompt)
                 assert (logits[row, step] - expected).abs().max() < most
-                allowed = expected.clone()
-                allowed[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
-                sure, word = allowed.softmax(-1).max(-1)
-                masked = [place for place in block if ids[place] == models.MASK]
-                for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
-                    ids[place] = word[place]
+                reveal(ids, expected, block, count)
                 step += 1
         length = generated.records[row].new_tokens
         assert generated.ids[row, :length].tolist() == ids[:length].tolist()

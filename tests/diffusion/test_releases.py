@@ -19,6 +19,7 @@ from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from tests import commands
 from tests.diffusion import models
+from tests.diffusion.oracle import reveal
 from tests.tiny import CHATS
 
 LENGTH, BLOCK = 12, 6
@@ -97,11 +98,7 @@ def llada_v(model, steps, stops):
             if models.MASK not in ids[start : start + BLOCK]:
                 break
             seen.append(list(ids))
-            sure, word = model.logits(ids).softmax(-1).max(-1)
-            bound = stop if stopped else start + BLOCK
-            masked = [place for place in range(bound) if ids[place] == models.MASK]
-            for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
-                ids[place] = int(word[place])
+            reveal(ids, model.logits(ids), range(stop if stopped else start + BLOCK), count)
             for sequence in stops:
                 place = sequence_at(ids, sequence)
                 if place is not None and (not stopped or place < stop):

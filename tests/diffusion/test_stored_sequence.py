@@ -18,7 +18,7 @@ from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from tests.diffusion import models
-from tests.diffusion.oracle import mlp, rotated
+from tests.diffusion.oracle import mlp, reveal, rotated
 from tests.diffusion.prefix_oracle import attended, cosine, projected
 from tests.diffusion.test_releases import denoising_of
 from tests.tiny import CHATS
@@ -103,9 +103,7 @@ class WrittenOut:
         return self.logits(x)
 
     def logits(self, x) -> torch.Tensor:
-        logits = self.stack.norm(x) @ self.adapter.model.lm_head.weight.T
-        logits[:, [models.MASK, *models.DIFFUSION.forbidden_ids]] = -torch.inf
-        return logits
+        return self.stack.norm(x) @ self.adapter.model.lm_head.weight.T
 
 
 def written_out(
@@ -127,10 +125,7 @@ def written_out(
             else:
                 latest[list(places)] = sequence.run(ids, list(places))
             sizes.append(0 if whole else len(places))
-            sure, word = latest[first : first + LENGTH].softmax(-1).max(-1)
-            masked = [p for p in range(start, start + BLOCK) if ids[p] == models.MASK]
-            for place in sorted(masked, key=lambda p: -float(sure[p]))[:count]:
-                ids[place] = int(word[place])
+            reveal(ids, latest[first : first + LENGTH], range(start, start + BLOCK), count)
             step += 1
     return ids, sizes
 
