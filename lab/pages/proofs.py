@@ -11,7 +11,7 @@ from dataclasses import dataclass
 USED = {
     "slow version": r"slow_\w+",
     "planted signal": r"(planted_)?recall",
-    "tiny models": r"check_on_engine|check_on_model|check_stages|check_in_tower|kept_by",
+    "tiny models": r"check_adaptive|check_stages|check_in_tower|kept_by",
 }
 CALLED = {
     "worked example": r"example|by_hand|worked",
