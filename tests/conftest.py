@@ -24,7 +24,7 @@ USUAL = ("llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl", "ge
 FAMILY_SHARE = 4
 
 #: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many; of families all.
-CI_SHARE = 5
+CI_SHARE = 10
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
