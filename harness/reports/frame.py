@@ -40,7 +40,8 @@ def at(path: str) -> Callable[[Row], Any]:
     def read(row: Row) -> Any:
         value: Any = row
         for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
+            # Not `Mapping`: ten times the time, and a row is plain JSON.
+            value = value.get(key) if isinstance(value, dict) else None
         return value
 
     return read

@@ -8,14 +8,16 @@ not opened again; a damaged one is read each time.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
-from itertools import islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, NamedTuple, TypeVar
@@ -36,14 +38,14 @@ DIGEST = 16
 #: The file is replaced when at least one row in this many is not in it; reading fewer takes less time.
 STALE = 100
 
-#: Number of rows, and of scores, that are stored together.
-BATCH, SCORES = 1024, 100_000
+#: Bytes of rows, and number of scores, that are stored together.
+BATCH, SCORES = 8 * 2**20, 100_000
 
 #: Number of results of shared objects that are remembered.
 SHARED = 8192
 
-#: Limits of queries.
-SETTINGS: dict[str, str | int | float | list[str]] = {"threads": 4, "memory_limit": "400MB"}
+#: Bytes of memory of queries, and how many more storing a row takes for each of its bytes.
+MEMORY, MEMORY_PER_BYTE = 200_000_000, 12
 
 #: Rows that are compressed together; more take more memory.
 ROW_GROUP = 8192
@@ -119,19 +121,26 @@ Row = Mapping[str, Any]
 
 
 class ReadRun(NamedTuple):
-    """The folder of a run and the blocks read from its row.
+    """A run and the blocks read from its row.
 
     Attributes:
-        path: the folder.
+        runs: the folder of the store's runs.
+        key: its key.
         committed: when the row was committed, in seconds.
         row: the requested blocks, with the objects that rows share; None if there is no row, or it cannot be read.
         problem: why it cannot be read.
     """
 
-    path: Path
+    runs: Path
+    key: str
     committed: float = 0.0
     row: Row | None = None
     problem: Unreadable | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run."""
+        return self.runs / self.key
 
 
 #: A function that yields the runs of a store with some blocks of their rows, as `walk` does.
@@ -154,11 +163,10 @@ def walk(
     keys = [key for key in folders_in(runs) if only is None or key in only]
     if not keys:
         return
-    with open_index(store, only) as index:
-        indexed = _blocks(index.connection, block_names)
+    with open_index(store, only) as index, _without_collection():
+        indexed = _blocks(index.connection, runs, block_names)
     for key in keys:
-        committed, row = indexed.pop(key, (0.0, None))
-        yield _unindexed(runs / key) if row is None else ReadRun(runs / key, committed, row)
+        yield indexed.pop(key) if key in indexed else _unindexed(ReadRun(runs, key))
 
 
 def walk_once(block_names: Collection[str]) -> Walk:
@@ -173,47 +181,69 @@ def walk_once(block_names: Collection[str]) -> Walk:
     return runs
 
 
-def _blocks(
-    connection: Connection, block_names: Iterable[str]
-) -> dict[str, tuple[float, dict[str, Any]]]:
-    """Return the time and the blocks of all rows, by key; equal blocks of two rows are one object."""
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage for a while: among the tables of many rows there is none, and looking takes as long again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _blocks(connection: Connection, runs: Path, block_names: Iterable[str]) -> dict[str, ReadRun]:
+    """Return the blocks of all rows, by key; equal blocks of two rows are one object."""
     lines = connection.execute("select rowid, run_key, committed from rows").fetchall()
-    rows: dict[int, dict[str, Any]] = {
-        place: {"run_key": key, EXTRA: {}} for place, key, _ in lines
-    }
-    extras = {place: row[EXTRA] for place, row in rows.items()}
+    extras: dict[int, dict[str, Any]] = {place: {} for place, _, _ in lines}
+    _add_blocks(connection, extras, [name for name in block_names if "." in name])
+    # Most rows have the same objects, and so can have the same table of them.
+    shared: dict[tuple[Any, ...], dict[str, Any]] = {}
+    rows: dict[int, dict[str, Any]] = {}
+    for place, key, _ in lines:
+        extra = extras.pop(place)
+        rows[place] = {
+            "run_key": key,
+            EXTRA: shared.setdefault((*extra, *map(id, extra.values())), extra),
+        }
+    top_names = [name for name in block_names if "." not in name and name != "run_key"]
+    _add_blocks(connection, rows, top_names)
+    return {key: ReadRun(runs, key, committed, rows[place]) for place, key, committed in lines}
+
+
+def _add_blocks(
+    connection: Connection, tables: Mapping[int, dict[str, Any]], block_names: Iterable[str]
+) -> None:
+    """Add blocks to the tables of rows, by the last part of their names; equal ones of two rows are one object."""
     for name in block_names:
-        if name == "run_key":
-            continue
         column = f'"{name}"' if name in BLOCKS else f"json_extract(row, '$.{name}')"
-        level, _, last = name.rpartition(".")
-        tables = extras if level else rows
+        last = name.rpartition(".")[2]
         query = connection.execute(
             f"select {column} as block, list(rowid) from rows where block is not null group by block"
         )
-        groups = query.fetchall()
-        # Parsing one long text takes less time than many short ones.
-        values = json.loads(f"[{','.join(text for text, _ in groups)}]")
-        for value, (_, places) in zip(values, groups, strict=True):
-            for place in places:
-                tables[place][last] = value
-    return {key: (committed, rows[place]) for place, key, committed in lines}
+        while groups := query.fetchmany(ROW_GROUP):
+            # Parsing one long text takes less time than many short ones.
+            values = json.loads(f"[{','.join(text for text, _ in groups)}]")
+            for value, (_, places) in zip(values, groups, strict=True):
+                for place in places:
+                    tables[place][last] = value
 
 
-def _unindexed(path: Path) -> ReadRun:
+def _unindexed(run: ReadRun) -> ReadRun:
     """Return a run that is not in the index: without a row, or with one that cannot be read or stored."""
-    committed = 0.0
+    path, committed = run.path, 0.0
     try:
         committed = os.stat(path / "row.json").st_mtime
-        return ReadRun(path, committed, RunDir(path).row())
+        return run._replace(committed=committed, row=RunDir(path).row())
     except (FileNotFoundError, NotADirectoryError):
-        return ReadRun(path)
+        return run
     except Unreadable as error:
-        return ReadRun(path, committed, problem=error)
+        return run._replace(committed=committed, problem=error)
     except OSError as error:  # of another user, or a link to itself
         with suppress(OSError):
             committed = path.stat().st_mtime
-        return ReadRun(path, committed, problem=access_error(path, error))
+        return run._replace(committed=committed, problem=access_error(path, error))
 
 
 class OpenIndex(NamedTuple):
@@ -242,7 +272,7 @@ def open_index(
     """
     with (
         TemporaryDirectory(prefix="espalier-") as folder,
-        closing(duckdb.connect(config={**SETTINGS, "temp_directory": folder})) as connection,
+        closing(duckdb.connect(config={"threads": 4, "temp_directory": folder})) as connection,
     ):
         try:
             index = _updated(connection, store, Path(folder, NAME), only, samples)
@@ -334,9 +364,12 @@ def _update_rows(
     _remove(connection, removed_keys, "rows", "metrics")
     fresh = sorted(key for key in stamps if stamps[key] != former.get(key))
     changes = len(removed_keys)
-    for start in range(0, len(fresh), BATCH):
+    largest = max((stamps[key][2] for key in fresh), default=0)
+    connection.execute(f"set memory_limit = '{MEMORY + MEMORY_PER_BYTE * largest}B'")
+
+    def read_lines(keys: Iterable[str]) -> list[tuple[Any, ...]]:
         lines = []
-        for key in fresh[start : start + BATCH]:
+        for key in keys:
             try:
                 row = RunDir(runs / key).row()
             except Unreadable as error:
@@ -344,7 +377,17 @@ def _update_rows(
                 continue
             if row is not None and key.isascii():
                 lines.append((key, *stamps[key], json.dumps(row)))
-        changes += add_rows(connection, lines)
+        return lines
+
+    ends = accumulate(stamps[key][2] for key in fresh)
+    by_batch = groupby(zip(fresh, ends, strict=True), lambda pair: pair[1] // BATCH)
+    batches = [[key for key, _ in pairs] for _, pairs in by_batch]
+    # DuckDB stores a batch while Python reads the next one.
+    with ThreadPoolExecutor(1) as reader:
+        upcoming = reader.submit(read_lines, batches[0] if batches else ())
+        for keys in (*batches[1:], ()):
+            lines, upcoming = upcoming.result(), reader.submit(read_lines, keys)
+            changes += add_rows(connection, lines)
     return set(fresh), changes * STALE >= max(len(former), 1)
 
 
@@ -418,7 +461,7 @@ def _scores(
 
 def _stamps(connection: Connection, table: str, columns: str) -> dict[str, tuple[Any, ...]]:
     lines = connection.execute(f"select run_key, {columns} from {table}").fetchall()
-    return {key: tuple(stamp) for key, *stamp in lines}
+    return {line[0]: line[1:] for line in lines}
 
 
 def _remove(connection: Connection, keys: list[str], *tables: str) -> None:

@@ -130,6 +130,16 @@ def test_rows_are_those_of_the_files(what: str, store: Path) -> None:
     assert indexed(store) == changed
 
 
+def test_rows_of_many_bytes_are_indexed(store: Path) -> None:
+    row = json.loads((store / "runs" / "full_rec" / "row.json").read_text())
+    row["extra"]["failures"] = ["f" * 4_000_000]
+    for number in range(24):
+        folder = store / "runs" / f"large{number:02}"
+        folder.mkdir()
+        (folder / "row.json").write_text(json.dumps({**row, "run_key": folder.name}, indent=1))
+    assert indexed(store) == plain(store)
+
+
 def test_a_file_is_read_once_and_a_damaged_one_each_time(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ WHERE = "only rows with this setting, key=value as in a row's `settings`; may be
 UNCONCERNED = ("engine", "draft")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredResult:
     """A finished run: its folder, its row, and its journal `entries` if the rows came from a table."""
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from espalier.harness.config.composer import Piece, resolved
 from espalier.harness.config.grids import stand_ins
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.config.method_names import method_section
@@ -171,8 +170,8 @@ def _method(
     }
     # A real run prints the hyper-parameters that depend on the kind of task; discard the lines here.
     with contextlib.redirect_stderr(io.StringIO()):
-        resolved: Any = OmegaConf.to_container(OmegaConf.create(run).method, resolve=True)
-    return resolved["name"], resolved["variant"], resolved["params"]
+        method = resolved({key: Piece(value) for key, value in run.items()}, ["method"])["method"]
+    return method["name"], method["variant"], method["params"]
 
 
 #: Keys of a grid with lists as values.

@@ -46,6 +46,9 @@ DEFAULTS: Mapping[str, Any] = {
 #: A commit of the hub.
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
+#: Keys of overrides that change no setting but hyper-parameters.
+AMOUNT = ("ratio", "budget")
+
 #: Whether a denoising model caches its prompt; absent means false.
 CACHED = "prefix_cache"
 
@@ -68,14 +71,22 @@ class ComparedSettings:
         Args:
             row_values: the row's settings (`row_settings`).
         """
-        parts = {_part(key) for key in row_values}
-        for key in {**self.values, **row_values}:
+        # Most are equal, and looking closer takes ten times as long.
+        keys = [
+            key
+            for key in {**self.values, **row_values}
+            if key not in row_values
+            or key not in self.values
+            or row_values[key] != self.values[key]
+        ]
+        for key in keys:
             if key not in self.stated and key in LEFT_OPEN:
                 continue
             # A row without a judge or a draft has no settings of it.
-            silent = key not in row_values and (key in IN_ROWS or _part(key) not in parts)
-            if silent and key not in self.stated:
-                continue
+            if key not in row_values and key not in self.stated:
+                part = _part(key)
+                if key in IN_ROWS or part not in map(_part, row_values):
+                    continue
             usual = DEFAULTS.get(key)
             actual = row_values.get(key, None if key in IN_ROWS else usual)
             value = self.values.get(key, usual)
@@ -108,8 +119,16 @@ def compared_settings(run: CellRun) -> ComparedSettings:
 
 @lru_cache(maxsize=8192)
 def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
+    _, _, params = method_of(CellRun(dict(overrides), "", 1.0))
+    fixed = {f"method.params.{name}": value for name, value in params.items()}
+    composed = _composed(tuple(pair for pair in overrides if pair[0] not in AMOUNT))
+    return ComparedSettings({**composed.values, **fixed}, composed.stated | fixed.keys())
+
+
+@lru_cache(maxsize=8192)
+def _composed(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
+    """Return the settings of all runs that differ in their amount, without their hyper-parameters."""
     run = CellRun(dict(overrides), "", 1.0)
-    name, _, params = method_of(run)
     pieces = _composer().pieces(in_open_table(in_full(text)) for text in run.line)
     benchmark = _benchmark(pieces["benchmark"])
     target = (pieces["model"], (benchmark.kind, benchmark.name))
@@ -122,14 +141,13 @@ def _compared(overrides: tuple[tuple[str, Any], ...]) -> ComparedSettings:
         "engine": _engine(pieces["engine"]),
         "judge": _judge(pieces["judge"]),
         "backend": {"name": TRANSFORMERS},
-        "method": {"params": params},
+        "method": {"params": {}},
     }
-    if method_kind(name) == "decoder":
+    if method_kind(pieces["method"].written["name"]) == "decoder":
         blocks["draft"] = _draft(pieces["method"], *target)
     values, stated = row_settings(blocks), _stated(run)
     values |= {key: value for key, value in stated.items() if key.endswith(".device")}
-    fixed = (key for key in values if _part(key) == "method")
-    return ComparedSettings({**stated, **values}, frozenset((*stated, *fixed)))
+    return ComparedSettings({**stated, **values}, frozenset(stated))
 
 
 def _stated(run: CellRun) -> dict[str, Any]:
@@ -164,15 +182,22 @@ def _model_settings(piece: Piece, tasks: tuple[str, ...]) -> dict[str, Any]:
     return _settings(_model(piece, tasks))
 
 
-@cache
 def _draft(method: Piece, model: Piece, tasks: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings of the draft; none where neither the run nor its model names one."""
-    target, section = _model(model, tasks), method.written
-    name = section.get("draft") or next(iter(target.drafts), None)
+    section = method.written
+    name = section.get("draft") or next(iter(_model(model, tasks).drafts), None)
     if name is None:
         return {}
-    options = {"device": "cpu", **(section.get("draft_options") or {})}
-    return {"name": name, **_settings(build_draft(name, options, target, tasks, _composer()))}
+    options = tuple((section.get("draft_options") or {}).items())
+    return {"name": name, **_draft_settings(name, options, model, tasks)}
+
+
+@cache
+def _draft_settings(
+    name: str, options: tuple[tuple[str, Any], ...], model: Piece, tasks: tuple[str, ...]
+) -> dict[str, Any]:
+    target, values = _model(model, tasks), {"device": "cpu", **dict(options)}
+    return _settings(build_draft(name, values, target, tasks, _composer()))
 
 
 def _settings(model: ModelSpec) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class ResultIndex:
         model, benchmark, ratio, rule = (
             run.overrides[key] for key in ("model", "benchmark", "ratio", "budget")
         )
-        cell = (model, benchmark, name, variant, round(float(ratio), 6), rule)
+        cell = (model, benchmark, name, variant, rule, round(float(ratio), 6))
         matches = []
         differences = {}
         for group in self._by_cell.get(cell, {}).values():

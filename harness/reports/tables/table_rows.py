@@ -7,23 +7,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from espalier.harness.config.group_lists import read_choice
-from espalier.harness.reports.frame import dated_rows_of
+from espalier.harness.reports.frame import at, dated_rows_of
 from espalier.harness.reports.tables.cell_settings import row_settings
 from espalier.harness.store.index import EXTRA, ReadRun, Walk, memoized, walk
 from espalier.harness.store.row_text import is_marked
 
-#: Keys of the cell that a row fills.
-CELL = ("model", "benchmark", "method", "variant", "ratio", "budget_rule")
+#: Keys of the cell that a row fills, besides its ratio.
+WORDS = ("model", "benchmark", "method", "variant", "budget_rule")
 
 #: Dotted paths of the numbers that tables need, by model and benchmark.
 RequestedNumbers = Mapping[tuple[str, str], frozenset[str]]
 
 #: Blocks of a row that every table needs.
 BLOCKS = (
-    *("run_key", *CELL),
+    *("run_key", *WORDS, "ratio"),
     "n_samples",
     "seed",
     "settings",
@@ -35,13 +35,12 @@ BLOCKS = (
 MAX_LISTED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredResult:
+class MeasuredResult(NamedTuple):
     """What a table needs of one result.
 
     Attributes:
         key: the run key.
-        cell: model, benchmark, method, variant, ratio, rule.
+        cell: model, benchmark, method, variant, rule, ratio.
         samples: number of scored samples.
         code: commit and versions of the relevant packages.
         committed: time in seconds.
@@ -115,8 +114,8 @@ def read_rows(
         return shared.setdefault(json.dumps(values, default=str), values)
 
     settings_of, code_of = memoized(shared_settings), memoized(_code)
-    numbers = {_block(path) for paths in requested.values() for path in paths}
-    blocks = sorted({*BLOCKS, *numbers})
+    readers = {path: at(path) for paths in requested.values() for path in paths}
+    blocks = sorted({*BLOCKS, *map(_block, readers)})
     for store in stores:
         unfinished: list[ReadRun] = []
 
@@ -136,12 +135,12 @@ def read_rows(
                 continue
             result = MeasuredResult(
                 key,
-                tuple(round(row[name], 6) if name == "ratio" else row.get(name) for name in CELL),
+                (*map(row.get, WORDS), round(row["ratio"], 6)),
                 row["n_samples"],
                 code_of(row["extra"].get("environment", {})),
                 committed,
                 settings_of(row["settings"]),
-                {path: value for path in paths if (value := _number(row, path)) is not None},
+                {path: value for path in paths if _is_number(value := readers[path](row))},
                 is_marked(row),
             )
             known_result = results.get(key)
@@ -203,10 +202,5 @@ def _code(environment: Mapping[str, Any]) -> str:
     return " ".join(str(environment.get(name)) for name in names)
 
 
-def _number(row: Mapping[str, Any], path: str) -> float | None:
-    """Return the number at a dotted path; None if there is none."""
-    value: Any = row
-    for name in path.split("."):
-        # Not `Mapping`: ten times the time, and a row is plain JSON.
-        value = value.get(name) if isinstance(value, dict) else None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
