@@ -12,13 +12,8 @@ import pytest
 
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.evaluation.batch_answers import journalled_batch_size
-from espalier.harness.evaluation.samples import (
-    Failure,
-    Sample,
-    SampleErrors,
-    finished_samples,
-    read_scorings,
-)
+from espalier.harness.evaluation.journal_scores import read_scorings
+from espalier.harness.evaluation.samples import Failure, Sample, SampleErrors, finished_samples
 from espalier.harness.store.files.journal import Journal
 from tests.refused import refused
 

@@ -23,11 +23,11 @@ from espalier.harness.cost.memory import DeviceMemory, peak_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.prefetch import ReadingTimes
 from espalier.harness.evaluation.prompt_text import Messages, chat_of
 from espalier.harness.evaluation.samples import (
     Failure,
-    Key,
     Sample,
     journal_media,
     journal_question,

@@ -22,13 +22,13 @@ from espalier.harness.evaluation.batch_answers import (
     key_of,
 )
 from espalier.harness.evaluation.data_sources import AllowedSources
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.evaluation.prompt_text import worded
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
-    Key,
     Sample,
     SampleErrors,
     finished_samples,

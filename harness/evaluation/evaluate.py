@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.metered import (
     MeteredGenerator,
     open_meters,
@@ -18,7 +19,6 @@ from espalier.harness.evaluation.metered import (
 from espalier.harness.evaluation.samples import (
     AnswerJournal,
     Failure,
-    Key,
     Sample,
     SampleErrors,
     score_entries,

@@ -15,6 +15,7 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.judging.judge_prompt import (
     JudgePrompt,
     JudgeQuestion,
@@ -22,7 +23,7 @@ from espalier.harness.evaluation.judging.judge_prompt import (
     prompt_of,
     read_prompt,
 )
-from espalier.harness.evaluation.samples import Key, Sample
+from espalier.harness.evaluation.samples import Sample
 from espalier.harness.specs.run_spec import RunSpec
 
 #: Functions that a task's file must name besides the prompt.

@@ -33,7 +33,8 @@ from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.evaluation.batch_answers import key_of, ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
-from espalier.harness.evaluation.samples import Key, Sample
+from espalier.harness.evaluation.journal_scores import Key
+from espalier.harness.evaluation.samples import Sample
 from espalier.harness.evaluation.synthetic_prompts import PromptComposition, compose_prompt, parts
 from espalier.harness.kinds.kind import Generator, OpenMethod, PairedSessions
 from espalier.harness.kinds.sample_counts import flops_of

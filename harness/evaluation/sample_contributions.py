@@ -21,6 +21,7 @@ from lmms_eval.api.task import Task
 from numpy.typing import NDArray
 
 from espalier.harness.errors import UserError, tell_once
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.metric_scores import (
     Metrics,
@@ -29,7 +30,6 @@ from espalier.harness.evaluation.metric_scores import (
     members_of,
     needed_metrics,
 )
-from espalier.harness.evaluation.samples import Key
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, get_type_hints
 
 from PIL import Image
 
 from espalier.harness.engine.record import SampleRecord
-from espalier.harness.errors import tell_once, text_of
+from espalier.harness.errors import text_of
+from espalier.harness.evaluation.journal_scores import (
+    Key,
+    check,
+    sound_entries,
+    type_test,
+)
 from espalier.harness.media.frames import Clip
 from espalier.harness.specs.generation import spoken
 
@@ -99,11 +104,6 @@ def _described(value: Any) -> dict[str, Any]:
         return {"shape": list(value.frames.shape), "sha256": digest}
     return {"is": type(value).__name__}
 
-
-Item = TypeVar("Item")
-
-#: Identity of a sample inside a run: (task, doc id).
-Key = tuple[str, int]
 
 #: Fields that the journal does not keep, as they hold tensors, or keeps in another form.
 ABSENT = ("origin", "origins", "record", "context")
@@ -195,7 +195,7 @@ class Sample(_OfSample):
     def from_entry(cls, entry: Mapping[str, Any]) -> Sample:
         """Rebuild from the JSON form; tuples come back as tuples. Raises ValueError if the entry is damaged."""
         answers, measures = _journal_tests(Sample), _journal_tests(SampleRecord)
-        check(entry, {**answers, "asked": IS_CONTEXT})
+        check(entry, {**answers, "asked": type_test(Mapping[str, Any] | None)})
         check(entry.get("record"), measures)
         measured: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -254,23 +254,9 @@ def finished_samples(entries: Iterable[Mapping[str, Any]]) -> dict[Key, Sample]:
     Damaged entries are named on stderr and left out, so that their samples are answered again.
     """
     samples: dict[Key, Sample] = {}
-    for sample in _sound(entries, "answer", Sample.from_entry):
+    for sample in sound_entries(entries, "answer", Sample.from_entry):
         samples.setdefault(sample.key, sample)
     return samples
-
-
-def _sound(
-    entries: Iterable[Mapping[str, Any]], name: str, read: Callable[[Mapping[str, Any]], Item]
-) -> Iterator[Item]:
-    """Yield what the entries with a key hold; damaged ones are named on stderr and left out."""
-    for entry in entries:
-        if name in entry:
-            try:
-                yield read(entry)
-            except (ValueError, LookupError, TypeError) as error:
-                sample = f"{entry.get('task')}/{entry.get('doc_id')}"
-                reason = str(error)[:200]
-                tell_once(f"journal: an entry of {sample} is damaged and left out: {reason}")
 
 
 def score_entries(
@@ -314,49 +300,12 @@ def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     return groups
 
 
-@dataclass(frozen=True)
-class SampleScores:
-    """The scores of one sample.
-
-    Attributes:
-        scores: contributions to each metric.
-        units: the first document of the sample's unit by metric; itself where a metric is not named.
-        values: raw values of metrics that are not a mean.
-    """
-
-    scores: Mapping[str, float]
-    units: Mapping[str, int]
-    values: Mapping[str, Any]
-
-
-def read_scorings(entries: Iterable[Mapping[str, Any]]) -> dict[Key, SampleScores]:
-    """Return the scores of each sample; the last entry of a key counts, damaged entries are skipped."""
-    return dict(_sound(entries, "scores", _scoring))
-
-
-def _scoring(entry: Mapping[str, Any]) -> tuple[Key, SampleScores]:
-    check(entry, SCORING)
-    groups = entry.get("values") or ()
-    values = {metric: group["value"] for group in groups for metric in group["of"]}
-    scores = SampleScores(dict(entry["scores"]), dict(entry.get("units") or {}), values)
-    return (entry["task"], entry["doc_id"]), scores
-
-
-def check(entry: Any, tests: Mapping[str, Callable[[Any], bool]]) -> None:
-    """Raise ValueError unless a table has a value that passes the test of each name; further keys do not matter."""
-    if not isinstance(entry, Mapping):
-        raise ValueError("not a table")
-    for name, is_valid in tests.items():
-        if not is_valid(entry.get(name)):
-            raise ValueError(f"{name} is {entry.get(name)!r}")
-
-
 @cache
 def _journal_tests(kind: type) -> dict[str, Callable[[Any], bool]]:
     """Return a test of each field of a dataclass in the journal; one with a default may be missing or null."""
     hints = get_type_hints(kind)
     return {
-        field.name: _test_of(
+        field.name: type_test(
             hints[field.name]
             if field.default is field.default_factory  # both are missing
             else hints[field.name] | None
@@ -364,39 +313,3 @@ def _journal_tests(kind: type) -> dict[str, Callable[[Any], bool]]:
         for field in fields(kind)
         if field.name not in ABSENT
     }
-
-
-@cache
-def _test_of(hint: Any) -> Callable[[Any], bool]:
-    """Return whether a JSON value is of an annotated type: lists are tuples, integers pass as floats."""
-    kind, arguments = get_origin(hint) or hint, get_args(hint)
-    if hint is Any:
-        return lambda value: True
-    if NoneType in arguments:
-        present = _test_of(arguments[0])
-        return lambda value: value is None or present(value)
-    if issubclass(kind, tuple):
-        item = get_origin(arguments[0]) or arguments[0] if arguments else int
-        # Records have hundreds of numbers, so that their types are compared without a call for each.
-        types_of_items = frozenset({item})
-        return lambda value: (
-            isinstance(value, list | tuple) and types_of_items.issuperset(map(type, value))
-        )
-    if issubclass(kind, Mapping):
-        fits = _test_of(arguments[1])
-        return lambda value: isinstance(value, Mapping) and all(map(fits, value.values()))
-    types = (int, float) if kind is float else kind
-    # True is an int for Python.
-    return lambda value: isinstance(value, types) and isinstance(value, bool) == (kind is bool)
-
-
-#: Test of what was asked, and of the keys of an entry of scores; the last three may be missing.
-IS_CONTEXT = _test_of(Mapping[str, Any] | None)
-SCORING = {
-    "task": _test_of(str),
-    "doc_id": _test_of(int),
-    "scores": _test_of(Mapping[str, float]),
-    "units": _test_of(Mapping[str, int] | None),
-    "own": _test_of(Mapping[str, float] | None),
-    "values": _test_of(tuple[dict[str, Any], ...] | None),
-}

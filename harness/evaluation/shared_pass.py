@@ -25,8 +25,9 @@ from espalier.harness.engine.session import prompt_with_trunk, shared_prompt
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.evaluate import Progress
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
-from espalier.harness.evaluation.samples import AnswerJournal, Key, Sample, finished_samples
+from espalier.harness.evaluation.samples import AnswerJournal, Sample, finished_samples
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter

@@ -17,7 +17,8 @@ from lmms_eval.api.metrics import mean
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.samples import Key, Sample
+from espalier.harness.evaluation.journal_scores import Key
+from espalier.harness.evaluation.samples import Sample
 from espalier.harness.evaluation.scoring.choices import (
     is_brief,
     is_legible,

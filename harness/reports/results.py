@@ -90,7 +90,7 @@ def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
         UserError: there are no rows, or a table is damaged.
     """
     # Imports torch.
-    from espalier.harness.evaluation.samples import read_scorings
+    from espalier.harness.evaluation.journal_scores import read_scorings
 
     folder, types = _folder(path), {name: dtype for name, (dtype, _) in SAMPLES.items()}
     if is_table(folder):

@@ -20,7 +20,7 @@ from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
-    from espalier.harness.evaluation.samples import Key
+    from espalier.harness.evaluation.journal_scores import Key
     from espalier.harness.models.adapter import Adapter
 
 #: Signs of a task's name that stay in a file name.

@@ -16,10 +16,11 @@ from lmms_eval.tasks.mme.utils import mme_aggregate_results
 from lmms_eval.tasks.pope.utils import pope_aggregate_accuracy, pope_aggregate_f1_score
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.journal_scores import read_scorings
 from espalier.harness.evaluation.lmms_tasks import quiet
 from espalier.harness.evaluation.metric_scores import check_derived, members_of, needed_metrics
 from espalier.harness.evaluation.sample_contributions import ScoredRun, score
-from espalier.harness.evaluation.samples import read_scorings, score_entries
+from espalier.harness.evaluation.samples import score_entries
 from espalier.harness.evaluation.upstream import tokens_remembered
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit

@@ -20,8 +20,9 @@ from scipy.stats import binom
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate_session
+from espalier.harness.evaluation.journal_scores import read_scorings
 from espalier.harness.evaluation.metered import time_medians
-from espalier.harness.evaluation.samples import Sample, read_scorings
+from espalier.harness.evaluation.samples import Sample
 from espalier.harness.kinds.sample_counts import token_means
 from espalier.harness.specs.generation import DEFAULT_NEW_TOKENS, settings
 from espalier.harness.store import Journal

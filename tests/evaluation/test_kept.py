@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from espalier.harness.evaluation.evaluate import evaluate_session
+from espalier.harness.evaluation.journal_scores import read_scorings
 from espalier.harness.evaluation.samples import (
     ENTRIES,
     TEXT,
@@ -18,7 +19,6 @@ from espalier.harness.evaluation.samples import (
     journal_media,
     journal_question,
     json_value,
-    read_scorings,
     score_entries,
 )
 from espalier.harness.seedling.video.clip_benchmarks import in_memory

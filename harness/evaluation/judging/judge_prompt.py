@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from espalier.harness.errors import UserError, foreign
-from espalier.harness.evaluation.samples import Key
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.settings import Text, check_keys, read_value
 from espalier.harness.store.files.digests import digest
 

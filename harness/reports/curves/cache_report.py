@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.curves.curve_files import draw_curves
 from espalier.harness.reports.curves.curve_points import FULL, percent, share
@@ -163,7 +162,7 @@ PRESETS = {
 def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPage:
     """Return the page of a store's compressors; Raises as `read_caches`."""
     frame = read_caches(store, model, where)
-    names = config_names(set(frame.method), Budget("kept", 0.0))
+    names = config_names(set(frame.method))
     settings, stacks, used = ablation(frame), stacked(frame), compared(frame, names)
     keys = set(used.run_key)
     panels = read_panels(store, (), used.model.iloc[0], "kept", keys, where=where) if keys else []

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.samples import Key
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FLOORS,

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.speculative_summary import steady_rounds
-from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.reports.curves.curve_table import Columns, cell_table
 from espalier.harness.reports.curves.figures import (
     COLOURS,
@@ -42,7 +41,6 @@ from espalier.harness.reports.curves.terminal_tables import FIGURES
 from espalier.harness.specs.comparable import amount, identity, passed_over
 from espalier.harness.stats import Interval, share_interval
 from espalier.harness.store import RunDir
-from espalier.methods.parallelvlm import ParallelVLM
 
 #: Order of decoders, older ideas first; others follow by name.
 ORDER = (
@@ -56,8 +54,8 @@ RESAMPLES = 2000
 #: The decoder of the ratio and guidance studies; its defaults are the paper's.
 GUIDED = "parallelvlm"
 
-#: What the study of the draft's input varies, with the paper's values.
-VARIED = {key: getattr(ParallelVLM(), key) for key in ("guidance", "L", "text_only")}
+#: What the study of the draft's input varies.
+VARIED = ("guidance", "L", "text_only")
 
 #: What results must share to be compared, besides their settings.
 SETTING = ["benchmark", "n_samples", "seed", "device", "threads"]
@@ -99,13 +97,19 @@ def read_decoders(store: Path, model: str | None = None, where: Sequence[str] = 
     )
     frame["timed"] = ~(frame.overlap.astype(bool) & (frame.transport == "sequential"))
     frame["varies"] = [
-        result.row["method"] == GUIDED
-        and any(
-            result.row["extra"]["params"].get(key, value) != value for key, value in VARIED.items()
-        )
+        result.row["method"] == GUIDED and _varies(result.row["extra"]["params"])
         for result in frame.result
     ]
     return frame.sort_values("mismatches", key=lambda counts: counts.notna(), kind="stable")
+
+
+def _varies(params: Mapping[str, Any]) -> bool:
+    """Return whether a result belongs to the study of the draft's input: a value is not the paper's."""
+    # Imported here: methods need torch.
+    from espalier.methods.parallelvlm import ParallelVLM
+
+    method = ParallelVLM()
+    return any(params.get(key, getattr(method, key)) != getattr(method, key) for key in VARIED)
 
 
 def decoders(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -149,6 +153,9 @@ def accepted_share(result: StoredResult) -> Interval | None:
     value = result.row["extra"]["speculative"].get("acceptance")
     if value is None:
         return None
+    # Imported here: the records of samples need torch.
+    from espalier.harness.evaluation.samples import finished_samples
+
     samples = finished_samples(RunDir(result.path).journal.entries()).values()
     records = [sample.record.decoding for sample in samples]
     answers = [DecodingRecord.from_entry(record) for record in records if record is not None]

@@ -14,7 +14,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.comparison import panel_of
 from espalier.harness.reports.curves.curve_points import (
@@ -183,7 +182,7 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     by_benchmark = read_step_panels(store, model, where)
     panels = [panel for step_panels in by_benchmark.values() for panel in step_panels]
     curves = {curve for panel in panels for curve in panel.panel.points.curve}
-    names = config_names(methods_of(curves), Budget("kept", 0.0))
+    names = config_names(methods_of(curves))
     frames = {name: cost_frame(group, FOLLOWED) for name, group in by_benchmark.items()}
     costs = []
     for name, group in by_benchmark.items():

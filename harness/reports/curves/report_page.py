@@ -9,27 +9,26 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from espalier.harness.config.method_names import method_section, setting_names
 from espalier.harness.config.resolvers import register
-from espalier.harness.cost.budget import Budget
 from espalier.harness.errors import plain_page, print_lines
-from espalier.harness.kinds.kind import label
-from espalier.harness.kinds.lookup import label_of
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.reports.curves.curve_points import share
 from espalier.harness.reports.curves.figures import save
 from espalier.harness.reports.curves.stored_rows import WHERE
 from espalier.harness.reports.printed_text import render
-from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import RUN, PlainParser, command
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder, existing_store
 from espalier.harness.store.row_text import FOOTNOTE
+
+if TYPE_CHECKING:
+    from espalier.harness.cost.budget import Budget
 
 
 class CurvesPage(NamedTuple):
@@ -128,8 +127,19 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
     return path
 
 
-def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
-    """Return setting names by curve name for some methods: `fastv paper` is fastv_paper."""
+def config_names(methods: Collection[str], budget: Budget | None = None) -> dict[str, str]:
+    """Return setting names by curve name for some methods: `fastv paper` is fastv_paper.
+
+    Args:
+        methods: their names.
+        budget: some settings depend on it; None: nothing is removed.
+    """
+    # Imported here: methods need torch, which takes half of the memory of a page without these names.
+    from espalier.harness.cost.budget import Budget
+    from espalier.harness.kinds.kind import label
+    from espalier.harness.specs.catalogue import build_method
+
+    budget = budget or Budget("kept", 0.0)
     register()
     stems = {}
     for setting in setting_names():
@@ -146,6 +156,8 @@ def config_names(methods: Collection[str], budget: Budget) -> dict[str, str]:
 
 def name_and_share(spec: RunSpec) -> tuple[str, str]:
     """Return a run's setting name, or its method with what is off its defaults, and what it keeps."""
+    from espalier.harness.kinds.lookup import label_of
+
     name = f"{spec.method.title} {label_of(spec)}".strip()
     kept = share(spec.budget.ratio) if spec.budget.count is None else spec.budget.amount
     return config_names({spec.method.name}, spec.budget).get(name, name), kept

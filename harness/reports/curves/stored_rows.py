@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.samples import Key, SampleScores, read_scorings
+from espalier.harness.evaluation.journal_scores import Key, SampleScores, read_scorings
 from espalier.harness.reports.frame import ROWS, at
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.samples import Key
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.figures import INK, Plot, Series, marker, percent_spot
 from espalier.harness.reports.curves.stored_rows import StoredResult, with_settings
 from espalier.harness.reports.protocols.protocol_table import Line, ProtocolTable

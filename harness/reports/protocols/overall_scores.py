@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.harness.evaluation.samples import Key
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.comparison import MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
 from espalier.harness.reports.curves.figures import COLOURS, Plot, marker

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.samples import Key
+from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.comparison import ComparedRuns
 from espalier.harness.reports.curves.figures import NOTE, Plot, Series, Spot, marker
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult

@@ -21,7 +21,8 @@ from espalier.harness.api.argument_errors import read_path, user_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.samples import finished_samples, read_scorings
+from espalier.harness.evaluation.journal_scores import read_scorings
+from espalier.harness.evaluation.samples import finished_samples
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.interface.run_request import read_request
