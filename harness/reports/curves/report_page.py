@@ -156,6 +156,7 @@ def config_names(methods: Collection[str], budget: Budget | None = None) -> dict
 
 def name_and_share(spec: RunSpec) -> tuple[str, str]:
     """Return a run's setting name, or its method with what is off its defaults, and what it keeps."""
+    # Imported here, as above: it needs torch.
     from espalier.harness.kinds.lookup import label_of
 
     name = f"{spec.method.title} {label_of(spec)}".strip()
