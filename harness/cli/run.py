@@ -48,6 +48,7 @@ from espalier.harness.specs.secrets import masked, typed
 # cold disk) and torch (2 s) are loaded, and a mistake in the command line is reported without them where possible.
 
 if TYPE_CHECKING:
+    from espalier.harness.config.cell_settings import CellSettings
     from espalier.harness.config.compose import Command
     from espalier.harness.runs.runner import Runner
     from espalier.harness.specs.run_spec import RunSpec
@@ -165,14 +166,14 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.early_checks import check_cells
 
-    check_cells(command.cells, dry)
+    settings = check_cells(command.cells, dry)
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.stored_cells import StoredCell
 
     stored = None if dry else StoredCell.of(command)
     row = None if stored is None else stored.row()
     if row is not None:
-        print_stored(row, command, waiting)
+        print_stored(row, command, settings[0], waiting)
         return 0
     waiting.say("loading torch", clock=True)
     with join() as ranks:
@@ -180,7 +181,7 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         if code is not None:
             return code
         notes = tell_once.cache_info().currsize
-        runner = ranks.each(lambda: admit(command, ranks, waiting))
+        runner = ranks.each(lambda: admit(command, settings, ranks, waiting))
         waiting.clear()
         code = run_cells(runner)
     # A line that is printed of the cell is printed next time, too.
@@ -190,17 +191,18 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     return code
 
 
-def print_stored(row: Mapping[str, Any], command: Command, waiting: StatusLine) -> None:
+def print_stored(
+    row: Mapping[str, Any], command: Command, settings: CellSettings, waiting: StatusLine
+) -> None:
     """Print the stored row of a command's only cell."""
     # Only this way of running needs them: help and mistakes are printed without them.
-    from espalier.harness.config.cell_settings import read_settings
     from espalier.harness.runs import console, hints
 
     waiting.clear()
     with streams.output():
         console.print_rows([row], sys.stdout, full=True)
     advice = hints.next_step(command.argv, [row])
-    console.print_end(read_settings(command.cells[0]), [row], advice, sys.stdout)
+    console.print_end(settings, [row], advice, sys.stdout)
 
 
 def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: StatusLine) -> None:
@@ -288,13 +290,15 @@ def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
     return run_cells(runner)
 
 
-def admit(command: Command, ranks: Ranks, waiting: StatusLine) -> Runner:
+def admit(
+    command: Command, settings: Sequence[CellSettings], ranks: Ranks, waiting: StatusLine
+) -> Runner:
     """Admit every cell before the first one runs; return what runs them."""
     # Only this way of running needs them: help and mistakes are printed without them.
     from espalier.harness.config.build_spec import build_spec
     from espalier.harness.runs.runner import Runner
 
-    specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
+    specs = [build_spec(cell, folders=command.folders) for cell in settings]
     runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
     runner.admit(specs)
     if command.sweep:

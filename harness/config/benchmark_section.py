@@ -69,8 +69,8 @@ def _metrics(score: str, table: RecordTable | None) -> dict[str, Any]:
     return {"metrics": metrics, "headline": headline}
 
 
-def benchmark_spec(part: Mapping[str, Any], limit: int | None) -> BenchmarkSpec:
-    """Return the benchmark of a composed section, with `limit` of the run.
+def benchmark_spec(part: Mapping[str, Any]) -> BenchmarkSpec:
+    """Return the benchmark of a composed section, without a limit: that is the run's.
 
     Raises:
         UserError: one line with every key that is missing, unknown or wrong, its value and what is valid.
@@ -80,7 +80,7 @@ def benchmark_spec(part: Mapping[str, Any], limit: int | None) -> BenchmarkSpec:
         part, records = completed(part)
     values = read_fields(BenchmarkSpec, "benchmark", part, _unknown_metrics(part))
     values["title"] = values["title"] or values["name"]
-    values["limit"] = limit
+    values["limit"] = None
     values["generation"] = unescaped(values["generation"])
     if values["new_tokens"] is not None:
         length = dict.fromkeys(("min_new_tokens", "max_new_tokens"), values["new_tokens"])

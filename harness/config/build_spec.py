@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.catalogue import Catalogue
 from espalier.harness.config.cell_settings import (
+    CellSettings,
     CompressorSection,
     read_amount,
     read_settings,
@@ -47,7 +47,7 @@ NO_COMPRESSOR, USUAL_RATIO = "none", CompressorSpec.ratio
 
 
 def build_spec(
-    config: Cell,
+    config: Cell | CellSettings,
     model: ModelSpec | None = None,
     method: Method | None = None,
     folders: Sequence[Path] = (),
@@ -55,7 +55,7 @@ def build_spec(
     """Return the run of a cell; check every value that can be checked without a model or a file.
 
     Args:
-        config: the cell.
+        config: the cell, or its settings.
         model: in place of the cell's section.
         method: a built method, by which it is decided whether a draft is needed; None: by the name in the cell.
         folders: further folders of configs, in which a draft's name may lie.
@@ -63,9 +63,9 @@ def build_spec(
     Raises:
         UserError: one line with the config keys, the values and what is valid.
     """
-    settings = read_settings(config)
+    settings = config if isinstance(config, CellSettings) else read_settings(config)
     choice("budget.rule", settings.budget.rule, RULES)
-    benchmark = benchmark_spec(settings.benchmark, settings.limit)
+    benchmark = replace(settings.benchmark, limit=settings.limit)
     tasks = (benchmark.kind, benchmark.name)
     model = model_spec(settings.model, tasks) if model is None else model
     check_texts(benchmark.texts, settings.model["prompts"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from espalier.harness.config.benchmark_section import is_own_data
+from espalier.harness.config.benchmark_section import benchmark_spec, is_own_data
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.kept_tokens import MOST, is_count, ratio_of
 from espalier.harness.errors import UserError
@@ -25,6 +25,7 @@ from espalier.harness.settings import (
     setting_hints,
     table,
 )
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, VALID, check_address
@@ -82,6 +83,10 @@ def _incomplete(section: type) -> By:
     return By(lambda key, value: read_section(section, key, defaults(section) | table(key, value)))
 
 
+def _read_benchmark(key: str, value: Any) -> BenchmarkSpec:
+    return benchmark_spec(table(key, value))
+
+
 def _read_backend(key: str, value: Any) -> BackendSpec:
     settings = table(key, value)
     backend = read_section(BackendSpec, key, defaults(BackendSpec) | settings)
@@ -101,7 +106,7 @@ class CellSettings(RunOptions):
     keep: Any
     limit: Count | None
     model: Mapping[str, Any]
-    benchmark: Mapping[str, Any]
+    benchmark: Annotated[BenchmarkSpec, By(_read_benchmark)]
     method: Annotated[MethodSection, _incomplete(MethodSection)]
     compressor: Annotated[CompressorSection, _incomplete(CompressorSection)]
     budget: _BudgetSection
@@ -126,7 +131,7 @@ def read_settings(cell: Cell) -> CellSettings:
     """
     part = {key: value for key, value in cell.items() if key not in NOT_OF_A_RUN}
     settings = read_section(CellSettings, "", part)
-    benchmark = settings.benchmark
+    benchmark = part["benchmark"]
     if is_own_data(benchmark) and benchmark["path"] is None:
         line = f"benchmark.path=null: benchmark={benchmark['name']} needs data; valid: {VALID}"
         raise UserError(line)

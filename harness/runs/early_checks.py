@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.config.benchmark_section import benchmark_spec
-from espalier.harness.config.cell_settings import read_amount, read_settings
+from espalier.harness.config.cell_settings import CellSettings, read_amount, read_settings
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.group_lists import choices
 from espalier.harness.config.method_names import method_kind, methods_of
@@ -30,8 +29,10 @@ from espalier.harness.specs.hub_cache import (
 CELL_BYTES = 1024
 
 
-def check_cells(cells: Iterable[Cell], dry: bool) -> None:
-    """Refuse cells that cannot run: a wrong value, a wrong pair, a missing checkpoint, a missing data set.
+def check_cells(cells: Iterable[Cell], dry: bool) -> list[CellSettings]:
+    """Return the settings of cells; refuse those that cannot run.
+
+    What is refused: a wrong value, a wrong pair, a missing checkpoint, a missing data set.
 
     Values that depend on a method's class or a model's facts are left to later checks.
 
@@ -44,31 +45,29 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> None:
 
     Cost: 0.5 ms a cell; once for each model, benchmark and method 0.1 s if one is looked up in the hub's cache.
     """
-    checked: set[tuple[Any, ...]] = set()
+    settings, checked = [], set()
     for cell in cells:
         values = read_settings(cell)
+        settings.append(values)
         # A draft can do without every token.
         kind = "decoder" if values.method.code else method_kind(values.method.name)
         read_amount(values.ratio, values.keep, drafts=kind == "decoder")
-        model, benchmark, method, compressor = (
-            table(key, cell[key]) for key in ("model", "benchmark", "method", "compressor")
-        )
-        names = (model.get("name"), model.get("hub"), model.get("path"), benchmark.get("name"))
-        settings = (method.get("name"), compressor.get("name"), cell["store"])
-        key = tuple(map(str, (*names, *settings)))
+        model, benchmark = values.model, values.benchmark.name
+        names = (model.get("name"), model.get("hub"), model.get("path"), benchmark)
+        key = tuple(map(str, (*names, values.method.name, values.compressor.name, values.store)))
         if key in checked:
             continue
         checked.add(key)
-        benchmark_spec(values.benchmark, values.limit)
         if cell["offline"] is True:
             # huggingface_hub reads them when it is imported.
             os.environ.update(dict.fromkeys(OFFLINE, "1"))
-        if None not in (names[0], names[3], *settings):  # a missing name is reported later
+        if "name" in model:  # a missing name is reported later
             _check_pair(cell)
         if not dry:
             _check_checkpoint(model, cell["offline"])
         if not dry and cell["cluster"].get("name") == "local":
             _check_data(cell)
+    return settings
 
 
 #: Start of the folders of the package's own tasks.

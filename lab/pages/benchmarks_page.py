@@ -104,7 +104,7 @@ def page() -> str:
 
 
 def _spec(name: str) -> BenchmarkSpec:
-    return benchmark_spec(read_choice("benchmark", name), None)
+    return benchmark_spec(read_choice("benchmark", name))
 
 
 def _section(title: str, specs: Sequence[BenchmarkSpec], intro: str = "") -> str:

@@ -81,7 +81,7 @@ def spec_of(*argv: str) -> BenchmarkSpec:
 @pytest.mark.parametrize("printed", PRINTED)
 def test_every_benchmark_of_the_papers_has_a_file_with_the_printed_headline(printed: str) -> None:
     for name in PRINTED[printed]:
-        spec = benchmark_spec(read_choice("benchmark", name), None)
+        spec = benchmark_spec(read_choice("benchmark", name))
         assert spec.papers
         assert spec.reported[spec.headline].scale in (1, 100)
         assert spec.dataset.samples is not None
@@ -89,12 +89,12 @@ def test_every_benchmark_of_the_papers_has_a_file_with_the_printed_headline(prin
 
 @pytest.mark.parametrize("name", DESCRIBED.values())
 def test_every_described_data_set_has_a_file(name: str) -> None:
-    assert benchmark_spec(read_choice("benchmark", name), None).kind == "description"
+    assert benchmark_spec(read_choice("benchmark", name)).kind == "description"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_agrees_with_the_task_of_lmms_eval(name: str) -> None:
-    spec = benchmark_spec(read_choice("benchmark", name), None)
+    spec = benchmark_spec(read_choice("benchmark", name))
     if spec.include_path is not None:
         return
     tasks = leaves(spec.task)

@@ -321,7 +321,7 @@ def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> 
 def question(benchmark: str, prompt: PromptSpec) -> str:
     """Return the prompt of a benchmark under a set of prompts, built as in a run, without its data."""
     task, sample, _ = QUESTIONS[benchmark]
-    spec = with_question(benchmark_spec(compose_section("benchmark", benchmark), None), prompt)
+    spec = with_question(benchmark_spec(compose_section("benchmark", benchmark)), prompt)
     if spec.text is None:
         return own_question(task, sample, dict(spec.prompt))
     return question_text(spec.text, sample, "here")
@@ -369,7 +369,7 @@ def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
 
 def test_hints_and_missing_options_of_mmbench() -> None:
     sample = {**ANIMAL, "hint": "It barks.", "B": None, "C": "dog", "D": "cow"}
-    spec = benchmark_spec(compose_section("benchmark", "mmbench_en"), None)
+    spec = benchmark_spec(compose_section("benchmark", "mmbench_en"))
     assert question_text(spec.texts["llava"], sample, "here") == (
         f"It barks.\nWhich animal is shown?\nA. cat\nC. dog\nD. cow\n{LETTER}"
     )
@@ -429,11 +429,11 @@ def test_pictures_of_internvl_share_64_tiles_under_vlmevalkit() -> None:
 def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
     task = {**compose_section("benchmark", "seedling_exist"), "kind": "ocr"}
     prompt = model_under("deepseek_ocr_base", "original", ("ocr", "omnidocbench")).prompt
-    spec = with_question(benchmark_spec(task, None), prompt)
+    spec = with_question(benchmark_spec(task), prompt)
     assert spec.text == OCR
     assert spec.generation["max_new_tokens"] == 8192
     template = with_question(
-        benchmark_spec({**task, "text": "Free OCR.", "generation": {"max_new_tokens": 9}}, None),
+        benchmark_spec({**task, "text": "Free OCR.", "generation": {"max_new_tokens": 9}}),
         prompt,
     )
     assert (template.text, template.generation["max_new_tokens"]) == ("Free OCR.", 9)

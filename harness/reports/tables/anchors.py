@@ -152,7 +152,7 @@ def run_of(anchor: Anchor) -> CellRun:
 
 def scale_of(anchor: Anchor) -> float:
     """Return the factor by which papers multiply the anchor's metric, from the benchmark's config. Cost: 0.1 s."""
-    spec = benchmark_spec(compose_section("benchmark", anchor.benchmark), None)
+    spec = benchmark_spec(compose_section("benchmark", anchor.benchmark))
     return spec.reported[anchor.metric].scale if anchor.metric in spec.reported else 1.0
 
 

@@ -168,7 +168,7 @@ def _composer() -> Composer:
 
 @cache
 def _benchmark(piece: Piece) -> BenchmarkSpec:
-    return benchmark_spec(resolved({"benchmark": piece})["benchmark"], None)
+    return benchmark_spec(resolved({"benchmark": piece})["benchmark"])
 
 
 @cache
