@@ -9,7 +9,7 @@ from typing import Any
 
 from espalier.harness.decoding.speculative.shared_vocabulary import check_tokenizers
 from espalier.harness.decoding.speculative.speculation import Speculation
-from espalier.harness.engine.artifacts import Prior, prior_for, prior_layers
+from espalier.harness.engine.priors import Prior, prior_for, prior_layers
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.kind import OpenMethod

@@ -36,7 +36,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from espalier.harness.config.build_spec import specs_of
-from espalier.harness.engine.artifacts import is_shipped, prior_layers, save_prior, save_scheme
+from espalier.harness.engine.artifacts import is_shipped, save_scheme
+from espalier.harness.engine.priors import prior_layers, save_prior
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import located
 from espalier.harness.settings import Text, at_least, read_value

@@ -1,19 +1,16 @@
-"""An answer's places run against keys and values of a cached prompt, or of a whole sequence of an earlier step.
+"""An answer's places run against stored keys and values: of its prompt, or of a whole sequence of an earlier step.
 
-A prompt that sees only itself: run once, its keys and values cached, and an answer's positions run against them.
+`CachedPrompt`: a prompt that sees only itself is run once. The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839):
+positions of the answer see the prompt and one another, tokens of the prompt see only the prompt, so that its keys and
+values do not change from step to step.
 
-The mask is that of Prefix-DLM (LaViDa, arXiv 2505.16839): positions of the answer see the prompt and one another,
-tokens of the prompt see only the prompt, so that its keys and values do not change from step to step.
+`StoredSequence`: prompt and answer have run together, and in later steps some places of the answer run against what is
+stored of all others. That is of an earlier step, when other places were masked: these steps are approximate.
 
-A sequence that has run, with its keys and values: in later steps some places of the answer run against them.
-
-What is stored of the other tokens is of an earlier step, when other places were masked: these steps are approximate.
-
-Steps in which a layer runs only the places of an answer with the most changed values (dLLM-Cache, arXiv 2506.06295).
-
-Of every place, a layer's values are computed and stored. Those of the lowest cosine with the values stored before run:
-their keys are stored, and what the layer adds to their states. To the states of the others it adds what it added when
-they last ran.
+`PartialLayer`: in such a step a layer may run only the places with the most changed values (dLLM-Cache, arXiv
+2506.06295). Of every place, its values are computed and stored. Those of the lowest cosine with the values stored
+before run: their keys are stored, and what the layer adds to their states. To the states of the others it adds what it
+added when they last ran.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.attention_probe import Watcher
-from espalier.harness.engine.decode_steps import CanvasHooks, DecodeStepMask, DecodeSteps
+from espalier.harness.engine.canvas_answers import CanvasHooks
+from espalier.harness.engine.decode_steps import DecodeStepMask, DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.kv_cache import entries_of

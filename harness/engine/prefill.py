@@ -1,12 +1,10 @@
 """A batch while its prompt runs: the tokens alive, and the method's plans combined into decisions that shorten it.
 
-DeepStack: add features to visual tokens after the first decoder layers, for the tokens that remain.
-
-Some models pass features of earlier tower layers to the decoder: after layer l, the l-th of them are added to the
-hidden states of the visual tokens (arXiv 2406.04334). The model finds these tokens by a mask over the whole prompt,
-which no longer fits once some are dropped. The engine therefore takes the features out of the decoder's arguments and
-adds them itself, to the tokens alive after that layer, at their current slots. A token merged by a method gets features
-merged by the same plan, as if they had been part of it.
+A decision shortens as well what some models add to visual tokens after the first decoder layers (`DeepStack`, arXiv
+2406.04334): after layer l, the l-th of the features of earlier tower layers. The model finds these tokens by a mask
+over the whole prompt, which no longer fits once some are dropped. The engine therefore takes the features out of the
+decoder's arguments and adds them itself, to the tokens alive after that layer, at their current slots. A token merged
+by a method gets features merged by the same plan, as if they had been part of it.
 """
 
 from __future__ import annotations

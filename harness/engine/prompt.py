@@ -1,23 +1,16 @@
-"""A stored prompt at the decoder's input, and the first layers that methods share: computed once, reused by any number.
+"""A stored prompt at the decoder's input: computed once, reused by any number of passes.
 
 Chats are encoded, images go through tower and projector, and the model runs up to the input of its text stack; the
 arguments of the stack are the prompt. A method that acts later gives the same answers and records from the prompt as
 from the inputs, to the bit, except for times. Everything that makes many passes over one prompt starts here: the steps
 of a denoising run, the points of a sweep, the two sides of a decoder that reads one video twice.
-
-The first decoder layers of one prompt, run once for all methods that leave them unchanged.
-
-Up to the layer before which a method first acts, its prefill is that of the unreduced model. A trunk stores the output
-of those layers: states, keys and values, and the queries that methods score with. A pass that starts from it uses these
-instead of running the layers, so that its answers, logits and records are bit-identical.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +19,11 @@ from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import hooked, remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.site_table import reads_features, tower_sites
+from espalier.harness.engine.trunk import StopForward, Trunk
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Site, TokenReducer
 
@@ -264,112 +257,3 @@ def split_idle(
         default=-1,
     )
     return unread[: last_watched + 1], unread[last_watched + 1 :]
-
-
-class StopForward(BaseException):
-    """Ends a model's forward early. Not an error: nothing may catch it inside the model."""
-
-
-@dataclass(eq=False)
-class Trunk:
-    """Output of the first layers of a decoder for one batch; read-only.
-
-    It takes `4 B L D` numbers a layer (fewer where heads share keys and values) and lives as long as its prompt.
-
-    Attributes:
-        outputs: (B, L, D) states after each layer.
-        heads: queries (B, H, L, Dh), keys (B, H_kv, L, Dh) and scaling of each layer; empty under eager attention,
-            where queries cannot be read.
-        cached: keys and values (B, H_kv, L, Dh) of each layer.
-    """
-
-    outputs: list[Tensor] = field(default_factory=list)
-    heads: list[tuple[Tensor, Tensor, float]] = field(default_factory=list)
-    cached: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes held. Keys in `heads` are those of the cache."""
-        queries = (query for query, _, _ in self.heads)
-        entries = (entry for pair in self.cached for entry in pair)
-        return sum(tensor.nbytes for tensor in (*self.outputs, *queries, *entries))
-
-
-def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
-    """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
-    return min((site.shortens or 0 for site in sites), default=depth)
-
-
-@contextmanager
-def recorded_trunk(decoder: Any, depth: int, room: float) -> Iterator[Trunk]:
-    """Fill a trunk while the unreduced model runs inside the block, and end the run after its last layer.
-
-    Args:
-        decoder: the text stack.
-        depth: number of layers, at least one.
-        room: limit of the trunk in bytes; once reached, no further layer is run.
-    """
-    trunk = Trunk()
-    # The final norm follows the last layer.
-    modules = [*decoder.layers, decoder.norm][: depth + 1]
-    readable = decoder.config._attn_implementation != "eager"
-
-    def record_heads(query: Tensor, key: Tensor, scaling: float) -> None:
-        trunk.heads.append((query, key, scaling))
-
-    def before_layer(number: int, module: nn.Module, args: Any) -> None:
-        if number == depth or (number and trunk.bytes >= room):
-            raise StopForward
-
-    def after_layer(
-        number: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor
-    ) -> None:
-        layer = kwargs["past_key_values"].layers[number]
-        trunk.outputs.append(output)
-        trunk.cached.append((layer.keys, layer.values))
-
-    tap = AttentionTap(
-        [(layer.self_attn, record_heads) for layer in modules[:depth]] if readable else []
-    )
-    handles = [
-        module.register_forward_pre_hook(partial(before_layer, number))
-        for number, module in enumerate(modules)
-    ] + [
-        module.register_forward_hook(partial(after_layer, number), with_kwargs=True)
-        for number, module in enumerate(modules[:depth])
-    ]
-    with hooked(handles), tap, suppress(StopForward):
-        yield trunk
-
-
-@contextmanager
-def replayed_trunk(trunk: Trunk, layers: Sequence[Any], tap: AttentionTap) -> Iterator[None]:
-    """Replace the first layers' forward by a trunk's stored output, for one prefill.
-
-    Args:
-        trunk: of the prompt.
-        layers: of the decoder, those that the pass leaves unchanged; the trunk may have fewer.
-        tap: shows the queries and keys of these layers to their watchers.
-    """
-    layers = layers[: len(trunk.outputs)]
-
-    def forward(number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        output = trunk.outputs[number]
-        if hidden.shape != output.shape:
-            raise UserError(
-                f"generation.num_beams: the prompt's stored layers have {len(output)} rows, got {len(hidden)}; "
-                "valid: the same number"
-            )
-        cache = kwargs["past_key_values"]
-        if cache is not None:
-            cache.update(*trunk.cached[number], number)
-        if trunk.heads:
-            tap.show(layers[number].self_attn, *trunk.heads[number])
-        if number == len(layers) - 1:
-            replaced.close()  # decoding steps are the layers' own
-        return output
-
-    with ExitStack() as replaced:
-        pairs = ((layer, partial(forward, number)) for number, layer in enumerate(layers))
-        replaced.enter_context(replaced_forwards(pairs))
-        yield

@@ -18,7 +18,6 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.engine_guards import check_proved, closes_gaps, decode_site
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
@@ -27,21 +26,14 @@ from espalier.harness.engine.generation_loop import ReasoningLimit, generate_ans
 from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts, TowerBlock
-from espalier.harness.engine.prompt import (
-    Prompt,
-    Trunk,
-    make_prompt,
-    recorded_trunk,
-    refuse_tower_sites,
-    replayed_trunk,
-    split_idle,
-    unreduced_layers,
-)
+from espalier.harness.engine.priors import Prior
+from espalier.harness.engine.prompt import Prompt, make_prompt, refuse_tower_sites, split_idle
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
 from espalier.harness.engine.signals.table import DECLARED
 from espalier.harness.engine.site_table import check_site_kinds, reads_features, tower_sites
+from espalier.harness.engine.trunk import Trunk, recorded_trunk, replayed_trunk, unreduced_layers
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import check_generation

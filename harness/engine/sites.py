@@ -1,24 +1,17 @@
 """The kinds of sites from the projector on: what each shortens, when, and with which hooks.
 
-`prefix` sites: they shorten the input of decoder layer 0, projected tokens among words.
+`vision` sites decide on the features that enter the projector, and `prefix` sites on the projected tokens among words.
+Both shorten the input of decoder layer 0, as `tower` sites do (`gather_arguments`), for every model alike: some call
+the projector once, some several times, some inside the tower. Features that a method merged are projected again.
 
-`gather_arguments` removes tokens from the arguments of the decoder stack, for every kind of site that takes effect
-there. Features that a family adds after its first layers have been taken out by then (`DeepStack`).
+`layer` sites shorten the hidden states that enter their decoder layer, and so all later layers (`shorten_states`).
+Earlier layers still see every token, and their caches stay long.
 
-`vision` sites: they decide on the features that enter the projector, and shorten the input of decoder layer 0.
+`block` sites shorten the states between a decoder layer's attention and its MLP. During the pass the layer runs in two
+halves, which replace its forward: its attention still sees every token, its MLP and all later layers only the remaining
+ones. Layers need a norm before each half, as in all supported families.
 
-The tokens are dropped at the decoder's input for every model: some call the projector once, some several times, some
-inside the tower. Features that the method merged are projected again.
-
-`layer` sites: they shorten the hidden states that enter their decoder layer, and so all later layers.
-
-Earlier layers still see every token, and their caches stay long. `shorten_states` removes tokens from hidden states
-between layers; features that a family adds after later layers follow automatically (`DeepStack`).
-
-`block` sites: they shorten the states between a decoder layer's attention and its MLP.
-
-During the pass the layer runs in two halves, which replace its forward: its attention still sees every token, its MLP
-and all later layers only the remaining ones. Layers need a norm before each half, as in all supported families.
+Features that a family adds after its first layers have been taken out before, and follow automatically (`DeepStack`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""New tokens through the text stack of a loaded model, after the contents of a cache; steps recorded as CUDA graphs.
+"""New tokens through the text stack of a loaded model, after the contents of a cache.
 
-CUDA graphs: the kernels of a step, recorded once and launched together, where the model allows it.
-
-A step of a small model is hundreds of kernels of a few microseconds each, and launching them from Python can take
-longer than running them. A graph is launched as a whole. It stores addresses and numbers: a step may read nothing from
-the device, and everything that changes between two steps must be in a tensor at a fixed address.
+Steps of one token are recorded as CUDA graphs where the model allows it. A step of a small model is hundreds of kernels
+of a few microseconds each, and launching them from Python can take longer than running them; a graph is launched as a
+whole. It stores addresses and numbers: a step may read nothing from the device, and everything that changes between two
+steps must be in a tensor at a fixed address.
 """
 
 from __future__ import annotations

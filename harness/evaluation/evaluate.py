@@ -30,7 +30,7 @@ from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import Method
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts import Prior
+    from espalier.harness.engine.priors import Prior
     from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
     from espalier.harness.evaluation.stated_answers import RunningScore
     from espalier.harness.evaluation.task_cache import TaskCache

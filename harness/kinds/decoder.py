@@ -14,8 +14,8 @@ from espalier.harness.decoding.speculative.shared_vocabulary import (
     common_ids,
     tokenizer_file,
 )
-from espalier.harness.engine.artifacts import require_prior
 from espalier.harness.engine.engine_guards import check_recordable, closes_gaps
+from espalier.harness.engine.priors import require_prior
 from espalier.harness.errors import Refused
 from espalier.harness.kinds.checkpoint_check import check_model
 from espalier.harness.kinds.kind import (
@@ -48,7 +48,7 @@ from espalier.methods.blame import Blame
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts import Prior
+    from espalier.harness.engine.priors import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

@@ -39,7 +39,7 @@ from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts import Prior
+    from espalier.harness.engine.priors import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

@@ -23,7 +23,7 @@ from espalier.methods.base import Method, TokenReducer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from espalier.harness.engine.artifacts import Prior
+    from espalier.harness.engine.priors import Prior
     from espalier.harness.engine.record import GeneratedBatch, SampleRecord
     from espalier.harness.engine.session_setup import PrefillScores
     from espalier.harness.models.adapter import Adapter

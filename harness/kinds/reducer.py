@@ -35,8 +35,8 @@ from espalier.methods.base import TokenReducer
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
-    from espalier.harness.engine.artifacts import Prior
     from espalier.harness.engine.eviction import CacheBudget
+    from espalier.harness.engine.priors import Prior
     from espalier.harness.engine.record import SampleRecord
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.files.digests import Digests

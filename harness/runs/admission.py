@@ -20,7 +20,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.lmms_task_files import index_of, library, library_folder
 from espalier.harness.config.overrides import override_of
-from espalier.harness.engine.artifacts import require_prior
+from espalier.harness.engine.priors import require_prior
 from espalier.harness.errors import Refused, UserError, foreign, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.evaluation.metered import check_meters, open_meters

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from espalier.harness.engine.artifacts import prior_for
+from espalier.harness.engine.priors import prior_for
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.kinds.lookup import kind_of

@@ -44,7 +44,7 @@ KEY_VERSION = 5
 #: Modules that make the numbers of every row (harness/runs/single_run.py).
 ENTRIES = (
     "espalier.harness.models.build_adapter",
-    "espalier.harness.engine.artifacts",
+    "espalier.harness.engine.priors",
     "espalier.harness.evaluation.evaluate",
     "espalier.harness.cost.memory",
     "espalier.harness.runs.result_row",

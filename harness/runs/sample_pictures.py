@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
-from espalier.harness.engine.artifacts import prior_for
+from espalier.harness.engine.priors import prior_for
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, open_benchmark
 from espalier.harness.evaluation.task_cache import TaskCache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.memory import Peak
-from espalier.harness.engine.artifacts import prior_for
+from espalier.harness.engine.priors import prior_for
 from espalier.harness.errors import UserError, plain, tell_once
 from espalier.harness.evaluation.evaluate import Evaluation
 from espalier.harness.evaluation.samples import SampleErrors

@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from espalier.harness.config.build_spec import specs_of
-from espalier.harness.engine.artifacts import prior_for
+from espalier.harness.engine.priors import prior_for
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.kinds.lookup import label_of
 from espalier.harness.seedling.scene_benchmarks import (

@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts import Prior, prior_for
+from espalier.harness.engine.priors import Prior, prior_for
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter

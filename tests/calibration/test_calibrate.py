@@ -14,7 +14,7 @@ from PIL import Image
 from espalier.harness.cli.calibrate import main, read_request
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import artifacts
-from espalier.harness.engine.artifacts import (
+from espalier.harness.engine.priors import (
     load_prior,
     prior_artifact,
     prior_for,

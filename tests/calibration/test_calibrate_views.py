@@ -14,8 +14,8 @@ from torch.nn.functional import interpolate
 from espalier.harness.cli.calibrate import read_request, run
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import artifacts
-from espalier.harness.engine.artifacts import (
-    Artifact,
+from espalier.harness.engine.artifacts import Artifact
+from espalier.harness.engine.priors import (
     load_prior,
     prior_artifact,
     require_prior,

@@ -11,11 +11,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget, BudgetError, equivalent_tokens
 from espalier.harness.engine import artifacts
-from espalier.harness.engine.artifacts import (
-    save_scheme,
-    scheme_artifact,
-    with_scheme,
-)
+from espalier.harness.engine.artifacts import save_scheme, scheme_artifact, with_scheme
 from espalier.harness.errors import UserError
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.specs.catalogue import build_method

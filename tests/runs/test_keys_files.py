@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.engine.artifacts import load_prior, save_prior, save_scheme, scheme_artifact
+from espalier.harness.engine.artifacts import save_scheme, scheme_artifact
+from espalier.harness.engine.priors import load_prior, save_prior
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.admission import Job, admit

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.harness.engine.artifacts import Prior, resize_prior
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layout import Layout, Stage, take
+from espalier.harness.engine.priors import Prior, resize_prior
 from espalier.harness.engine.signals.producer import (
     Context,
     DecoderSignal,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from espalier.harness.cost.clock import Clock
-from espalier.harness.engine.artifacts import Prior
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import Layout, Stage, Visibility, take, visibility_of
 from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.priors import Prior
 from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
 from espalier.methods.base import MethodError, Need, PlanError, Site, TokenReducer
 

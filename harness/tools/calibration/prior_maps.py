@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.artifacts import Prior
+from espalier.harness.engine.priors import Prior
 from espalier.harness.errors import UserError
 from espalier.harness.tools.calibration.calibration_images import ImageDigest, question
 from espalier.methods.base import MethodError, Need, Plan, Site, TokenReducer, View
