@@ -46,14 +46,9 @@ width d, MLP width m (of all experts that one token goes through, m_0 in layer 0
 Routers are never counted, grouped keys are counted as if they were not grouped, and masked pairs are counted. The two
 other papers print no FLOPs: AirCache does not change the prefill, and ParallelVLM measures times.
 
-The D3ToM paper's own count of a denoising run (AAAI 2026, arXiv 2511.12280, equations 12 to 26).
-
-Its "FLOPs" are MULTIPLY-ADDS of the decoder layers alone, full-width keys, three-matrix MLP, every pair of tokens:
-
-    C(n) = 4 n d^2 + 2 n^2 d + 3 n d m                                                          (13), (22)
-
-Visual tokens are counted as fractions, as in the printed figures. A run is a sum over its T steps; the first keeps all
-tokens for methods that need deciders, and for FastV, but not for the others.
+The count of `d3tom` (AAAI 2026, arXiv 2511.12280, equations 12 to 26) is of a denoising run: a sum over its T steps,
+of which the first keeps all tokens for methods that need deciders, and for FastV, but not for the others. Visual tokens
+are counted as fractions, as in the printed figures.
 """
 
 from __future__ import annotations

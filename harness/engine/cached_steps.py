@@ -16,7 +16,7 @@ added when they last ran.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -140,6 +140,49 @@ class CachedPrompt:
         return tuple(replace(record, times_ms={"select": 0.0}) for record in self.records)
 
 
+def run_stack(
+    setup: SessionSetup,
+    active: ActivePass,
+    prompt: Prompt,
+    samples: Sequence[str],
+    cache: IndexedCache | None,
+    step: int = 0,
+    watched: bool = True,
+) -> tuple[Tensor, tuple[SampleRecord, ...], tuple[Stage, ...]]:
+    """Run the embeddings (B, L, D) of a prompt through the decoder stack; return states, records and stages.
+
+    A denoising stack takes no other argument of the family.
+
+    Args:
+        setup: method, model and settings.
+        active: shows the pass to the session's watchers.
+        prompt: the whole sequence.
+        samples: one id for each row.
+        cache: filled, if there is one.
+        step: number of the denoising step.
+        watched: whether the watchers act.
+    """
+    layout, embeddings = prompt.layout, prompt.arguments["inputs_embeds"]
+    prompt = replace(prompt, arguments={"inputs_embeds": embeddings})
+    setup.signals.begin(prompt.inputs, prompt.signals)
+    valid = layout.valid.to(embeddings.device)
+    # The library reads a mask to see that it hides nothing.
+    lengths = [n + text for n, text in zip(layout.counts, layout.text, strict=True)]
+    is_padded = min(lengths) < valid.shape[1]
+    with (
+        Pass(setup, layout, tuple(samples), prompt, step) as current_pass,
+        active.running(current_pass.clock, current_pass if watched else None),
+    ):
+        states: Tensor = setup.adapter.decoder(
+            inputs_embeds=embeddings,
+            attention_mask=valid.long() if is_padded else None,
+            position_ids=closed_positions(valid),
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+        return states, current_pass.step_records(), tuple(current_pass.prefill.stages)
+
+
 @torch.inference_mode()
 def cache_prompt(
     setup: SessionSetup,
@@ -155,27 +198,11 @@ def cache_prompt(
     acts_in_steps = as_denoiser(setup.method) is not None
     if acts_in_steps:
         setup = replace(setup, method=NoReduction(), sites=(), budget=Budget("kept", 0.0))
-    adapter, layout = setup.adapter, prompt.layout
-    decoder, embeddings = adapter.decoder, prompt.arguments["inputs_embeds"]
-    # A denoising stack takes no other argument of the family than the embeddings.
-    embeddings_only = replace(prompt, arguments={"inputs_embeds": embeddings})
-    setup.signals.begin(prompt.inputs, prompt.signals)
-    cache = IndexedCache(len(decoder.layers), answer_length)
-    valid = layout.valid.to(embeddings.device)
-    with (
-        Pass(setup, layout, tuple(samples), embeddings_only) as current_pass,
-        # A method that acts in steps has nothing to watch yet.
-        active.running(current_pass.clock, None if acts_in_steps else current_pass),
-    ):
-        states: Tensor = decoder(
-            inputs_embeds=embeddings,
-            attention_mask=valid.long(),
-            position_ids=closed_positions(valid),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        stages, records = tuple(current_pass.prefill.stages), current_pass.step_records()
-        return CachedPrompt(cache, layout, stages, records, states[:, -1:].clone())
+    cache = IndexedCache(len(setup.adapter.decoder.layers), answer_length)
+    states, records, stages = run_stack(
+        setup, active, prompt, samples, cache, watched=not acts_in_steps
+    )
+    return CachedPrompt(cache, prompt.layout, stages, records, states[:, -1:].clone())
 
 
 def run_answer(
@@ -198,94 +225,75 @@ def run_answer(
 
     Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
-    hooks = _AnswerHooks(setup, cached_prompt.layout, stages)
-    layers = setup.adapter.decoder.layers
-    with ExitStack() as running:
-        running.enter_context(hooks.install())
-        # The parts take what the hooks make for all positions.
-        for layer, part in zip(layers[len(layers) - len(parts) :], parts, strict=True):
-            running.callback(layer.register_forward_pre_hook(part.enter, with_kwargs=True).remove)
-            running.callback(layer.register_forward_hook(part.leave).remove)
-        states: Tensor = setup.adapter.decoder(
+    layout, decoder = cached_prompt.layout, setup.adapter.decoder
+    # Mask and tables of each stage on each device.
+    arguments: dict[tuple[int, torch.device], dict[str, Any]] = {}
+
+    def enter(number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Any) -> Any:
+        stage = next(stage for stage in reversed(stages) if stage.first <= number)
+        key = (id(stage), args[0].device)
+        if key not in arguments:
+            arguments[key] = _answer_arguments(setup, layout, stage.move(args[0].device), args[0])
+        return args, {**kwargs, **arguments[key]}
+
+    handles = [
+        layer.register_forward_pre_hook(partial(enter, number), with_kwargs=True)
+        for number, layer in enumerate(decoder.layers)
+    ]
+    # The parts take what the hooks make for all positions.
+    for layer, part in zip(decoder.layers[len(decoder.layers) - len(parts) :], parts, strict=True):
+        handles.append(layer.register_forward_pre_hook(part.enter, with_kwargs=True))
+        handles.append(layer.register_forward_hook(part.leave))
+    with hooked(handles):
+        states: Tensor = decoder(
             inputs_embeds=embeddings,
-            position_ids=hooks.positions(stages[0], embeddings),
+            position_ids=_answer_positions(setup, layout, stages[0], embeddings),
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
     return states
 
 
-class _AnswerHooks:
-    """Hooks that give every decoder layer the mask and the rotary tables of its stage."""
-
-    def __init__(self, setup: SessionSetup, layout: Layout, stages: Sequence[Stage]) -> None:
-        self._setup = setup
-        self._layout = layout
-        self._stages = stages
-        self._layer_arguments: dict[tuple[int, torch.device], dict[str, Any]] = {}
-
-    def install(self) -> AbstractContextManager[None]:
-        """Hook the layers for the length of a block."""
-        return hooked(
-            [
-                layer.register_forward_pre_hook(partial(self._hook, number), with_kwargs=True)
-                for number, layer in enumerate(self._setup.adapter.decoder.layers)
-            ]
-        )
-
-    def _hook(
-        self, number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        stage = next(stage for stage in reversed(self._stages) if stage.first <= number)
-        hidden, embedding = args[0], self._setup.adapter.decoder.rotary_emb
-        key = (id(stage), hidden.device)
-        if key not in self._layer_arguments:
-            positions = self.positions(stage.move(hidden.device), hidden)
-            self._layer_arguments[key] = {
-                "attention_mask": self._mask(stage, hidden),
-                "position_embeddings": rotary_tables(embedding, hidden, positions),
-            }
-        return args, {**kwargs, **self._layer_arguments[key]}
-
-    def _mask(self, stage: Stage, hidden: Tensor) -> Tensor | None:
-        """Return the mask of a stage's layers: the library's masks support caches of one length only."""
-        if not (stage.padded or self._setup.emulate):
-            return None
-        config = self._setup.adapter.decoder.config
-        alive = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[:2])], 1)
-        if config._attn_implementation.startswith("flash") and not self._setup.emulate:
-            return alive
-        return reference_mask(config, hidden, alive, stage.valid.shape[1])
-
-    def positions(self, stage: Stage, hidden: Tensor) -> Tensor:
-        """Return (B, G) positions after the prompt, or after its remaining tokens if gaps are closed."""
-        layout = self._layout
-        counts = stage.counts if self._setup.renumber else layout.counts
-        first_position = [text + count for text, count in zip(layout.text, counts, strict=True)]
-        offsets = torch.arange(hidden.shape[1], device=hidden.device)
-        return torch.tensor(first_position, device=hidden.device).unsqueeze(1) + offsets
+def _answer_arguments(
+    setup: SessionSetup, layout: Layout, stage: Stage, hidden: Tensor
+) -> dict[str, Any]:
+    """Return mask and rotary tables of a stage's layers: the library's masks support caches of one length only."""
+    decoder, mask = setup.adapter.decoder, None
+    if stage.padded or setup.emulate:
+        mask = torch.cat([stage.valid, stage.valid.new_ones(hidden.shape[:2])], 1)
+        if setup.emulate or not decoder.config._attn_implementation.startswith("flash"):
+            mask = reference_mask(decoder.config, hidden, mask, stage.valid.shape[1])
+    positions = _answer_positions(setup, layout, stage, hidden)
+    tables = rotary_tables(decoder.rotary_emb, hidden, positions)
+    return {"attention_mask": mask, "position_embeddings": tables}
 
 
-@dataclass(eq=False)
-class LayerChanges:
-    """What each layer added to the states of an answer's places.
+def _answer_positions(setup: SessionSetup, layout: Layout, stage: Stage, hidden: Tensor) -> Tensor:
+    """Return (B, G) positions after the prompt, or after its remaining tokens if gaps are closed."""
+    counts = stage.counts if setup.renumber else layout.counts
+    first_position = [text + count for text, count in zip(layout.text, counts, strict=True)]
+    offsets = torch.arange(hidden.shape[1], device=hidden.device)
+    return torch.tensor(first_position, device=hidden.device).unsqueeze(1) + offsets
 
-    Attributes:
-        of_layer: (B, G, D), first layer to last; empty until recorded.
+
+@contextmanager
+def recorded_changes(
+    changes: list[Tensor], layers: Sequence[nn.Module], count: int
+) -> Iterator[None]:
+    """Record what each layer adds to the last `count` states (B, count, D) while a block runs all of these.
+
+    Args:
+        changes: written over, first layer to last.
+        layers: of the decoder.
+        count: an answer's places.
     """
+    changes.clear()
 
-    of_layer: list[Tensor] = field(default_factory=list)
+    def record(layer: nn.Module, args: tuple[Tensor, ...], states: Tensor) -> None:
+        changes.append(states[:, -count:] - args[0][:, -count:].to(states.device))
 
-    @contextmanager
-    def recorded(self, layers: Sequence[nn.Module], count: int) -> Iterator[None]:
-        """Record what layers add to the last `count` states while a block runs them all."""
-        self.of_layer = []
-
-        def record(layer: nn.Module, args: tuple[Tensor, ...], states: Tensor) -> None:
-            self.of_layer.append(states[:, -count:] - args[0][:, -count:].to(states.device))
-
-        with hooked([layer.register_forward_hook(record) for layer in layers]):
-            yield
+    with hooked([layer.register_forward_hook(record) for layer in layers]):
+        yield
 
 
 class PartialLayer:
@@ -355,7 +363,8 @@ class StoredSequence:
         length: G.
         records: of each row, for the run of the whole sequence.
         window: places that run in later steps.
-        changes: what layers added to the answer's states, if steps run a part of the window.
+        changes: (B, G, D) what each layer added to the answer's states, first to last, if steps run a part of the
+            window; else empty.
     """
 
     cache: IndexedCache
@@ -365,7 +374,7 @@ class StoredSequence:
     length: int
     records: tuple[SampleRecord, ...]
     window: range
-    changes: LayerChanges = field(default_factory=LayerChanges)
+    changes: list[Tensor] = field(default_factory=list)
 
 
 def run_window(
@@ -389,11 +398,11 @@ def run_window(
     layers = [MergedLayer(partial(_written, layer, first)) for layer in stored.cache.indexed]
     parts: list[PartialLayer] = []
     if part:
-        pairs = zip(stored.cache.indexed[1:], changes.of_layer[1:], strict=True)
+        pairs = zip(stored.cache.indexed[1:], changes[1:], strict=True)
         parts = [PartialLayer(layer, change, part) for layer, change in pairs]
         layers[1:] = [MergedLayer(layer_part.written) for layer_part in parts]
-    recorded = changes.recorded(setup.adapter.decoder.layers, len(window))
-    with recorded if changes.of_layer and not part else nullcontext():
+    recorded = recorded_changes(changes, setup.adapter.decoder.layers, len(window))
+    with recorded if changes and not part else nullcontext():
         states = run_answer(setup, before, stages, Cache(layers=[*layers]), embeddings, parts)
     lead = stored.states.shape[1] - stored.length
     stored.states[:, lead + window.start : lead + window.stop] = states

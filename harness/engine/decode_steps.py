@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.engine.attention_probe import last_row
@@ -113,9 +114,8 @@ class DecodeSteps:
         elif stage.padded and self._folded and self._types is None:
             corrected["attention_mask"] = self._mask(stage, hidden, cache, 0, hides_entries=False)
         elif stage.padded:
-            corrected["attention_mask"] = _extend_valid(
-                stage.valid, cache.get_seq_length(0) + hidden.shape[1]
-            )
+            n_new = cache.get_seq_length(0) + hidden.shape[1] - stage.valid.shape[1]
+            corrected["attention_mask"] = pad(stage.valid, (0, n_new), value=True)
         return corrected
 
     def layer_arguments(
@@ -195,7 +195,8 @@ class DecodeSteps:
                     self._rows[key] = rows
                 mask = rows.of(n_past + 1)
         elif self._emulate:
-            alive = _extend_valid(valid, n_past + hidden.shape[1])
+            n_new = n_past + hidden.shape[1] - valid.shape[1]
+            alive = pad(valid, (0, n_new), value=True)
             mask = reference_mask(config, hidden, alive, n_past)
         else:
             mask = decode_mask(config, hidden, valid, padded, cache, layer)
@@ -206,11 +207,6 @@ class DecodeSteps:
     def _folded(self) -> bool:
         """Whether steps of one token use folded heads, with masks that need nothing from the library."""
         return bool(self._config._attn_implementation == NAME)
-
-
-def _extend_valid(valid: Tensor, keys: int) -> Tensor:
-    """Return (B, keys): slots that may be seen, including the tokens after the prompt."""
-    return torch.cat([valid, valid.new_ones(valid.shape[0], keys - valid.shape[1])], 1)
 
 
 class DecodeStepMask:
@@ -298,7 +294,7 @@ class DecodeStepMask:
             self._slots[id(stage)] = fill_padding(stage.slots, stage.counts, n_slots)
         attended = take(self._attended.to(device), stage.origin, -1)
         slots = self._slots[id(stage)].to(device)
-        return torch.nn.functional.pad(stage.valid, (0, 1)).scatter(1, slots, attended)[:, :n_slots]
+        return pad(stage.valid, (0, 1)).scatter(1, slots, attended)[:, :n_slots]
 
     def means(self, new_tokens: list[int]) -> list[float | None]:
         """Return the mean entries attended to over each row's steps; None for an answer of a single token.

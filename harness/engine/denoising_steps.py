@@ -20,17 +20,17 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.cached_steps import (
     CachedPrompt,
-    LayerChanges,
     PlacedEntries,
     StepEntries,
     StoredSequence,
     cache_prompt,
+    recorded_changes,
     run_answer,
+    run_stack,
     run_window,
 )
-from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.kv_cache import IndexedCache, MergedLayer
-from espalier.harness.engine.layer_inputs import closed_positions, rotate, unrotate
+from espalier.harness.engine.layer_inputs import rotate, unrotate
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import SampleRecord
@@ -255,11 +255,10 @@ class DenoisingSession(Session):
 
         With `recording`, what layers add to the answer's states is stored too, for steps that run a part of a window.
         """
-        layers = self.adapter.decoder.layers
-        cache, changes = IndexedCache(len(layers), 0), LayerChanges()
-        with changes.recorded(layers, answer.ids.shape[1]) if recording else nullcontext():
+        layers, length = self.adapter.decoder.layers, answer.ids.shape[1]
+        cache, changes = IndexedCache(len(layers), 0), list[Tensor]()
+        with recorded_changes(changes, layers, length) if recording else nullcontext():
             states, records, stages = self._whole(prompt, answer, samples, budget, cache)
-        length = answer.ids.shape[1]
         return StoredSequence(
             cache, prompt.layout, stages, states, length, records, window, changes
         )
@@ -302,29 +301,14 @@ class DenoisingSession(Session):
         layout = prompt.layout.extended_by(count)
         state = {DECIDERS: answer.deciders, STEP: answer.step, FIRST_KEPT: answer.first_kept}
         inputs: Mapping[str, Any] = {**prompt.inputs, **state}
-        # A denoising stack takes no other argument of the family than the embeddings.
         sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}
         )
-        start = self._start("denoise", sequence)
+        self._start("denoise", sequence)
         setup = replace(self.setup, budget=budget)
-        setup.signals.begin(inputs, prompt.signals)
-        valid = layout.valid.to(embeddings.device)
-        # The library reads a mask to see that it hides nothing.
-        lengths = [n + text for n, text in zip(layout.counts, layout.text, strict=True)]
-        is_padded = min(lengths) < valid.shape[1]
-        with (
-            Pass(setup, layout, tuple(samples), start.prompt, answer.step) as current_pass,
-            self._active.running(current_pass.clock, current_pass),
-        ):
-            hidden = adapter.decoder(
-                inputs_embeds=embeddings,
-                attention_mask=valid.long() if is_padded else None,
-                position_ids=closed_positions(valid),
-                past_key_values=cache,
-                use_cache=cache is not None,
-            ).last_hidden_state
-            records, stages = current_pass.step_records(), tuple(current_pass.prefill.stages)
+        hidden, records, stages = run_stack(
+            setup, self._active, sequence, samples, cache, answer.step
+        )
         return hidden[:, -count - self._is_shifted :], records, stages
 
     def cache_prompt(

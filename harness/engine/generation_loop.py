@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -49,54 +50,52 @@ class LoopOutput:
     steps: int
 
 
-class AnswerLoop:
-    """Generates the answers of a batch, greedily or by sampling.
+def run_loop(
+    adapter: ModelParts,
+    prefill: PrefillState,
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    **model_kwargs: Any,
+) -> LoopOutput:
+    """Run the prompt and generate the answers of a batch, greedily or by sampling.
 
     Args:
         adapter: the model.
         prefill: observes the prefill, and completes the decoder's arguments at each step.
+        model: this and all others: arguments of the library's loop.
+        input_ids: (B, L).
+        logits_processor: of the scores.
+        stopping_criteria: of the answers.
+        generation_config: resolved settings.
+        **model_kwargs: of the model's forward.
+
+    Raises:
+        RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
     """
-
-    def __init__(self, adapter: ModelParts, prefill: PrefillState) -> None:
-        self._adapter = adapter
-        self._prefill = prefill
-        self._text = TextForward.of(adapter)
-
-    def __call__(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
-        **model_kwargs: Any,
-    ) -> LoopOutput:
-        """Run the prompt and generate the answers; the arguments are those of the library's loop.
-
-        Raises:
-            RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
-        """
-        cache = model_kwargs["past_key_values"]
-        inputs = model.prepare_inputs_for_generation(
-            input_ids,
-            next_sequence_length=input_ids.shape[1] - cache.get_seq_length(),
-            is_first_iteration=True,
-            **model_kwargs,
-        )
-        logits = model(**inputs, return_dict=True).logits[:, -1]
-        answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
-        following = self._prefill.following
-        with (
-            model._optimize_model_for_decode(),
-            fold_heads(attention_configs(self._adapter.decoder)),
-        ):
-            while not answer.extend(logits):
-                positions = following + (answer.count - 1)
-                logits = self._text(answer.last_tokens, positions, None, cache)[:, -1]
-        if answer.has_nan:  # one synchronisation with the device
-            self._prefill.check_finite([answer.needed] * len(input_ids))
-            raise RuntimeError("no token can be drawn: the processors left none with a probability")
-        return answer.output()
+    cache = model_kwargs["past_key_values"]
+    inputs = model.prepare_inputs_for_generation(
+        input_ids,
+        next_sequence_length=input_ids.shape[1] - cache.get_seq_length(),
+        is_first_iteration=True,
+        **model_kwargs,
+    )
+    logits = model(**inputs, return_dict=True).logits[:, -1]
+    answer = _GeneratedAnswer(input_ids, logits_processor, stopping_criteria, generation_config)
+    text = TextForward.of(adapter)
+    with (
+        model._optimize_model_for_decode(),
+        fold_heads(attention_configs(adapter.decoder)),
+    ):
+        while not answer.extend(logits):
+            positions = prefill.following + (answer.count - 1)
+            logits = text(answer.last_tokens, positions, None, cache)[:, -1]
+    if answer.has_nan:  # one synchronisation with the device
+        prefill.check_finite([answer.needed] * len(input_ids))
+        raise RuntimeError("no token can be drawn: the processors left none with a probability")
+    return answer.output()
 
 
 def interval(device: torch.device) -> int:
@@ -228,9 +227,9 @@ def generate_answers(
     )
     if decode == "loop" and not library_only and config.get_generation_mode() in LOOP_MODES:
         current_pass.completes = True
-        loop = AnswerLoop(adapter, current_pass)
         result: LoopOutput = adapter.model.generate(
-            **{**arguments, **_stop_criteria(config, generation)}, custom_generate=loop
+            **{**arguments, **_stop_criteria(config, generation)},
+            custom_generate=partial(run_loop, adapter, current_pass),
         )
         return result, "loop"
     output = adapter.model.generate(**arguments, return_dict_in_generate=True)

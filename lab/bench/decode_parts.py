@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
 from espalier.harness.engine.decode_steps import DecodeSteps
-from espalier.harness.engine.generation_loop import AnswerLoop
+from espalier.harness.engine.generation_loop import run_loop
 from espalier.harness.engine.kv_cache import IndexedCache, answer_cache
 from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import ModelParts
@@ -76,7 +77,7 @@ class Filled:
         layout = _Behind(self._adapter.decoder, self.valid)
         handle = self._adapter.decoder.register_forward_pre_hook(layout.complete, with_kwargs=True)
         try:
-            self._say(tokens, cache, custom_generate=AnswerLoop(self._adapter, layout))
+            self._say(tokens, cache, custom_generate=partial(run_loop, self._adapter, layout))
         finally:
             handle.remove()
 

@@ -262,7 +262,7 @@ def page_rank(
     "(B, T, N) attention rollout, the product of 0.5 A + 0.5 I with A the mean over heads, of the "
     "decoder layers since the last site: one row for each word, fp32, 0 where a row has fewer",
 )
-class TextRollout(DecoderSignal):
+class TextRollout(TextAttention):
     """Keeps queries and keys of the layers in between, and computes the rollout after the last of them."""
 
     @classmethod
@@ -292,10 +292,6 @@ class TextRollout(DecoderSignal):
             rows = rollout_of_words(self._heads, stage.valid, stage.words, visibilities)
             self._captured = self.per_token(stage, rows.transpose(1, 2))
             self._heads.clear()
-
-    def view_values(self, request: ViewRequest) -> Tensor:
-        """Return (b, T, n)."""
-        return request.select(self.captured).transpose(1, 2)
 
 
 def rollout_of_words(
