@@ -46,6 +46,16 @@ class Site:
             return self.layer + 1
         return self.layer if self.where == "layer" else None
 
+    @property
+    def in_tower(self) -> bool:
+        """Whether it is inside the vision tower."""
+        return self.where == "tower"
+
+    @property
+    def on_features(self) -> bool:
+        """Whether it is between tower and projector."""
+        return self.where == "vision"
+
 
 @dataclass(frozen=True)
 class Need:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.attention_probe import Watcher
-from espalier.harness.engine.canvas_answers import CanvasHooks
 from espalier.harness.engine.decode_steps import DecodeStepMask, DecodeSteps
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
@@ -27,8 +27,60 @@ from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt, VisionSide
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
 from espalier.harness.engine.session_setup import SessionSetup
-from espalier.harness.engine.site_table import make_sites, reads_features
-from espalier.harness.engine.sites import Arguments, Sites
+from espalier.harness.engine.sites import (
+    Arguments,
+    BlockSites,
+    LayerSites,
+    PrefixSites,
+    Sites,
+    VisionSites,
+    reads_features,
+)
+from espalier.methods.base import MethodError, Site, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.canvas_answers import CanvasHooks
+
+
+def _tower() -> type[Sites]:
+    # Only runs that act in the tower import what runs its blocks.
+    from espalier.harness.engine.tower_sites import TowerSites
+
+    return TowerSites
+
+
+#: The kinds that shorten a prompt. Decode sites are not among them (`DecodeStepMask`).
+KINDS: Mapping[str, Callable[[], type[Sites]]] = {
+    "tower": _tower,
+    "vision": lambda: VisionSites,
+    "prefix": lambda: PrefixSites,
+    "layer": lambda: LayerSites,
+    "block": lambda: BlockSites,
+}
+
+
+def check_site_kinds(method: TokenReducer, sites: Sequence[Site]) -> None:
+    """Refuse sites without an implementation.
+
+    Raises:
+        MethodError: names the first one.
+    """
+    for site in sites:
+        if site.where not in KINDS:
+            raise MethodError(
+                f"{type(method).__name__} acts at a {site.where!r} site, which is not implemented; "
+                f"valid: {', '.join(KINDS)}"
+            )
+
+
+def make_sites(prefill: Prefill) -> list[Sites]:
+    """Return the sites of a pass in their order, consecutive ones of one kind together."""
+    numbered = enumerate(prefill.setup.sites)
+    return [
+        KINDS[where]()(prefill, list(sites))
+        for where, sites in groupby(numbered, key=lambda pair: pair[1].where)
+    ]
+
 
 PHASES = ("vision", "select", "prefill", "decode")
 
@@ -167,9 +219,12 @@ class Pass:
         #: Of the answer, once the prefill is over.
         self.steps: DecodeSteps
         #: Answers on canvases; None: token by token, or by denoising steps.
-        self.canvas = (
-            None if setup.adapter.canvas is None else CanvasHooks(setup.adapter, lambda: self.steps)
-        )
+        self.canvas: CanvasHooks | None = None
+        if setup.adapter.canvas is not None:
+            # Only models with a canvas import what runs it.
+            from espalier.harness.engine.canvas_answers import CanvasHooks
+
+            self.canvas = CanvasHooks(setup.adapter, lambda: self.steps)
         self._finite: FiniteLogits
         #: Positions (..., L) of the prompt as passed to the decoder.
         self.positions: Tensor | None = None

@@ -286,6 +286,10 @@ def remove_hooks(handles: list[RemovableHandle]) -> None:
         handles.pop().remove()
 
 
+class StopForward(BaseException):
+    """Ends a model's forward early. Not an error: nothing may catch it inside the model."""
+
+
 @contextmanager
 def hooked(handles: list[RemovableHandle]) -> Iterator[None]:
     """Remove these hooks after the block."""

@@ -7,7 +7,7 @@ once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -21,7 +21,7 @@ from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import AttentionTap, Watcher
 from espalier.harness.engine.engine_guards import check_proved, closes_gaps, decode_site
 from espalier.harness.engine.finite_logits import NonFiniteLogits, non_finite_origin
-from espalier.harness.engine.forward_pass import ActivePass, Pass
+from espalier.harness.engine.forward_pass import ActivePass, Pass, check_site_kinds
 from espalier.harness.engine.generation_loop import ReasoningLimit, generate_answers
 from espalier.harness.engine.layer_inputs import visible_to_last
 from espalier.harness.engine.layout import Layout
@@ -32,8 +32,7 @@ from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
 from espalier.harness.engine.signals.table import DECLARED
-from espalier.harness.engine.site_table import check_site_kinds, reads_features, tower_sites
-from espalier.harness.engine.trunk import Trunk, recorded_trunk, replayed_trunk, unreduced_layers
+from espalier.harness.engine.sites import reads_features, tower_sites, unreduced_layers
 from espalier.harness.errors import UserError
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.generation import check_generation
@@ -390,13 +389,15 @@ class Session:
         """Install the hooks of one pass and show it to the watchers."""
         prompt, layers = start.prompt, self.adapter.decoder.layers
         self.setup.signals.begin(start.inputs, None if prompt is None else prompt.signals)
-        trunk = Trunk() if prompt is None or prompt.trunk is None else prompt.trunk
-        # Stored layers stand in for those before the first that the method changes.
-        unchanged = 0 if self.setup.emulate else unreduced_layers(self.setup.sites, len(layers))
+        replayed: AbstractContextManager[None] = nullcontext()
+        if prompt is not None and prompt.trunk is not None and not self.setup.emulate:
+            # Stored layers stand in for those before the first that the method changes.
+            unchanged = unreduced_layers(self.setup.sites, len(layers))
+            replayed = prompt.trunk.replayed(layers[:unchanged], self._tap)
         with (
             Pass(self.setup, start.layout, samples, start.prompt) as current_pass,
             self._active.running(current_pass.clock, current_pass),
-            replayed_trunk(trunk, layers[:unchanged], self._tap),
+            replayed,
         ):
             yield current_pass
 
@@ -477,6 +478,9 @@ def prompt_with_trunk(
     """
     if depth == 0 or not all(map(adapter.holds_prompt, range(depth))):
         return prompt
+    # Only runs that share layers import it.
+    from espalier.harness.engine.trunk import recorded_trunk
+
     nothing = Budget("kept", 0.0)
     with (
         Session(adapter, NoReduction(), nothing, timed=False) as session,

@@ -39,6 +39,21 @@ Arguments = dict[str, Any]
 NumberedSite = tuple[int, Site]
 
 
+def reads_features(sites: Sequence[Site]) -> bool:
+    """Return whether any site reads the projector's input."""
+    return any(site.on_features for site in sites)
+
+
+def tower_sites(sites: Sequence[Site]) -> list[Site]:
+    """Return the sites inside the vision tower, before the point where prompts are stored."""
+    return [site for site in sites if site.in_tower]
+
+
+def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
+    """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
+    return min((site.shortens or 0 for site in sites), default=depth)
+
+
 class Sites:
     """Consecutive sites of one kind, in one pass. A kind overrides the moments at which it acts.
 
@@ -46,11 +61,6 @@ class Sites:
         prefill: the batch.
         sites: these sites, first to last.
     """
-
-    #: Whether the kind reads the projector's input.
-    reads_features = False
-    #: Whether the kind acts before the point where prompts are stored (harness/engine/prompt.py).
-    in_tower = False
 
     def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         self.prefill = prefill
@@ -145,8 +155,6 @@ class VisionSites(Sites):
     Where the model blends projected units into tokens (bilinear pooling), features do not correspond to tokens: the
     method sees the blend, and merging happens after the projector.
     """
-
-    reads_features = True
 
     def enter(self, kwargs: Arguments, features: Tensor | None) -> Arguments:
         """Apply each site and gather the remaining tokens."""

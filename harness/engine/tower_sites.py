@@ -61,8 +61,6 @@ class TowerSites(Sites):
         MethodError: a row's tokens are blends of several patches.
     """
 
-    in_tower = True
-
     def __init__(self, prefill: Prefill, sites: Sequence[NumberedSite]) -> None:
         super().__init__(prefill, sites)
         setup, layout = prefill.setup, prefill.layout

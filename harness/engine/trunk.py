@@ -16,13 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from espalier.harness.engine.attention_probe import AttentionTap
-from espalier.harness.engine.model_parts import hooked, replaced_forwards
+from espalier.harness.engine.model_parts import StopForward, hooked, replaced_forwards
 from espalier.harness.errors import UserError
-from espalier.methods.base import Site
-
-
-class StopForward(BaseException):
-    """Ends a model's forward early. Not an error: nothing may catch it inside the model."""
 
 
 @dataclass(eq=False)
@@ -49,10 +44,36 @@ class Trunk:
         entries = (entry for pair in self.cached for entry in pair)
         return sum(tensor.nbytes for tensor in (*self.outputs, *queries, *entries))
 
+    @contextmanager
+    def replayed(self, layers: Sequence[Any], tap: AttentionTap) -> Iterator[None]:
+        """Replace the first layers' forward by their stored output, for one prefill.
 
-def unreduced_layers(sites: Sequence[Site], depth: int) -> int:
-    """Return how many of `depth` decoder layers run as in the unreduced model: those before the first site."""
-    return min((site.shortens or 0 for site in sites), default=depth)
+        Args:
+            layers: of the decoder, those that the pass leaves unchanged; fewer may be stored.
+            tap: shows the queries and keys of these layers to their watchers.
+        """
+        layers = layers[: len(self.outputs)]
+
+        def forward(number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            output = self.outputs[number]
+            if hidden.shape != output.shape:
+                raise UserError(
+                    f"generation.num_beams: the prompt's stored layers have {len(output)} rows, got {len(hidden)}; "
+                    "valid: the same number"
+                )
+            cache = kwargs["past_key_values"]
+            if cache is not None:
+                cache.update(*self.cached[number], number)
+            if self.heads:
+                tap.show(layers[number].self_attn, *self.heads[number])
+            if number == len(layers) - 1:
+                replaced.close()  # decoding steps are the layers' own
+            return output
+
+        with ExitStack() as replaced:
+            pairs = ((layer, partial(forward, number)) for number, layer in enumerate(layers))
+            replaced.enter_context(replaced_forwards(pairs))
+            yield
 
 
 @contextmanager
@@ -95,36 +116,3 @@ def recorded_trunk(decoder: Any, depth: int, room: float) -> Iterator[Trunk]:
     ]
     with hooked(handles), tap, suppress(StopForward):
         yield trunk
-
-
-@contextmanager
-def replayed_trunk(trunk: Trunk, layers: Sequence[Any], tap: AttentionTap) -> Iterator[None]:
-    """Replace the first layers' forward by a trunk's stored output, for one prefill.
-
-    Args:
-        trunk: of the prompt.
-        layers: of the decoder, those that the pass leaves unchanged; the trunk may have fewer.
-        tap: shows the queries and keys of these layers to their watchers.
-    """
-    layers = layers[: len(trunk.outputs)]
-
-    def forward(number: int, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        output = trunk.outputs[number]
-        if hidden.shape != output.shape:
-            raise UserError(
-                f"generation.num_beams: the prompt's stored layers have {len(output)} rows, got {len(hidden)}; "
-                "valid: the same number"
-            )
-        cache = kwargs["past_key_values"]
-        if cache is not None:
-            cache.update(*trunk.cached[number], number)
-        if trunk.heads:
-            tap.show(layers[number].self_attn, *trunk.heads[number])
-        if number == len(layers) - 1:
-            replaced.close()  # decoding steps are the layers' own
-        return output
-
-    with ExitStack() as replaced:
-        pairs = ((layer, partial(forward, number)) for number, layer in enumerate(layers))
-        replaced.enter_context(replaced_forwards(pairs))
-        yield

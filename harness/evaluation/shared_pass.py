@@ -21,7 +21,7 @@ from lmms_eval.evaluator import simple_evaluate
 from espalier.harness.cost.memory import DeviceMemory
 from espalier.harness.engine.priors import Prior
 from espalier.harness.engine.session import prompt_with_trunk, shared_prompt
-from espalier.harness.engine.trunk import unreduced_layers
+from espalier.harness.engine.sites import unreduced_layers
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.evaluate import Progress

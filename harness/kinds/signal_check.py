@@ -146,7 +146,7 @@ def _carries(name: str, facts: ModelFacts) -> bool:
 
 def _acts_inside(method: Method, facts: ModelFacts) -> bool:
     sites = method.read_sites(facts.tower.layers, facts.text.layers)
-    return any(site.where == "tower" for site in sites)
+    return any(site.in_tower for site in sites)
 
 
 #: Signals of the tower, of its patches, or of positions in its grid.

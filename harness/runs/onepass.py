@@ -180,7 +180,7 @@ def why_not_shared(spec: RunSpec, method: Method) -> str | None:
         (facts.denoises, "the model denoises its answers"),
         (reducer is None, "the method drafts"),
         (reducer is not None and reducer.shrinks_pictures, "the method changes the pictures"),
-        (any(site.where == "tower" for site in sites), "the method acts inside the vision tower"),
+        (any(site.in_tower for site in sites), "the method acts inside the vision tower"),
     )
     return next((reason for applies, reason in reasons if applies), None)
 

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.config.build_spec import specs_of
-from espalier.harness.engine.trunk import unreduced_layers
+from espalier.harness.engine.sites import unreduced_layers
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.runner import Runner

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.cost.budget import Budget, frame_of
+from espalier.harness.engine.forward_pass import KINDS
 from espalier.harness.engine.session import Session
-from espalier.harness.engine.site_table import KINDS
 from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
 from tests.family_runs import Tiny
 from tests.tiny import tiny_spec

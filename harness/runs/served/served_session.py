@@ -258,7 +258,7 @@ class ServedGenerator:
         entry = 2 * text.kv_heads * text.head_dim * getattr(torch, self.spec.model.dtype).itemsize
         sites = self.method.all_sites(facts.tower.layers, text.layers)
         # The methods of the projector's input merge there, unless tokens mix its units.
-        features = any(site.where == "vision" for site in sites) and not prompt.blended
+        features = any(site.on_features for site in sites) and not prompt.blended
         work = prompt.work._replace(reprojected=kept if features and kept < visual else 0)
         return SampleRecord(
             sample=sample,
