@@ -29,61 +29,12 @@ from espalier.harness.store.files.folder_checks import below
 from espalier.methods.base import MethodError, TokenReducer
 from espalier.methods.fitprune import FitPrune
 
-Scheme = tuple[tuple[float, ...], ...]
-
-
-def scheme_artifact(model: ModelSpec, store: Path | None = None) -> Artifact:
-    """Return the scheme of a model, present or not; `store` is searched first."""
-    return Artifact(model, part="fitprune", tensor="scheme", noun="fitted scheme", store=store)
-
-
-def with_scheme(
-    model: ModelSpec,
-    method: TokenReducer,
-    name: str,
-    digests: Digests | None = None,
-    store: Path | None = None,
-) -> TokenReducer:
-    """Return FitPrune with the model's scheme if it has none yet, and any other method unchanged.
-
-    From then on the scheme is an ordinary hyper-parameter, part of the run key and of the row.
-
-    Args:
-        model: the model; it is not loaded.
-        method: the built method.
-        name: its registry name, for the command in the error line.
-        digests: file hashes already known, so that weights are not read twice.
-        store: searched first for the scheme.
-
-    Raises:
-        UserError: the scheme is missing, damaged or of other weights; the line prints the command that makes it.
-    """
-    if not isinstance(method, FitPrune) or method.scheme:
-        return method
-    artifact = scheme_artifact(model, store)
-    rows = artifact.read(name, digests).tolist()
-    try:
-        filled = replace(method, scheme=tuple(map(tuple, rows)))
-        filled.sites(model.facts.text.layers)
-    except (MethodError, TypeError) as error:
-        raise artifact.broken("holds no scheme for this model", name) from error
-    return filled
-
-
-def save_scheme(
-    model: ModelSpec, scheme: Scheme, made_from: Mapping[str, Any], store: Path | None = None
-) -> Path:
-    """Store a scheme with its description and return its path; see `Artifact.save`."""
-    description = {"alphas": len(scheme), **made_from}
-    return scheme_artifact(model, store).save(
-        torch.tensor(scheme, dtype=torch.float64), description
-    )
-
-
 HARNESS = Path(__file__).resolve().parents[1]
 SHIPPED = HARNESS / "seedling" / "calibration"
 #: Errors that a damaged file of tensors raises.
 BROKEN: tuple[type[Exception], ...] = (*FOREIGN, SafetensorError)
+
+Scheme = tuple[tuple[float, ...], ...]
 
 
 def is_shipped(model: ModelSpec) -> bool:
@@ -232,3 +183,51 @@ class Artifact:
 
 def _key(described: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def scheme_artifact(model: ModelSpec, store: Path | None = None) -> Artifact:
+    """Return the scheme of a model, present or not; `store` is searched first."""
+    return Artifact(model, part="fitprune", tensor="scheme", noun="fitted scheme", store=store)
+
+
+def with_scheme(
+    model: ModelSpec,
+    method: TokenReducer,
+    name: str,
+    digests: Digests | None = None,
+    store: Path | None = None,
+) -> TokenReducer:
+    """Return FitPrune with the model's scheme if it has none yet, and any other method unchanged.
+
+    From then on the scheme is an ordinary hyper-parameter, part of the run key and of the row.
+
+    Args:
+        model: the model; it is not loaded.
+        method: the built method.
+        name: its registry name, for the command in the error line.
+        digests: file hashes already known, so that weights are not read twice.
+        store: searched first for the scheme.
+
+    Raises:
+        UserError: the scheme is missing, damaged or of other weights; the line prints the command that makes it.
+    """
+    if not isinstance(method, FitPrune) or method.scheme:
+        return method
+    artifact = scheme_artifact(model, store)
+    rows = artifact.read(name, digests).tolist()
+    try:
+        filled = replace(method, scheme=tuple(map(tuple, rows)))
+        filled.sites(model.facts.text.layers)
+    except (MethodError, TypeError) as error:
+        raise artifact.broken("holds no scheme for this model", name) from error
+    return filled
+
+
+def save_scheme(
+    model: ModelSpec, scheme: Scheme, made_from: Mapping[str, Any], store: Path | None = None
+) -> Path:
+    """Store a scheme with its description and return its path; see `Artifact.save`."""
+    description = {"alphas": len(scheme), **made_from}
+    return scheme_artifact(model, store).save(
+        torch.tensor(scheme, dtype=torch.float64), description
+    )

@@ -78,26 +78,21 @@ class PlacedEntries:
     @cached_property
     def non_visual(self) -> tuple[Tensor, Tensor]:
         """Tables of the tokens that are not visual."""
-        choice = self.choice
-        return self._at(torch.searchsorted(choice.staying, choice.non_visual), choice.non_visual)
-
-    def targets(self, has_all: bool) -> tuple[Tensor, Tensor]:
-        """Return the tables of all entries that stay, or of the visual ones."""
-        return self._staying if has_all else self._visual
+        return self._at(self.choice.non_visual)
 
     @cached_property
-    def _staying(self) -> tuple[Tensor, Tensor]:
-        staying = self.choice.staying
-        return self._at(torch.arange(len(staying), device=staying.device), staying)
+    def staying(self) -> tuple[Tensor, Tensor]:
+        """Tables of all entries that stay."""
+        return self._at(self.choice.staying)
 
     @cached_property
-    def _visual(self) -> tuple[Tensor, Tensor]:
-        choice = self.choice
-        entries = choice.visual[choice.kept]
-        return self._at(choice.staying_visual if self.renumber else entries, entries)
+    def visual(self) -> tuple[Tensor, Tensor]:
+        """Tables of the visual tokens that stay."""
+        return self._at(self.choice.visual[self.choice.kept])
 
-    def _at(self, numbers: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
-        places = numbers if self.renumber else entries
+    def _at(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tables of some of the entries that stay."""
+        places = torch.searchsorted(self.choice.staying, entries) if self.renumber else entries
         cos, sin = self.tables
         return cos.index_select(0, places), sin.index_select(0, places)
 

@@ -194,7 +194,8 @@ class EntryMerger:
             entries.fixed.add(row)
             entries.keys[row, :, :first] = keys[:, choice.non_visual]
             entries.values[row, :, :first] = values[:, choice.non_visual]
-        rotate(merged_keys, *placed.targets(has_all), entries.keys[row, :, first:length])
+        tables = placed.staying if has_all else placed.visual
+        rotate(merged_keys, *tables, entries.keys[row, :, first:length])
         entries.values[row, :, first:length] = merged_values
 
     def _placed(self, row: int, keys: Tensor, dtype: torch.dtype) -> PlacedEntries:

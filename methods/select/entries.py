@@ -88,11 +88,6 @@ class KeptEntries:
         return indices_of(alive[None], self.count - len(self.leaving))[0]
 
     @cached_property
-    def staying_visual(self) -> Tensor:
-        """(K,) places of the visual tokens that stay among `staying`."""
-        return torch.searchsorted(self.staying, self.visual[self.kept])
-
-    @cached_property
     def non_visual(self) -> Tensor:
         """(S - N,) entries of all tokens that are not visual, ascending."""
         is_text = self.visual.new_ones(self.count, dtype=torch.bool).index_fill(
