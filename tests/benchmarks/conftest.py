@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,9 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 from lmms_eval.tasks import TaskManager
 
+from espalier.harness.evaluation.lmms_tasks import scoring
 from tests.benchmarks.fixtures import FIXTURES
+from tests.benchmarks.runs import Scored, opened
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -57,3 +60,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     place = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("HF_HOME", str(place))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(place / "datasets"))
+
+
+@pytest.fixture
+def scored(repositories: Callable[[str], Path]) -> Iterator[Callable[[str], Scored]]:
+    """Return a function that opens a benchmark on its fixture, and prepares its tasks to score answers."""
+    with ExitStack() as stack:
+
+        def prepared(name: str) -> Scored:
+            benchmark = opened(name, repositories(name))
+            stack.enter_context(scoring(benchmark.loaded))
+            return benchmark
+
+        yield prepared

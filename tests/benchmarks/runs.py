@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
+from lmms_eval.api.task import Task
+
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
+from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark
+from espalier.harness.evaluation.sample_contributions import aggregation
+from espalier.harness.evaluation.stated_answers import strict_scoring
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import RunSpec
@@ -59,3 +64,47 @@ def told(spec: RunSpec, answer: Answer) -> Evaluation:
 def metrics_of(spec: RunSpec, answer: Answer) -> dict[str, float | None]:
     """Return the value of each metric of these answers."""
     return {name: found["value"] for name, found in told(spec, answer).metrics.items()}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A benchmark on its fixture, whose tasks score answers without a run; within `scoring` of the benchmark."""
+
+    loaded: LoadedBenchmark
+    spec: RunSpec
+
+    def metrics(self, answer: Answer) -> dict[str, float]:
+        """Return each metric of answers that a function of the document gives."""
+        values = {}
+        for task in self.loaded.tasks:
+            score = strict_scoring(
+                partial(type(task).process_results, task), self.spec.benchmark.answers
+            )
+            rows = [score(doc, [answer(doc)]) for doc in map(dict, task.eval_docs)]
+            for metric in task.aggregation():
+                raw = [row[metric] for row in rows if metric in row]
+                if raw:
+                    with aggregation(task, metric) as aggregate:
+                        values[self.name(task, metric)] = aggregate(raw)
+        # Files for a server have no value.
+        return {name: value for name, value in values.items() if value is not None}
+
+    def better(self, name: str) -> int:
+        """Return 1 for a metric of which more is better, -1 for one of which less is."""
+        signs = {
+            self.name(task, metric): 1 if is_higher else -1
+            for task in self.loaded.tasks
+            for metric, is_higher in task.higher_is_better().items()
+        }
+        return signs.get(name, 1)
+
+    def name(self, task: Task, metric: str) -> str:
+        """Return what a row calls a metric of a task."""
+        return metric if len(self.loaded.tasks) == 1 else f"{task.config.task}/{metric}"
+
+
+@cache
+def opened(name: str, root: Path) -> Scored:
+    """Return a benchmark on its fixture, which is opened once in a process."""
+    spec = _composed(name, root)
+    return Scored(open_benchmark(spec, shelf=SHELF), spec)
