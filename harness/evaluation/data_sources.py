@@ -31,7 +31,7 @@ from espalier.harness.evaluation.upstream import (
     column_decoded,
     dataset_builder,
     file_system_made,
-    hub_download,
+    hub_downloads,
     hub_home,
     image_opened,
 )
@@ -157,6 +157,7 @@ class LocalData:
         Raises (from within):
             UserError: a data set has no copy.
         """
+        downloads = {"snapshot_download": self._snapshot, "hf_hub_download": self._file}
         with ExitStack() as stack:
             self.home.mkdir(parents=True, exist_ok=True)
             if loading:
@@ -165,8 +166,7 @@ class LocalData:
             for patch in (
                 hub_home(self.home, cache_folder()),
                 dataset_builder(self._builder),
-                hub_download("snapshot_download", self._snapshot, lambda: self._serving),
-                hub_download("hf_hub_download", self._file, lambda: self._serving),
+                hub_downloads(downloads, lambda: self._serving),
             ):
                 stack.enter_context(patch)
             self._serving = True

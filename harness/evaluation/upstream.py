@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -97,30 +97,36 @@ def dataset_builder(build: Callable[..., Any]) -> Patch:
 
 
 @contextmanager
-def hub_download(
-    name: str, serve: Callable[..., Any], active: Callable[[], bool]
+def hub_downloads(
+    served: Mapping[str, Callable[..., Any]], active: Callable[[], bool]
 ) -> Iterator[None]:
     """huggingface_hub 2.4.0, `snapshot_download` and `hf_hub_download`: tasks call them for data sets.
 
     Args:
-        name: name of the function.
-        serve: called instead for data sets.
-        active: returns whether data sets are served; a task may keep the function after the block.
+        served: what is called instead for data sets, by the name of the function.
+        active: returns whether data sets are served; a task may keep a function after the block.
     """
 
-    def call(original: Callable[..., Any], repo_id: str, *args: Any, **options: Any) -> Any:
-        is_served = active() and options.get("repo_type") == "dataset"
-        return (serve if is_served else original)(repo_id, *args, **options)
+    def replacement(serve: Callable[..., Any]) -> Callable[..., Any]:
+        def call(original: Callable[..., Any], repo_id: str, *args: Any, **options: Any) -> Any:
+            is_served = active() and options.get("repo_type") == "dataset"
+            return (serve if is_served else original)(repo_id, *args, **options)
 
-    function = getattr(huggingface_hub, name)
-    modules = [
+        return call
+
+    functions = {name: getattr(huggingface_hub, name) for name in served}
+    # One pass over thousands of modules, at each loading and scoring.
+    holders = [
         module
-        for module in sys.modules.values()
-        if getattr(module, "__dict__", {}).get(name) is function
+        for module in list(sys.modules.values())
+        if not functions.keys().isdisjoint(getattr(module, "__dict__", {}).keys())
     ]
     with ExitStack() as stack:
-        for module in dict.fromkeys([huggingface_hub, *modules]):
-            stack.enter_context(_replaced(module, name, call))
+        for name, function in functions.items():
+            call = replacement(served[name])
+            for module in dict.fromkeys([huggingface_hub, *holders]):
+                if getattr(module, name, None) is function:
+                    stack.enter_context(_replaced(module, name, call))
         yield
 
 

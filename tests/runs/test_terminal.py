@@ -57,8 +57,8 @@ def test_a_person_is_told_where_the_rows_are_and_what_comes_next(swept: Shown, s
     assert "method=random,none,fastv" in following
 
 
-def test_one_run_is_a_sheet_its_path_and_a_command(swept: Shown, store: Path) -> None:
-    shown = on_terminal("run.py", f"store={store}", *FEW, "method=fastv", "ratio=0.5")
+def test_one_run_is_a_sheet_its_path_and_a_command(tmp_path: Path) -> None:
+    shown = on_terminal("run.py", f"store={tmp_path}", *FEW, "method=fastv", "ratio=0.5")
     assert shown.code == 0, shown.text
     assert max(map(len, shown.lines)) <= 80
     (place,) = (line for line in shown.raw.splitlines() if line.startswith("row: "))
