@@ -80,6 +80,7 @@ def state(model: Any, processor: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
     model, processor = loaded(name)

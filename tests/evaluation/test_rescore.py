@@ -111,6 +111,7 @@ class Forced(LogitsProcessor):
         return forced.scatter(1, self.ids[:, place : place + 1], 0.0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_placeholders_in_an_answer_stand_for_no_image(name):
     """Decoding goes on behind such a token, and so does the judgement."""

@@ -134,8 +134,10 @@ def test_rows_are_those_of_cells_that_ran_alone(
     assert "7 cells of seedling on seedling_rec in one pass" in capsys.readouterr().err
 
 
-def test_times_of_rows_that_ran_alone_are_served(separate_store: Path) -> None:
-    rows = sweep(separate_store, SHARED)
+def test_times_of_rows_that_ran_alone_are_served(tmp_path: Path) -> None:
+    few = ("method=fastv,divprune", "ratio=0.5", "limit=2", *SWEEP[3:])
+    sweep(tmp_path, arguments=few)
+    rows = sweep(tmp_path, SHARED, arguments=few)
     assert {row["status"] for row in rows} == {"cached"}
     assert all(row["time"]["prefill_ms"] > 0 and "one_pass" not in row["extra"] for row in rows)
 
