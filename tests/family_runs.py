@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.models.adapter import Adapter
-from espalier.methods.base import Need, Site, View
+from espalier.methods.base import Method, Need, Site, View
 from tests.families import FAMILIES
 from tests.linear_attention import in_doubles
 from tests.tiny import Recorder, load_tiny, save_tiny
 
 STEPS = 6
+NONE = Budget("kept", 0.0)
 #: The chats of a family.
 ROWS = (0, 1, 2)
 
@@ -122,3 +125,76 @@ def shown(
     with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
         session.generate(adapter.encode(list(chats)), max_new_tokens=1, do_sample=False)
     return recorder.views
+
+
+# ---------------------------------------------------------------------- what an engine gives
+
+
+def generated(
+    adapter: Adapter,
+    inputs: dict[str, Any],
+    method: Method,
+    budget: Budget,
+    samples: Sequence[str] | None = None,
+    **options: Any,
+) -> GeneratedBatch:
+    """Return what a session with these options answers by `generation`."""
+    with Session(adapter, method, budget, **options) as session:
+        return session.generate(inputs, samples, **generation(adapter, inputs))
+
+
+# ---------------------------------------------------------------------- what modules take and give
+
+
+class Call(NamedTuple):
+    """One forward of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
+@contextmanager
+def calls_of(module: nn.Module) -> Iterator[list[Call]]:
+    """Collect the calls of a module within the block."""
+    calls: list[Call] = []
+    handle = module.register_forward_hook(
+        lambda _, args, kwargs, output: calls.append(Call(args, kwargs, output)), with_kwargs=True
+    )
+    try:
+        yield calls
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def layers_given(adapter: Adapter, changes: Callable[[int], Mapping[str, Any]]) -> Iterator[None]:
+    """Give each decoder layer other keyword arguments, by its number, within the block."""
+
+    def given(layer: int) -> Callable[..., Any]:
+        return lambda _, args, kwargs: (args, {**kwargs, **changes(layer)})
+
+    with ExitStack() as stack:
+        for layer, module in enumerate(adapter.decoder.layers):
+            handle = module.register_forward_pre_hook(given(layer), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+def numbered_units(adapter: Adapter, inputs: dict[str, Any]) -> tuple[int, Tensor]:
+    """Replace the projector's outputs by their number, counted over its calls, which the model then places.
+
+    Returns: how many there were, and what enters the decoder (B, L, D). The adapter is of no use afterwards.
+    """
+    total = 0
+
+    def number(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        nonlocal total
+        first, total = total, total + output[..., 0].numel()
+        numbers = torch.arange(first, total).to(output.dtype)
+        return numbers.view(*output.shape[:-1], 1).expand_as(output)
+
+    adapter.projector.register_forward_hook(number)
+    with calls_of(adapter.decoder) as calls, torch.inference_mode():
+        adapter.model(**inputs)
+    return total, calls[0].kwargs["inputs_embeds"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.cost.budget import Budget
@@ -23,7 +23,7 @@ from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site, TokenReducer
 from tests.families import FAMILIES
-from tests.family_runs import ROWS, Tiny
+from tests.family_runs import NONE, ROWS, Tiny, calls_of
 from tests.tiny import Recorder, Scatter
 
 #: Cutting images into patches, SAM's neck and GLM's merging are convolutions, which the exact count leaves out, as it
@@ -116,14 +116,12 @@ def test_the_layer_behind_the_one_that_is_read_runs_for_a_method_alone(
     tiny = Tiny(name, "float32")
     facts, unread = tiny.adapter.facts, tiny.adapter.unread_blocks()
     assert len(unread) == 1
-    calls: list[Tensor] = []
-    handle = unread[0].mlp.register_forward_hook(lambda *args: calls.append(args[-1]))
     need = Need(signal, None if signal == "tower_states" else -1)
-    _, idle = measured(tiny, Scatter(("prefix",)), 1)
-    assert not calls
-    _, looked = measured(tiny, Recorder((Site("prefix"),), (need,)), 1)
-    handle.remove()
-    assert calls
+    with calls_of(unread[0].mlp) as calls:
+        _, idle = measured(tiny, Scatter(("prefix",)), 1)
+        assert not calls
+        _, looked = measured(tiny, Recorder((Site("prefix"),), (need,)), 1)
+        assert calls
     layer = tower_flops(facts, idle.work) // facts.tower.layers
     assert tower_flops(facts, looked.work) == tower_flops(facts, idle.work) + layer
     samples = [
@@ -138,13 +136,11 @@ def test_the_layer_behind_the_one_that_is_read_runs_for_a_method_alone(
 def test_an_idle_layer_changes_no_feature_and_is_given_back(name: str) -> None:
     tiny = Tiny(name, "float32")
     adapter, inputs = tiny.adapter, tiny.inputs(*ROWS)
-    features: list[Tensor] = []
-    handle = adapter.projector.register_forward_pre_hook(lambda _, args: features.append(args[0]))
-    with torch.inference_mode():
-        adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
-    with Session(adapter, Scatter(("prefix",)), Budget("kept", 0.0)) as session:
-        session.generate(inputs, max_new_tokens=1, do_sample=False)
-    handle.remove()
-    plain, ours = features
-    assert torch.equal(plain, ours)
+    with calls_of(adapter.projector) as calls:
+        with torch.inference_mode():
+            adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+        with Session(adapter, Scatter(("prefix",)), NONE) as session:
+            session.generate(inputs, max_new_tokens=1, do_sample=False)
+    plain, ours = calls
+    assert torch.equal(plain.args[0], ours.args[0])
     assert "forward" not in adapter.unread_blocks()[0].__dict__

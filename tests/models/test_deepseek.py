@@ -13,8 +13,6 @@ from PIL import ImageOps
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, NoRepeatNGramLogitsProcessor
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models import build_adapter as base
 from espalier.harness.models.architectures.deepseek_ocr import (
@@ -27,7 +25,8 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.methods.base import Need, Site
 from tests.families.deepseek import FAMILIES, GUNDAM, PLAIN, small
 from tests.families.deepseek2 import FAMILIES as DEEPSEEK2
-from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture, save_tiny
+from tests.family_runs import calls_of, numbered_units, shown
+from tests.tiny import chat, full_model, load_tiny, model_of, picture, save_tiny
 
 NAMES = list(FAMILIES)
 MODES = ("tiny", "small", "base", "large", "gundam")
@@ -63,35 +62,21 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
         adapter.model.model.view_separator.fill_(-2.0)
     inputs = adapter.encode(family.chats)
     layout = adapter.layout(inputs)
-    calls, entered = [0], {}
-
-    def number(module, args, output):
-        start = calls[0]
-        calls[0] += output.shape[0] * output.shape[1]
-        numbers = torch.arange(start, calls[0]).float()
-        return numbers.view(*output.shape[:2], 1).expand_as(output)
-
-    adapter.projector.register_forward_hook(number)
-    adapter.decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: entered.update(hidden=kwargs["inputs_embeds"]),
-        with_kwargs=True,
-    )
-    with torch.inference_mode():
-        adapter.model(**inputs)
+    total, entered = numbered_units(adapter, inputs)
     holders = inputs["input_ids"] == adapter.model.config.image_token_id
     numbers, separators = [], 0
     for row, count in enumerate(layout.counts):
         visual = layout.visual[row, :count]
-        units = entered["hidden"][row, visual, 0]
+        units = entered[row, visual, 0]
         assert torch.equal(units.long(), layout.source[row, :count, 0])
         numbers += units.tolist()
         others_row = holders[row].clone()
         others_row[visual] = False
-        special = entered["hidden"][row, others_row, 0]
+        special = entered[row, others_row, 0]
         assert ((special == -1) | (special == -2)).all()  # no cell among what is never pruned
         assert layout.special[row] == len(special)
         separators += int((special == -2).sum())
-    assert sorted(numbers) == list(range(calls[0]))
+    assert sorted(numbers) == list(range(total))
     assert separators == len(inputs["pixel_values"])
 
 
@@ -151,15 +136,10 @@ def test_the_model_takes_the_counts_of_real_geometry():
     """The forward compares placeholders with features; windows of 14 are padded as counted."""
     adapter = real_geometry("tiny")
     inputs = adapter.encode([chat("w1", picture(0, 500, 400)), chat("w2 w3", picture(1, 30, 40))])
-    windows = []
-    adapter.tower.sam_encoder.layers[0].attn.register_forward_pre_hook(
-        lambda module, args, kwargs: windows.append(kwargs["hidden_states"].shape[:3]),
-        with_kwargs=True,
-    )
-    with torch.inference_mode():
+    with calls_of(adapter.tower.sam_encoder.layers[0].attn) as calls, torch.inference_mode():
         assert adapter.model(**inputs).logits.isfinite().all()
     work = adapter.layout(inputs).work
-    assert windows == [(2 * 9, 14, 14)]
+    assert [call.kwargs["hidden_states"].shape[:3] for call in calls] == [(2 * 9, 14, 14)]
     assert [w.stem_window_pairs for w in work] == [9 * 196**2] * 2
     assert [w.stem_tokens for w in work] == [1024] * 2
 
@@ -186,6 +166,7 @@ def test_small_views_are_stretched(name, side):
     assert (global_view - pixels(still.resize((side, side)))).abs().max() < 1e-6
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "side"), [("base", 1024), ("large", 1280), ("gundam", 1024)])
 @pytest.mark.parametrize("size", [(701, 333), (333, 900), (200, 100), (640, 640)])
 def test_large_views_are_padded_with_grey(name, side, size):
@@ -228,13 +209,6 @@ def test_the_prompt_is_plain():
     assert adapter.layout(inputs).special == (4, 8)
 
 
-def test_videos_are_refused(tmp_path):
-    with pytest.raises(UserError, match="video"):
-        load_adapter(PLAIN).encode(
-            [[{"role": "user", "content": [{"type": "video", "video": str(tmp_path / "no.mp4")}]}]]
-        )
-
-
 def test_the_repeat_guard_counts_the_whole_sequence():
     """The class has a guard of its own within a window; the config file leaves it off."""
     spec = mode("gundam")
@@ -266,12 +240,9 @@ def test_tower_signals_equal_those_computed_from_captured_states(name, tmp_path)
     for index, layer in enumerate(adapter.tower.vision_encoder.encoder.layers):
         layer.self_attn.q_proj.register_forward_hook(keep((index, "query")))
         layer.self_attn.k_proj.register_forward_hook(keep((index, "key")))
-    recorder = Recorder((Site("vision"),), needs)
     inputs = adapter.encode([family.chats[1]])
-    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(inputs, **ONE)
+    signals = shown(adapter, [Site("vision")], needs, [family.chats[1]])[0].signals
     source = adapter.layout(inputs).source[0, :, 0]
-    signals = recorder.views[0].signals
     last = adapter.facts.tower.layers - 1
     for layer, suffix in ((last, ""), (0, "@0")):
         attended, keys = [], []

@@ -9,17 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import espalier
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
-from tests.family_runs import Tiny, saved
-from tests.tiny import Recorder, chat, full_model, model_of, picture
+from tests.family_runs import Tiny, calls_of, saved, shown
+from tests.tiny import chat, full_model, model_of, picture
 
 SPEC = FAMILIES["deepseek_ocr2"].spec
 
@@ -73,25 +70,18 @@ def test_kept_queries_cannot_be_drawn_on_the_picture() -> None:
 
 def test_keys_and_states_of_the_encoder_are_those_of_its_queries() -> None:
     tiny = Tiny("deepseek_ocr2", "float32")
-    adapter, keys, states = tiny.adapter, list[Tensor](), list[Tensor]()
+    adapter, inputs = tiny.adapter, tiny.inputs(1)
     layer = adapter.tower_layers()[-1]
-    handles = [
-        layer.self_attn.k_proj.register_forward_hook(lambda *args: keys.append(args[-1])),
-        layer.register_forward_hook(lambda *args: states.append(args[-1])),
-    ]
-    recorder = Recorder((Site("prefix"),), (Need("wide_tower_keys"), Need("tower_states")))
-    inputs = tiny.inputs(1)
-    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(inputs, max_new_tokens=1, do_sample=False)
-    for handle in handles:
-        handle.remove()
+    needs = (Need("wide_tower_keys"), Need("tower_states"))
+    with calls_of(layer.self_attn.k_proj) as keys, calls_of(layer) as states:
+        signals = shown(adapter, [Site("prefix")], needs, FAMILIES[tiny.name].chats[1:2])[0].signals
     source = adapter.layout(inputs).source[0, :, 0]
-    signals = recorder.views[0].signals
     assert signals["wide_tower_keys"].shape[1] == signals["tower_states"].shape[1] == 576
-    captured = torch.cat([part[:, 144:].flatten(0, 1) for part in states])[source]
+    captured = torch.cat([call.output[:, 144:].flatten(0, 1) for call in states])[source]
     assert torch.equal(signals["tower_states"][0], captured)
     # Rotary positions turn pairs of entries, and change no length.
-    expected = torch.cat([part[:, 144:].flatten(0, 1) for part in keys])[source].norm(dim=1)
+    whole = torch.cat([call.output[:, 144:].flatten(0, 1) for call in keys])
+    expected = whole[source].norm(dim=1)
     lengths = signals["wide_tower_keys"][0].norm(dim=1)
     assert (lengths - expected).abs().max() < 1e-5 * expected.max()
 

@@ -6,6 +6,8 @@ through the same path as a real checkpoint.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -15,10 +17,23 @@ from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site
 from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
-from tests.family_runs import ROWS, Tiny, extended, generation, plain, positions
-from tests.tiny import DEPTH, Recorder, Scatter
+from tests.families.onevision import video, watch
+from tests.family_runs import (
+    NONE,
+    ROWS,
+    Tiny,
+    answered,
+    calls_of,
+    extended,
+    generated,
+    generation,
+    layers_given,
+    plain,
+    positions,
+    shown,
+)
+from tests.tiny import DEPTH, Scatter, chat
 
-NONE = Budget("kept", 0.0)
 MOST = Budget("kept", 0.6)
 PLACES = [("prefix",), ("vision",), (0,), (1,), (2,), (1, 3)]
 NAMES = list(FAMILIES)
@@ -55,10 +70,10 @@ def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
         counts = tiny.adapter.layout(tiny.inputs(*rows)).counts
         for number, where in enumerate(PLACES):
             decode = ("loop", "generate")[number % 2]
-            got = run(tiny, Scatter(where), NONE, *rows, decode=decode)
-            assert torch.equal(got.ids, ids)
-            assert torch.equal(got.logits, loop.logits if decode == "loop" else logits)
-            assert [r.kept for r in got.records] == [(n,) * len(where) for n in counts]
+            batch = run(tiny, Scatter(where), NONE, *rows, decode=decode)
+            assert torch.equal(batch.ids, ids)
+            assert torch.equal(batch.logits, loop.logits if decode == "loop" else logits)
+            assert [r.kept for r in batch.records] == [(n,) * len(where) for n in counts]
 
 
 @pytest.mark.sampled(24)
@@ -143,32 +158,26 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
     first = 0 if where == ("prefix",) else where[0]
     for row in ROWS:
         inputs = tiny.inputs(row)
-        got = run(tiny, Scatter(where), MOST, row)
-        longer = extended(inputs, got.ids[:, :-1])
+        batch = run(tiny, Scatter(where), MOST, row)
+        longer = extended(inputs, batch.ids[:, :-1])
         length = longer["input_ids"].shape[1]
         visual = adapter.layout(inputs).visual[0]
         gone = torch.ones(len(visual), dtype=torch.bool)
-        gone[got.records[0].origin] = False
+        gone[batch.records[0].origin] = False
         seen = torch.ones(length, dtype=torch.bool)
         seen[visual[gone]] = False
-        own = torch.eye(length, dtype=torch.bool)
+        itself = torch.eye(length, dtype=torch.bool)
         marked = torch.zeros(length, dtype=torch.bool).scatter(0, visual, True)
 
-        def masked(layer, marked=marked, seen=seen, own=own):
+        def masked(layer, marked=marked, seen=seen, itself=itself):
             sees = FAMILIES[name].sees(marked, layer)
-            mask = (sees & seen) | own if layer >= first else sees
-            return lambda m, args, kwargs: (args, {**kwargs, "attention_mask": mask[None, None]})
+            mask = (sees & seen) | itself if layer >= first else sees
+            return {"attention_mask": mask[None, None]}
 
-        handles = [
-            module.register_forward_pre_hook(masked(layer), with_kwargs=True)
-            for layer, module in enumerate(adapter.decoder.layers)
-        ]
-        with torch.inference_mode():
+        with layers_given(adapter, masked), torch.inference_mode():
             where_at = positions(adapter, longer)
             logits = adapter.model(**longer, position_ids=where_at, use_cache=False).logits
-        for handle in handles:
-            handle.remove()
-        assert span(got.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]) < 1e-6
+        assert span(batch.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]) < 1e-6
 
 
 @pytest.mark.sampled(6)
@@ -181,15 +190,14 @@ def test_text_probes_equal_eager(name):
         Need(signal, layer) for signal in ("last_attention", "mean_attention") for layer in layers
     )
     sdpa, eager = Tiny(name, "float32"), Tiny(name, "float32", "eager").adapter
+    chats = FAMILIES[name].chats
     for row in ROWS:
-        recorder = Recorder((Site("layer", 3),), needs)
-        run(sdpa, recorder, NONE, row)
         inputs = sdpa.inputs(row)
         with torch.inference_mode():
             at = positions(eager, inputs)
             maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
         visual = eager.layout(inputs).visual[0]
-        signals = recorder.views[0].signals
+        signals = shown(sdpa.adapter, [Site("layer", 3)], needs, chats[row : row + 1])[0].signals
         marked = torch.zeros(len(maps[0][0, 0]), dtype=torch.bool).scatter(0, visual, True)
         for layer in layers:
             mean = maps[full.index(layer)][0].mean(0)
@@ -219,26 +227,21 @@ def test_states_and_places_give_the_attention_of_words_to_visual_tokens(name):
         )
     )
     sdpa, eager = Tiny(name, "float32"), Tiny(name, "float32", "eager").adapter
-    batch = Recorder((Site("layer", 2),), needs)
-    run(sdpa, batch, NONE, samples=["a", "b", "c"])
+    chats = FAMILIES[name].chats
+    together = shown(sdpa.adapter, [Site("layer", 2)], needs, chats)
     for number in ROWS:
-        recorder = Recorder((Site("layer", 2),), needs)
-        run(sdpa, recorder, NONE, number)
-        signals = named(recorder.views[0], 0)
         inputs = sdpa.inputs(number)
-        taken = {}
-        handle = eager.decoder.layers[0].register_forward_pre_hook(
-            lambda module, args, taken=taken: taken.update(hidden=args[0])
+        signals = named(
+            shown(sdpa.adapter, [Site("layer", 2)], needs, chats[number : number + 1])[0], 0
         )
-        with torch.inference_mode():
+        with calls_of(eager.decoder.layers[0]) as calls, torch.inference_mode():
             at = positions(eager, inputs)
             maps = eager.model(**inputs, position_ids=at, output_attentions=True).attentions
-        handle.remove()
         layout = eager.layout(inputs)
         visual, words = layout.visual[0], layout.words[0]
         assert torch.equal(signals["visual_positions"], visual)
         assert torch.equal(signals["text_positions"], words)
-        entered = taken["hidden"][0, visual]
+        entered = calls[0].args[0][0, visual]
         assert span(signals["projected"] - entered) <= 5e-6 * span(entered)
         query, key = signals["text_queries"], signals["visual_keys"]
         key = key.repeat_interleave(query.shape[0] // key.shape[0], 0)
@@ -254,7 +257,7 @@ def test_states_and_places_give_the_attention_of_words_to_visual_tokens(name):
         # The same in the padded batch, where rows of fewer words are padded on the right.
         row = next(
             named(view, n)
-            for view in batch.views
+            for view in together
             for n in range(len(view.tokens))
             if view.tokens.shape[1] == len(visual)
             and int((view.signals["text_positions"][n] >= 0).sum()) == len(words)
@@ -264,3 +267,27 @@ def test_states_and_places_give_the_attention_of_words_to_visual_tokens(name):
         assert span(row["text_queries"][:, : len(words)] - query) <= 1e-4
         assert not row["text_queries"][:, len(words) :].any()
         assert span(row["visual_keys"] - signals["visual_keys"]) <= 1e-4
+
+
+#: Families that take chats without pictures through code of their own.
+WITHOUT = (
+    *("gemma3", "qwen3_5", "qwen3_5_moe", "minicpm_v", "molmo2", "paddleocr_vl", "hunyuan_ocr"),
+)
+TEXTS = ([chat("w1 w2")], [chat("w1 w2"), chat("w3", 1, 2), chat("w4")])
+
+
+@pytest.mark.parametrize("decode", ["loop", "generate"])
+@pytest.mark.parametrize(
+    ("name", "chats"),
+    [*product(WITHOUT, TEXTS), ("molmo2", [chat("w1 w2"), watch("w3", video(1))])],
+)
+def test_chats_without_pictures_are_answered_as_by_the_library(name, chats, decode):
+    adapter = Tiny(name).adapter
+    inputs = adapter.encode(chats)
+    ids, logits = answered(adapter, inputs)
+    for where in (("prefix",), ("vision",), (1,)):
+        batch = generated(adapter, inputs, Scatter(where), NONE, decode=decode)
+        assert torch.equal(batch.ids, ids)
+        # The layers of a padded batch add up in another order.
+        assert span(batch.logits - logits) <= 1e-6 * span(logits)
+        assert batch.records[0].visual == 0

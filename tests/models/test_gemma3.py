@@ -24,10 +24,18 @@ from espalier.harness.cost.flops import (
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.gemma3 import Gemma3Adapter
-from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.families.gemma3 import TYPES, WINDOW, sees
-from tests.family_runs import ROWS, Tiny, answered, extended, generation, saved
+from tests.family_runs import (
+    ROWS,
+    Tiny,
+    answered,
+    extended,
+    generated,
+    generation,
+    layers_given,
+    saved,
+)
 from tests.tiny import Scatter, chat, load_tiny
 
 TINY = Tiny("gemma3")
@@ -47,13 +55,12 @@ def rotary(places: Tensor, layer: int) -> tuple[Tensor, Tensor]:
 def test_renumbered_tokens_have_the_masks_and_tables_of_a_prompt_without_the_others(where, row):
     adapter, inputs = TINY.adapter, TINY.inputs(row)
     first = 0 if where == ("prefix",) else where[0]
-    with Session(adapter, Scatter(where), MOST, positions="renumbered") as session:
-        got = session.generate(inputs, **generation(adapter, inputs))
-    longer = extended(inputs, got.ids[:, :-1])
+    renumbered = generated(adapter, inputs, Scatter(where), MOST, positions="renumbered")
+    longer = extended(inputs, renumbered.ids[:, :-1])
     length, visual = longer["input_ids"].shape[1], adapter.layout(inputs).visual[0]
     marked = torch.zeros(length, dtype=torch.bool).scatter(0, visual, True)
     dropped = torch.ones(len(visual), dtype=torch.bool)
-    dropped[got.records[0].origin] = False
+    dropped[renumbered.records[0].origin] = False
     alive = torch.ones(length, dtype=torch.bool)
     alive[visual[dropped]] = False
 
@@ -64,47 +71,24 @@ def test_renumbered_tokens_have_the_masks_and_tables_of_a_prompt_without_the_oth
             kept = alive.nonzero()[:, 0]
             mask[kept[:, None], kept] = sees(marked[kept], layer)
             places = (alive.cumsum(0) - 1).clamp(min=0)
-        changed = {"attention_mask": mask[None, None], "position_embeddings": rotary(places, layer)}
-        return lambda module, args, kwargs: (args, {**kwargs, **changed})
+        return {"attention_mask": mask[None, None], "position_embeddings": rotary(places, layer)}
 
-    handles = [
-        module.register_forward_pre_hook(by_hand(layer), with_kwargs=True)
-        for layer, module in enumerate(adapter.decoder.layers)
-    ]
-    with torch.inference_mode():
+    with layers_given(adapter, by_hand), torch.inference_mode():
         logits = adapter.model(**longer, use_cache=False).logits
-    for handle in handles:
-        handle.remove()
-    assert (got.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]).abs().max() < 1e-6
-    with Session(adapter, Scatter(where), MOST) as session:
-        original = session.generate(inputs, **generation(adapter, inputs))
-    assert (got.logits[:, 0] - original.logits[:, 0]).abs().max() > 1e-3
+    assert (renumbered.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]).abs().max() < 1e-6
+    original = generated(adapter, inputs, Scatter(where), MOST)
+    assert (renumbered.logits[:, 0] - original.logits[:, 0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("where", [("prefix",), (2,)])
 def test_renumbered_dropping_equals_hiding(where):
     adapter, inputs = TINY.adapter, TINY.inputs()
-    both = []
-    for backend in ("drop", "emulate"):
-        with Session(
-            adapter, Scatter(where), MOST, backend=backend, positions="renumbered"
-        ) as session:
-            both.append(session.generate(inputs, **generation(adapter, inputs)))
-    assert torch.equal(both[0].ids, both[1].ids)
-    assert (both[0].logits - both[1].logits).abs().max() < 1e-9 * both[1].logits.abs().max()
-
-
-def test_texts_alone_and_pictures_beside_texts_answer_as_the_library():
-    adapter = Tiny("gemma3", "float32").adapter
-    for chats in ([chat("w1 w2")], [chat("w1 w2"), chat("w3", 0)]):
-        inputs = adapter.encode(chats)
-        ids, logits = answered(adapter, inputs)
-        for decode in ("loop", "generate"):
-            with Session(adapter, NoReduction(), Budget("kept", 0.0), decode=decode) as session:
-                got = session.generate(inputs, **generation(adapter, inputs))
-            assert torch.equal(got.ids, ids)
-            assert (got.logits - logits).abs().max() <= 2e-6 * logits.abs().max()
-        assert got.records[0].visual == 0
+    dropped, hidden = (
+        generated(adapter, inputs, Scatter(where), MOST, backend=backend, positions="renumbered")
+        for backend in ("drop", "emulate")
+    )
+    assert torch.equal(dropped.ids, hidden.ids)
+    assert (dropped.logits - hidden.logits).abs().max() < 1e-9 * hidden.logits.abs().max()
 
 
 LATER = [{"role": "assistant", "content": [{"type": "text", "text": " Two. "}]}, *chat("And now?")]
@@ -200,12 +184,11 @@ def test_flops_are_those_that_torch_counts_and_pairs_those_of_the_masks(ratio):
 
 def test_a_sliding_layer_holds_its_window():
     adapter, inputs = TINY.adapter, TINY.inputs(0)
-    with Session(adapter, Scatter(), MOST) as session:
-        got = session.generate(inputs, **generation(adapter, inputs))
-    record = got.records[0]
+    batch = generated(adapter, inputs, Scatter(), MOST)
+    record = batch.records[0]
     slides = [name == "sliding_attention" for name in TYPES]
     whole = record.entering[0] + record.text
-    assert got.cache_lengths == tuple(WINDOW - 1 if layer else whole for layer in slides)
+    assert batch.cache_lengths == tuple(WINDOW - 1 if layer else whole for layer in slides)
     # The text after the picture is longer than the window.
     assert record.held == tuple(0 if layer else record.entering[0] for layer in slides)
     assert record.kv_entries == sum(record.held)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter, random_processor
 from espalier.harness.models.families import ADAPTERS
 from espalier.methods.base import Need, Site
 from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS
 from tests.families.onevision import video, watch
+from tests.family_runs import calls_of, numbered_units, shown
 from tests.tiny import (
     IMAGE,
     SHAPES,
-    Recorder,
     chat,
     full_model,
     load_tiny,
@@ -60,27 +59,13 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says():
     adapter = fresh()
     inputs = adapter.encode(CHATS)
     layout = adapter.layout(inputs)
-    entered = {}
-    adapter.projector.register_forward_hook(
-        lambda module, args, output: (
-            torch.arange(output.shape[0] * output.shape[1])
-            .float()
-            .view(*output.shape[:2], 1)
-            .expand_as(output)
-        )
-    )
-    adapter.decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: entered.update(hidden=kwargs["inputs_embeds"]),
-        with_kwargs=True,
-    )
-    with torch.inference_mode():
-        adapter.model(**inputs)
+    total, entered = numbered_units(adapter, inputs)
     numbers = []
     for row, count in enumerate(layout.counts):
-        units = entered["hidden"][row, layout.visual[row, :count], 0]
+        units = entered[row, layout.visual[row, :count], 0]
         assert torch.equal(units.long(), layout.source[row, :count, 0])
         numbers += units.tolist()
-    assert sorted(numbers) == list(range(4 * len(inputs["pixel_values"])))
+    assert sorted(numbers) == list(range(total)) == list(range(4 * len(inputs["pixel_values"])))
     assert layout.share is None
     assert layout.special == (0,) * len(CHATS)
     assert [work.units for work in layout.work] == list(layout.counts)
@@ -96,12 +81,9 @@ def test_every_unit_holds_the_patches_of_its_grid_place():
     width = adapter.facts.tower.hidden
     numbers = torch.arange(3 * 17).float().view(3, 17, 1).repeat(1, 1, width)
     adapter.tower.layernorm.register_forward_hook(lambda module, args, output: numbers)
-    taken = []
-    adapter.projector.register_forward_pre_hook(
-        lambda module, args: taken.append(adapter.features(args[0]))
-    )
-    with torch.inference_mode():
+    with calls_of(adapter.projector) as calls, torch.inference_mode():
         adapter.model(**inputs)
+    units = adapter.features(calls[0].args[0])
     layout = adapter.layout(inputs)
     order = [1, 2, 0]  # the tile that view v is: crops first, thumbnail last
     for place, source in zip(layout.grid[0].tolist(), layout.source[0, :, 0], strict=True):
@@ -109,9 +91,9 @@ def test_every_unit_holds_the_patches_of_its_grid_place():
         first = 17 * order.index(view) + 1  # after the class token
         expected = [first + 4 * (2 * row + r) + 2 * column + c for r in (0, 1) for c in (0, 1)]
         assert image == 0
-        assert sorted(set(taken[0][source].tolist())) == expected
+        assert sorted(set(units[source].tolist())) == expected
     values = adapter.to_units(numbers[:, 1:, 0])
-    assert torch.equal(values, taken[0].mean(1))
+    assert torch.equal(values, units.mean(1))
     assert torch.equal(adapter.to_units(numbers[:, 1:])[:, 0], values)
 
 
@@ -180,25 +162,14 @@ def test_tower_signals_equal_eager_maps_and_captured_keys(folders, name):
     sdpa = load_tiny(SPECS[name], folders[name], "float32")
     eager = load_tiny(SPECS[name], folders[name], "float32", "eager")
     for shapes in (SHAPES[1], VIDEOS[1]):
-        recorder = Recorder((Site("vision"),), needs)
         inputs = sdpa.encode([shapes])
-        with Session(sdpa, recorder, Budget("kept", 0.0)) as session:
-            session.generate(inputs, **PLAIN)
-        keys, handles = {}, []
-        for index, layer in enumerate(eager.tower.encoder.layer):
-            norm = layer.attention.k_norm  # the identity in the tower without it
-            handles.append(
-                norm.register_forward_hook(
-                    lambda module, args, output, index=index, keys=keys: keys.update(
-                        {index: output}
-                    )
-                )
-            )
-        with torch.inference_mode():
+        signals = shown(sdpa, [Site("vision")], needs, [shapes])[0].signals
+        with ExitStack() as stack:
+            # The norm of the keys is the identity in the tower without it.
+            norms = [layer.attention.k_norm for layer in eager.tower.encoder.layer]
+            keys = [stack.enter_context(calls_of(norm)) for norm in norms]
+            stack.enter_context(torch.inference_mode())
             maps = eager.tower(inputs["pixel_values"], output_attentions=True).attentions
-        for handle in handles:
-            handle.remove()
-        signals = recorder.views[0].signals
         blocks = [
             [1 + 4 * (2 * row + r) + 2 * column + c for r in (0, 1) for c in (0, 1)]
             for row in (0, 1)
@@ -211,7 +182,7 @@ def test_tower_signals_equal_eager_maps_and_captured_keys(folders, name):
             assert (
                 layer == 0 or spread > 1e-4
             )  # a class token that starts at zero looks at all alike
-            heads = keys[layer].unflatten(-1, (4, 8)).mean(2)
+            heads = keys[layer][0].output.unflatten(-1, (4, 8)).mean(2)
             expected = heads[:, blocks].mean(2).flatten(0, 1)
             assert (signals[f"tower_keys{suffix}"][0] - expected).abs().max() <= 5e-6
 

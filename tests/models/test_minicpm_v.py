@@ -8,8 +8,6 @@ import pytest
 import torch
 from transformers import MiniCPMV4_6ForConditionalGeneration
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS, family_of
@@ -17,7 +15,7 @@ from espalier.harness.models.view_placement import PictureView
 from espalier.methods.none import NoReduction
 from tests import commands
 from tests.families import FAMILIES
-from tests.family_runs import Tiny, generation, plain, saved
+from tests.family_runs import NONE, Tiny, generated, generation, plain, saved
 from tests.linear_attention import in_doubles
 from tests.tiny import chat, full_model, load_tiny, picture
 
@@ -39,8 +37,7 @@ def test_answers_are_those_of_the_librarys_class() -> None:
     expected = torch.stack(output.logits, 1)
     assert (logits - expected).abs().max() <= 1e-12 * expected.abs().max()
     owned = type(adapter)(library, adapter.processor, adapter.spec)
-    with Session(owned, NoReduction(), Budget("kept", 0.0)) as session:
-        loop = session.generate(inputs, **generation(adapter, inputs))
+    loop = generated(owned, inputs, NoReduction(), NONE)
     assert torch.equal(loop.ids, ids)
     assert (loop.logits - expected).abs().max() <= 1e-9 * expected.abs().max()
 

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.chat_media import place_media
@@ -23,8 +22,7 @@ from espalier.harness.models.molmo2 import Molmo2Adapter
 from espalier.harness.models.view_placement import WHOLE, PictureView
 from tests.families import FAMILIES
 from tests.families.molmo2 import MOLMO2
-from tests.families.onevision import video, watch
-from tests.family_runs import Tiny, answered, extended, generation, saved
+from tests.family_runs import Tiny, answered, extended, generated, layers_given, saved
 from tests.tiny import Scatter, chat, full_model, load_tiny, model_of, picture, save_tiny
 
 TINY = Tiny("molmo2")
@@ -105,13 +103,13 @@ def test_closed_gaps_renumber_tables_and_pairs_are_those_of_the_masks(
     adapter, inputs = Tiny(name).adapter, Tiny(name).inputs(1)
     first = 0 if where == ("prefix",) else where[0]
     most = Budget("kept", 0.6)
-    with Session(adapter, Scatter(where), most, backend=backend, positions="renumbered") as session:
-        got = session.generate(inputs, **generation(adapter, inputs))
-    longer = extended(inputs, got.ids[:, :-1])
+    options = {"backend": backend, "positions": "renumbered"}
+    batch = generated(adapter, inputs, Scatter(where), most, **options)
+    longer = extended(inputs, batch.ids[:, :-1])
     length, visual = longer["input_ids"].shape[1], adapter.layout(inputs).visual[0]
     marked = torch.zeros(length, dtype=torch.bool).scatter(0, visual, True)
     alive = ~marked
-    alive[visual[got.records[0].origin]] = True
+    alive[visual[batch.records[0].origin]] = True
     sees = FAMILIES[name].sees(marked, 0)
 
     def by_hand(layer: int) -> Any:
@@ -121,45 +119,16 @@ def test_closed_gaps_renumber_tables_and_pairs_are_those_of_the_masks(
             places = (alive.cumsum(0) - 1).clamp(min=0)
         angle = places[:, None].double() / 1e4 ** (torch.arange(8) / 8)
         tables = tuple(table.repeat(1, 2)[None] for table in (angle.cos(), angle.sin()))
-        changed = {"attention_mask": mask[None, None], "position_embeddings": tables}
-        return lambda module, args, kwargs: (args, {**kwargs, **changed})
+        return {"attention_mask": mask[None, None], "position_embeddings": tables}
 
-    handles = [
-        module.register_forward_pre_hook(by_hand(layer), with_kwargs=True)
-        for layer, module in enumerate(adapter.decoder.layers)
-    ]
-    with torch.inference_mode():
+    with layers_given(adapter, by_hand), torch.inference_mode():
         logits = adapter.model(**longer, use_cache=False).logits
-    for handle in handles:
-        handle.remove()
     prompt = inputs["input_ids"].shape[1]
-    assert (got.logits - logits[:, prompt - 1 :]).abs().max() < 1e-6
+    assert (batch.logits - logits[:, prompt - 1 :]).abs().max() < 1e-6
     kept = sees[:prompt, :prompt] & alive[:prompt, None] & alive[:prompt]
     pairs = int(sees[:prompt, :prompt].sum())
-    assert got.records[0].full_pairs == (pairs,) * 5
-    assert got.records[0].pairs == (*first * (pairs,), *(5 - first) * (int(kept.sum()),))
-
-
-@pytest.mark.parametrize("decode", ["loop", "generate"])
-@pytest.mark.parametrize(
-    "chats",
-    [
-        [chat("w1 w2")],
-        [chat("w1 w2"), chat("w3", 1, 2), chat("w4")],
-        [chat("w1 w2"), watch("w3", video(1))],
-    ],
-)
-def test_chats_without_pictures_are_answered_as_by_the_library(
-    chats: list[list[dict]], decode: Any
-) -> None:
-    adapter = TINY.adapter
-    inputs = adapter.encode(chats)
-    ids, logits = answered(adapter, inputs)
-    for where in (("prefix",), ("vision",), (1,)):
-        with Session(adapter, Scatter(where), Budget("kept", 0.0), decode=decode) as session:
-            done = session.generate(inputs, None, **generation(adapter, inputs))
-        assert torch.equal(done.ids, ids)
-        assert (done.logits - logits).abs().max() <= 1e-6 * logits.abs().max()
+    assert batch.records[0].full_pairs == (pairs,) * 5
+    assert batch.records[0].pairs == (*first * (pairs,), *(5 - first) * (int(kept.sum()),))
 
 
 #: Names of the release's files, the numbers of layers left out, without `.weight` and `.bias`.

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.layout import mix
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -23,11 +22,10 @@ from tests.families.onevision import (
     video,
     watch,
 )
-from tests.family_runs import Tiny
+from tests.family_runs import NONE, Tiny, calls_of, shown
 from tests.tiny import Recorder, load_tiny, picture, save_tiny
 
 NAMES = list(FAMILIES)
-NONE = Budget("kept", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +42,14 @@ def load(tmp_path_factory):
 
 def watched(adapter, inputs):
     """Run the plain model; return the projector's outputs by call, and the decoder's input."""
-    remaining, entered = [], {}
-    handles = [
-        adapter.projector.register_forward_hook(
-            lambda module, args, output: remaining.append(output.flatten(0, -2))
-        ),
-        adapter.decoder.register_forward_pre_hook(
-            lambda module, args, kwargs: entered.update(kwargs), with_kwargs=True
-        ),
-    ]
-    with torch.inference_mode():
-        output = adapter.model(**inputs, output_attentions=True)
-    for handle in handles:
-        handle.remove()
-    return torch.cat(remaining), entered["inputs_embeds"], output
+    with (
+        calls_of(adapter.projector) as projected,
+        calls_of(adapter.decoder) as decoded,
+        torch.inference_mode(),
+    ):
+        adapter.model(**inputs)
+    units = torch.cat([call.output.flatten(0, -2) for call in projected])
+    return units, decoded[0].kwargs["inputs_embeds"]
 
 
 # ---------------------------------------------------------------------- layout
@@ -69,7 +61,7 @@ def test_visual_tokens_are_mixtures_of_their_units_and_the_rest_newlines(load, n
     adapter = load(name, "float64")
     inputs = adapter.encode(list(FAMILIES[name].chats))
     layout = adapter.layout(inputs)
-    units, embeddings, _ = watched(adapter, inputs)
+    units, embeddings = watched(adapter, inputs)
     newline = adapter.model.model.image_newline
     placeholders = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
     for token in adapter.items(inputs):
@@ -140,7 +132,7 @@ def test_llava_video_ends_each_row_of_each_frame_with_a_newline(how):
     """Loops over frames, rows and columns in place of tensor operations; 5 x 5 patches give 2 x 2 or 3 x 3 tokens."""
     adapter = load_adapter(replace(VIDEO, processor={"video_pooling": how}))
     inputs = adapter.encode([watch("w", video(0))])
-    units, embeddings, _ = watched(adapter, inputs)
+    units, embeddings = watched(adapter, inputs)
     side, small = 5, {"average": 2, "bilinear": 3}[how]
     expected = []
     for frame in units.view(3, side, side, -1):
@@ -165,7 +157,7 @@ def test_images_of_llava_video_are_packed_as_in_onevision(load):
     adapter = load("llava_video", "float64")
     inputs = adapter.encode([watch("w1 w2", video(0), picture(1, 35, 35)), watch("w3", video(1))])
     layout = adapter.layout(inputs)
-    units, embeddings, _ = watched(adapter, inputs)
+    units, embeddings = watched(adapter, inputs)
     assert layout.counts == (25 + 25 + 3 * 4, 3 * 4)
     for row, count in enumerate(layout.counts):
         expected = mix(units, layout.source[row, :count], layout.share[row, :count])
@@ -177,11 +169,7 @@ def test_images_of_llava_video_are_packed_as_in_onevision(load):
 
 
 def signals_of(adapter, chats, *names):
-    recorder = Recorder((Site("layer", 2),), tuple(Need(name) for name in names))
-    inputs = adapter.encode(list(chats))
-    with Session(adapter, recorder, NONE) as session:
-        session.generate(inputs, max_new_tokens=1, do_sample=False)
-    (view,) = recorder.views
+    (view,) = shown(adapter, [Site("layer", 2)], [*map(Need, names)], chats)
     return {key: value[0] for key, value in view.signals.items()}
 
 
@@ -216,29 +204,20 @@ def test_tower_signals_equal_eager_attention(load, name):
     """Mean attention received and mean keys, blended as the model blends features."""
     sdpa, eager = load(name), load(name, attention="eager")
     for item in FAMILIES[name].chats:
-        got = signals_of(sdpa, [item], "cls_attention", "tower_keys")
+        signals = signals_of(sdpa, [item], "cls_attention", "tower_keys")
         inputs = eager.encode([item])
-        maps, keys = [], []
         layer = eager.tower_attention(None)
         assert layer is eager.tower.encoder.layers[-1].self_attn
-        handles = [
-            layer.register_forward_hook(
-                lambda module, args, output, maps=maps: maps.append(output[1])
-            ),
-            layer.k_proj.register_forward_hook(
-                lambda module, args, output, keys=keys: keys.append(output)
-            ),
-        ]
-        with torch.inference_mode():
+        with calls_of(layer) as maps, calls_of(layer.k_proj) as keys, torch.inference_mode():
             eager.model(**inputs)
-        for handle in handles:
-            handle.remove()
-        received = torch.cat([item.mean(1).mean(1).flatten() for item in maps])
+        received = torch.cat([call.output[1].mean(1).mean(1).flatten() for call in maps])
         expected = blended(eager, inputs, received.unsqueeze(1))[:, 0]
-        assert (got["cls_attention"] - expected).abs().max() <= 5e-6
-        heads = torch.cat([item.unflatten(-1, (4, 8)).mean(-2).flatten(0, 1) for item in keys])
+        assert (signals["cls_attention"] - expected).abs().max() <= 5e-6
+        heads = torch.cat(
+            [call.output.unflatten(-1, (4, 8)).mean(-2).flatten(0, 1) for call in keys]
+        )
         expected = blended(eager, inputs, heads)
-        assert (got["tower_keys"] - expected).abs().max() <= 5e-6 * expected.abs().max()
+        assert (signals["tower_keys"] - expected).abs().max() <= 5e-6 * expected.abs().max()
 
 
 @pytest.fixture(scope="module")
@@ -257,21 +236,16 @@ def with_head(tmp_path_factory):
 def test_probe_is_what_the_pooling_head_pays_each_patch(with_head, name):
     head = with_head.tower.head
     for item in FAMILIES[name].chats:
-        got = signals_of(with_head, [item], "cls_attention")["cls_attention"]
+        signals = signals_of(with_head, [item], "cls_attention")["cls_attention"]
         inputs = with_head.encode([item])
-        states = []
-        handle = with_head.tower.post_layernorm.register_forward_hook(
-            lambda module, args, output, states=states: states.append(output)
-        )
-        with torch.inference_mode():
+        with calls_of(with_head.tower.post_layernorm) as states, torch.inference_mode():
             with_head.model(**inputs)
-            handle.remove()
-            pooled = torch.cat(states)
+            pooled = torch.cat([call.output for call in states])
             query = head.probe.expand(len(pooled), -1, -1)
             weights = head.attention(query, pooled, pooled, need_weights=True)[1]
         expected = blended(with_head, inputs, weights[:, 0].reshape(-1, 1))[:, 0]
-        assert (got - expected).abs().max() <= 5e-6
-        assert got.std() > 0.1 * got.mean()  # not flat
+        assert (signals - expected).abs().max() <= 5e-6
+        assert signals.std() > 0.1 * signals.mean()  # not flat
 
 
 def test_the_head_is_left_without_hooks(with_head):
@@ -340,17 +314,13 @@ def test_unknown_settings_are_refused():
 def test_the_projector_reads_the_last_layer_before_the_towers_last_norm(name):
     """As the releases do; some versions of the library put the normed states in that place."""
     tiny = Tiny(name, "float32")
-    with torch.inference_mode():
-        taken = []
-        adapter = tiny.adapter
-        last = adapter.tower_layers()[-1].register_forward_hook(
-            lambda module, args, output: taken.append(output)
-        )
-        read = adapter.projector.register_forward_pre_hook(
-            lambda module, args: taken.append(args[0])
-        )
+    adapter = tiny.adapter
+    with (
+        calls_of(adapter.tower_layers()[-1]) as last,
+        calls_of(adapter.projector) as projector,
+        torch.inference_mode(),
+    ):
         adapter.model.generate(**tiny.inputs(0), max_new_tokens=1, do_sample=False)
-        last.remove()
-        read.remove()
-    put_out, projected = (item[0] if isinstance(item, tuple) else item for item in taken)
-    assert torch.equal(put_out, projected)
+    states = last[0].output
+    given = states[0] if isinstance(states, tuple) else states
+    assert torch.equal(given, projector[0].args[0])

@@ -11,15 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.methods.base import Need, Site
 from tests.families import FAMILIES
-from tests.family_runs import Tiny, saved
-from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture
+from tests.family_runs import Tiny, saved, shown
+from tests.tiny import chat, full_model, load_tiny, model_of, picture
 
 TINY = Tiny("llava_onevision1_5")
 SIGNALS = ("cls_attention", "cls_logits", "tower_received", "tower_keys", "tower_states")
@@ -27,13 +25,9 @@ SIGNALS = ("cls_attention", "cls_logits", "tower_received", "tower_keys", "tower
 
 def signals(chats: list[Any]) -> list[dict[str, Tensor]]:
     """Return the tower's signals for each chat, in one batch."""
-    recorder = Recorder((Site("prefix"),), tuple(map(Need, SIGNALS)))
-    inputs = TINY.adapter.encode(chats)
-    with Session(TINY.adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(inputs, max_new_tokens=1, do_sample=False)
     return [
         {name: view.signals[name][row] for name in SIGNALS}
-        for view in recorder.views
+        for view in shown(TINY.adapter, [Site("prefix")], [*map(Need, SIGNALS)], chats)
         for row in range(len(view.tokens))
     ]
 

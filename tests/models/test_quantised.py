@@ -19,7 +19,6 @@ import espalier
 from espalier.harness.api.loaded_models import named_spec
 from espalier.harness.cost.bounds import step_bytes
 from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter, weight_bytes
@@ -35,7 +34,7 @@ from espalier.methods.base import Method
 from espalier.methods.d2pruner import D2Pruner
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
-from tests.family_runs import Tiny, generation, saved
+from tests.family_runs import Tiny, generated, saved
 from tests.refused import refused
 from tests.tiny import LLAVA, Scatter, chat, load_tiny, picture
 
@@ -92,15 +91,13 @@ def answer(
     adapter: Adapter, inputs: dict[str, Any], method: Method, ratio: float, **settings: Any
 ) -> Any:
     """Answer chats of `seedling` with a share of the visual tokens dropped."""
-    prior = (torch.ones(12, 12),)
-    with Session(adapter, method, Budget("kept", ratio), prior=prior, **settings) as session:
-        return session.generate(inputs, **generation(adapter, inputs))
+    options = {"prior": (torch.ones(12, 12),), **settings}
+    return generated(adapter, inputs, method, Budget("kept", ratio), **options)
 
 
 def logits_of(adapter: Adapter) -> torch.Tensor:
     inputs = TINY.inputs()
-    with Session(adapter, FastV(), Budget("kept", 0.5)) as session:
-        logits = session.generate(inputs, **generation(adapter, inputs)).logits
+    logits = generated(adapter, inputs, FastV(), Budget("kept", 0.5)).logits
     assert logits is not None
     return logits
 

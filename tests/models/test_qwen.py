@@ -13,14 +13,12 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from transformers.vision_utils import get_vision_window_index
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.flops import projector_flops, tower_flops
 from espalier.harness.engine.attention_probe import AttentionTap
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -43,11 +41,13 @@ from tests.families.qwen import (
     clip,
     video_chat,
 )
+from tests.family_runs import calls_of, numbered_units, shown
 from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture, save_tiny
 
 SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
 CHATS = {"images": IMAGES, "videos": VIDEOS, "mixed": MIXED}
 PLAIN = {"max_new_tokens": 1, "do_sample": False}
+VISION = (Site("vision"),)
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +65,6 @@ def fresh(name, **changes):
     return load_adapter(replace(SPECS[name], **changes))
 
 
-def views_of(adapter, needs, chats, site="vision"):
-    recorder = Recorder((Site(site),), needs)
-    with Session(adapter, recorder, Budget("kept", 0.0)) as session:
-        session.generate(adapter.encode(list(chats)), **PLAIN)
-    return recorder.views
-
-
 def frames_of(adapter, inputs, kind):
     """The (1, rows, columns) patch grids of all images, or of all frames of all videos."""
     grids = inputs.get(f"{kind}_grid_thw", torch.zeros(0, 3, dtype=torch.long))
@@ -87,27 +80,14 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name, kind):
     adapter = fresh(name)
     inputs = adapter.encode(CHATS[kind])
     layout = adapter.layout(inputs)
-    calls, entered = [0], {}
-
-    def number(module, args, output):
-        start = calls[0]
-        calls[0] += len(output)
-        return torch.arange(start, calls[0]).float().unsqueeze(1).expand_as(output)
-
-    adapter.projector.register_forward_hook(number)
-    adapter.decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: entered.update(hidden=kwargs["inputs_embeds"]),
-        with_kwargs=True,
-    )
-    with torch.inference_mode():
-        adapter.model(**inputs)
+    total, entered = numbered_units(adapter, inputs)
     numbers = []
     for row, count in enumerate(layout.counts):
-        units = entered["hidden"][row, layout.visual[row, :count], 0]
+        units = entered[row, layout.visual[row, :count], 0]
         assert torch.equal(units.long(), layout.source[row, :count, 0])
         numbers += units.tolist()
-    assert sorted(numbers) == list(range(calls[0]))
-    assert sum(work.units for work in layout.work) == calls[0]
+    assert sorted(numbers) == list(range(total))
+    assert sum(work.units for work in layout.work) == total
     assert layout.share is None
     assert layout.special == (0,) * len(layout.counts)
 
@@ -131,10 +111,6 @@ def test_every_unit_holds_the_pixels_of_its_grid_place(name):
         if name == "qwen3_vl":  # whose patches also have a bias and learned places
             embed.bias.zero_()
             adapter.tower.pos_embed.weight.zero_()
-    taken = []
-    adapter.projector.register_forward_pre_hook(
-        lambda module, args: taken.append(adapter.features(args[0]))
-    )
     still = [painted(1, 3, 4, 10)[0].astype(np.uint8), painted(1, 5, 2, 100)[0].astype(np.uint8)]
     film = np.repeat(painted(2, 3, 3, 150), 2, axis=0).astype(np.uint8)
     film = Clip(film, (0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0), 1.0, 4, 4.0)
@@ -142,9 +118,9 @@ def test_every_unit_holds_the_pixels_of_its_grid_place(name):
     text = adapter.render(video_chat("w1", *parts))
     inputs = adapter.process([text], [[Image.fromarray(pixels) for pixels in still]], [[film]])
     layout = adapter.layout(inputs)
-    with torch.inference_mode():
+    with calls_of(adapter.projector) as calls, torch.inference_mode():
         adapter.model(**inputs)
-    units = torch.cat(taken)[:, 0]
+    units = torch.cat([adapter.features(call.args[0]) for call in calls])[:, 0]
     # The video stands first: its frames are images 0 and 1, the pictures 2 and 3.
     expected = torch.cat(
         [
@@ -200,19 +176,6 @@ def test_work_is_what_the_tower_attends_to(name, kind):
     assert counted[len(blocks) - 1] == (totals[0], totals[1])
     assert totals[2] == (counted[0][1] if name == "qwen2_5_vl" else 0)
     assert totals[2] < totals[1]
-
-
-def test_flops_of_tower_and_projector_are_those_that_torch_counts(name):
-    adapter = fresh(name, attention="eager")
-    inputs = adapter.encode([IMAGES[1]])
-    counter = FlopCounterMode(display=False)
-    with counter, torch.inference_mode():
-        adapter.tower(inputs["pixel_values"], inputs["image_grid_thw"])
-    counted = counter.get_flop_counts()["Global"]
-    embedding = counted[torch.ops.aten.convolution]
-    work = adapter.layout(inputs).work[0]
-    expected = tower_flops(adapter.facts, work) + projector_flops(adapter.facts, work.units)
-    assert sum(counted.values()) - embedding == expected
 
 
 # ---------------------------------------------------------------------- signals
@@ -271,7 +234,7 @@ def test_tower_signals_equal_eager_attention_in_raster_order(
         ):  # the video comes first in the prompt, last in the tower
             ordered = ordered[stills:] + ordered[:stills]
         received, keys = (torch.cat(parts) for parts in zip(*ordered, strict=True))
-        signals = views_of(sdpa, needs, [item])[0].signals
+        signals = shown(sdpa, VISION, needs, [item])[0].signals
         assert (signals[needs[0].key][0] - received).abs().max() <= 5e-6
         assert (signals[needs[1].key][0] - keys).abs().max() <= 5e-6 * keys.abs().max()
         assert received.std() > 1e-4  # not a constant
@@ -282,7 +245,7 @@ def test_a_packed_tower_gives_the_same_signals(name, kind, folders, monkeypatch)
     """Flash attention takes all images and frames in one call; a stand-in cuts it up again."""
     adapter = load_tiny(SPECS[name], folders[name], "float32")
     needs = (Need("cls_attention"), Need("tower_keys"))
-    single_views = views_of(adapter, needs, CHATS[kind])
+    single_views = shown(adapter, VISION, needs, CHATS[kind])
     family = importlib.import_module(type(adapter.model).__module__)
     plain, calls = ALL_ATTENTION_FUNCTIONS["sdpa"], []
 
@@ -300,7 +263,7 @@ def test_a_packed_tower_gives_the_same_signals(name, kind, folders, monkeypatch)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(family, "is_flash_attention_requested", lambda config: True)
-            together = views_of(adapter, needs, CHATS[kind])
+            together = shown(adapter, VISION, needs, CHATS[kind])
     finally:
         AttentionInterface.register("sdpa", plain)
     assert max(calls) > 1
@@ -358,14 +321,9 @@ def test_merged_features_are_projected_as_the_tower_does(name):
 
 def prompt_positions(adapter, inputs):
     """The (axes, B, L) positions that enter the decoder at the prefill of `generate`."""
-    taken = []
-    handle = adapter.decoder.register_forward_pre_hook(
-        lambda module, args, kwargs: taken.append(kwargs["position_ids"]), with_kwargs=True
-    )
-    with torch.inference_mode():
+    with calls_of(adapter.decoder) as calls, torch.inference_mode():
         adapter.model.generate(**inputs, **PLAIN)
-    handle.remove()
-    return taken[0]
+    return calls[0].kwargs["position_ids"]
 
 
 def expected_positions(adapter, inputs, row, seconds):

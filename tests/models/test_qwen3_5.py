@@ -29,14 +29,14 @@ from espalier.methods.none import NoReduction
 from tests import commands
 from tests.engine.test_eviction import METHODS, built, places
 from tests.families import FAMILIES
-from tests.family_runs import ROWS, Tiny, answered, extended, generation, positions, saved
+from tests.family_runs import NONE, ROWS, Tiny, extended, generated, positions, saved
 from tests.linear_attention import delta_rule, in_doubles
 from tests.methods.cases import CASES, DEPTH, build, case_id, signals_of
 from tests.methods.runs import kept_by
 from tests.tiny import Recorder, Scatter, chat, full_model, load_tiny, model_of, save_tiny
 
 NAMES = ("qwen3_5", "qwen3_5_video", "qwen3_5_mixed", "qwen3_5_moe", "minicpm_v")
-MOST, NONE = Budget("kept", 0.6), Budget("kept", 0.0)
+MOST = Budget("kept", 0.6)
 FULL = FAMILIES["qwen3_5"].full_layers
 
 
@@ -84,10 +84,8 @@ def slots(layout: Any, origin: Tensor, length: int) -> Tensor:
 
 
 def generate(tiny: Tiny, method: Any, budget: Budget, *rows: int, **changes: Any) -> Any:
-    inputs = tiny.inputs(*rows)
     samples = [str(row) for row in rows]
-    with Session(tiny.adapter, method, budget, **changes) as session:
-        return session.generate(inputs, samples, **generation(tiny.adapter, inputs))
+    return generated(tiny.adapter, tiny.inputs(*rows), method, budget, samples, **changes)
 
 
 def gap(first: Tensor, second: Tensor) -> float:
@@ -102,15 +100,15 @@ def test_dropping_at_a_layer_equals_layers_run_by_hand_on_what_stays(name, where
     tiny = Tiny(name, dtype)
     first = where[0] if isinstance(where[0], int) else 0
     for row in ROWS:
-        got = generate(tiny, Scatter(where), MOST, row)
+        batch = generate(tiny, Scatter(where), MOST, row)
         inputs = tiny.inputs(row)
-        longer = extended(inputs, got.ids[:, :-1])
-        length, steps = longer["input_ids"].shape[1], got.ids.shape[1]
-        kept = slots(tiny.adapter.layout(inputs), got.records[0].origin, length)
+        longer = extended(inputs, batch.ids[:, :-1])
+        length, steps = longer["input_ids"].shape[1], batch.ids.shape[1]
+        kept = slots(tiny.adapter.layout(inputs), batch.records[0].origin, length)
         assert not kept.all()
         expected = by_hand(tiny.adapter, longer, [(first, kept)])[-steps:]
-        assert gap(got.logits[0], expected) < (1e-6 if dtype == "float64" else 2e-5)
-        assert gap(got.logits[0, :1], by_hand(tiny.adapter, longer)[-steps:][:1]) > 1e-3
+        assert gap(batch.logits[0], expected) < (1e-6 if dtype == "float64" else 2e-5)
+        assert gap(batch.logits[0, :1], by_hand(tiny.adapter, longer)[-steps:][:1]) > 1e-3
 
 
 def test_hiding_tokens_from_linear_layers_is_not_dropping_them():
@@ -245,10 +243,10 @@ def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
         return stages
 
     monkeypatch.setattr(ScoredEviction, "shorten", shorten)
-    with Session(adapter, NoReduction(), NONE, evicting=CacheBudget(method, 0.6)) as session:
-        got = session.generate(inputs, **generation(adapter, inputs))
-    record = got.records[0]
-    longer, prompt = extended(inputs, got.ids[:, :-1]), inputs["input_ids"].shape[1]
+    evicting = CacheBudget(method, 0.6)
+    batch = generated(adapter, inputs, NoReduction(), NONE, evicting=evicting)
+    record = batch.records[0]
+    longer, prompt = extended(inputs, batch.ids[:, :-1]), inputs["input_ids"].shape[1]
     length, heads = longer["input_ids"].shape[1], adapter.facts.text.heads
     seen = {}
     for number, (whole, left) in keys.items():
@@ -259,26 +257,13 @@ def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
         seen[number] = mask
         visual = adapter.layout(inputs).visual[0]
         assert record.held[number] == int(stays[:, visual].sum()) // len(stays)
-    assert gap(got.logits[0], by_hand(adapter, longer, seen=seen)[-got.ids.shape[1] :]) < 1e-6
-    assert gap(got.logits[0, 1:], by_hand(adapter, longer)[prompt:]) > 1e-5
+    assert gap(batch.logits[0], by_hand(adapter, longer, seen=seen)[-batch.ids.shape[1] :]) < 1e-6
+    assert gap(batch.logits[0, 1:], by_hand(adapter, longer)[prompt:]) > 1e-5
     assert all(record.held[number] == 0 for number in set(range(5)) - set(FULL))
     if method.scope == "visual":
         assert sum(record.held) == int(0.4 * record.visual * len(FULL) + 0.5)
     left_bytes = sum(2 * left.numel() * 8 for _, left in keys.values())
     assert record.kv_bytes == left_bytes + FAMILIES["qwen3_5"].states
-
-
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "minicpm_v"])
-def test_texts_alone_and_pictures_beside_texts_answer_as_the_library(name):
-    adapter = Tiny(name, "float32").adapter
-    for chats in ([chat("w1 w2")], [chat("w1 w2"), chat("w3", 0)]):
-        inputs = adapter.encode(chats)
-        ids, logits = answered(adapter, inputs)
-        with Session(adapter, NoReduction(), NONE, decode="generate") as session:
-            got = session.generate(inputs, **generation(adapter, inputs))
-        assert torch.equal(got.ids, ids)
-        assert torch.equal(got.logits, logits)
-        assert got.records[0].visual == 0
 
 
 USER, END, ANSWER = "<|im_start|>user\n", "<|im_end|>\n", "<|im_start|>assistant\n"

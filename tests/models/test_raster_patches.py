@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.harness.cost.budget import Budget
-from espalier.harness.engine.session import Session
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.specs.run_spec import ModelSpec
-from tests.family_runs import Tiny, answered, generation
-from tests.tiny import Scatter, chat, full_model, model_of, picture
+from tests.family_runs import Tiny
+from tests.tiny import chat, full_model, model_of, picture
 
 #: Grids of patches; MiniCPM-V's tower joins four, and enlarges small pictures.
 GRIDS = {
@@ -57,23 +55,6 @@ def test_tokens_are_made_of_the_patches_that_the_projector_joins(name: str) -> N
             other[patch] = -other[patch]
             changed = (projected(name, adapter.projector, other, grids) != before).any(1)
             assert changed.nonzero().tolist() == (source == patch).nonzero()[:, :1].tolist()
-
-
-@pytest.mark.parametrize("decode", ["loop", "generate"])
-@pytest.mark.parametrize("chats", [[chat("w1 w2")], [chat("w1 w2"), chat("w3", 1, 2), chat("w4")]])
-@pytest.mark.parametrize("name", NAMES)
-def test_chats_without_pictures_are_answered_as_by_the_library(
-    name: str, chats: list[list[dict]], decode: str
-) -> None:
-    adapter = Tiny(name).adapter
-    inputs = adapter.encode(chats)
-    ids, logits = answered(adapter, inputs)
-    for where in (("prefix",), ("vision",), (1,)):
-        with Session(adapter, Scatter(where), Budget("kept", 0.0), decode=decode) as session:
-            done = session.generate(inputs, None, **generation(adapter, inputs))
-        assert torch.equal(done.ids, ids)
-        # The layers of a padded batch add up in another order.
-        assert (done.logits - logits).abs().max() <= 1e-6 * logits.abs().max()
 
 
 def test_pictures_of_hunyuan_are_numbered_in_each_row_alone() -> None:
