@@ -113,8 +113,7 @@ def test_the_processor_of_another_family_is_not_taken_over(
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_are_models_of_one_family(name: str) -> None:
-    section = compose_section("model", name)
-    for draft in section["drafts"]:
+    for draft in compose_section("model", name)["drafts"]:
         assert draft in MODELS
         families = (compose_section("model", model)["adapter"] for model in (name, draft))
         target_family, draft_family = map(ADAPTERS.load, families)

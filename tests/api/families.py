@@ -18,8 +18,7 @@ def loaded(name: str) -> tuple[Any, Any]:
     spec = FAMILIES[name].spec
     family = ADAPTERS.load(spec.adapter)
     model = family.data.model_class.from_pretrained(saved(name))
-    processor = family.load_processor(replace(spec, path=saved(name), weights="trained"))
-    return model, processor
+    return model, family.load_processor(replace(spec, path=saved(name), weights="trained"))
 
 
 def ramps(width: int, height: int) -> Image.Image:

@@ -263,8 +263,7 @@ def test_a_wheel_of_the_source_archive_has_the_same_files(site: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_commands_run_outside_the_repository(installed: Installed) -> None:
-    out = installed.espalier("run", *RUN)
-    row = json.loads(out.splitlines()[-1])
+    row = json.loads(installed.espalier("run", *RUN).splitlines()[-1])
     assert (row["method"], row["n_samples"]) == ("fastv", 20)
     assert row["extra"]["environment"]["commit"] == f"espalier-{espalier.__version__}"
     assert (installed.folder / "results/runs" / row["run_key"] / "row.json").is_file()
@@ -315,8 +314,7 @@ with espalier.apply(espalier.wrap(hf_model, hf_processor), "fastv", ratio=0.75) 
 rows = espalier.results.load(espalier.harness.paths.DEMO)
 print(json.dumps([answer.kept, wrapped.kept, len(rows), espalier.__file__]))
 """
-    printed = installed.run("-c", code)
-    kept, wrapped, n_rows, file = json.loads(printed.splitlines()[-1])
+    kept, wrapped, n_rows, file = json.loads(installed.run("-c", code).splitlines()[-1])
     assert (kept, wrapped) == (36, 36)
     assert n_rows > 100
     assert file == str(installed.site / "espalier" / "__init__.py")

@@ -55,8 +55,7 @@ def test_a_sweep_as_latex(here: Installed) -> None:
 
 
 def test_the_rows_as_csv(here: Installed) -> None:
-    code = "import espalier; espalier.results.load().to_csv('rows.csv')"
-    here.run("-c", code)
+    here.run("-c", "import espalier; espalier.results.load().to_csv('rows.csv')")
     assert set(keys(here)) == {"none", "random", "fastv"}
 
 

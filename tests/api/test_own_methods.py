@@ -316,16 +316,13 @@ class Scores(CacheCompressor):
         return self.rule(view)
 
     def allocate(self, scores: Any, total: int) -> Any:
-        rule = dict(self.calls).get("allocate", super().allocate)
-        return rule(scores, total)
+        return dict(self.calls).get("allocate", super().allocate)(scores, total)
 
     def keep(self, scores: Any, count: int) -> Any:
-        rule = dict(self.calls).get("keep", super().keep)
-        return rule(scores, count)
+        return dict(self.calls).get("keep", super().keep)(scores, count)
 
     def merge(self, scores: Any, kept: Any) -> Any:
-        rule = dict(self.calls).get("merge", super().merge)
-        return rule(scores, kept)
+        return dict(self.calls).get("merge", super().merge)(scores, kept)
 
 
 def by_key(view: Any) -> torch.Tensor:

@@ -88,8 +88,7 @@ def test_arrays_of_another_shape_or_range_are_one_line(value: Any, words: str) -
 def test_words_that_a_model_does_not_know_are_told_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    toy = espalier.load("seedling", device="cpu")
-    with espalier.apply(toy, "none") as plain:
+    with espalier.apply(espalier.load("seedling", device="cpu"), "none") as plain:
         for _ in range(2):
             plain.ask(picture(0, 96, 96), "what is the purpose of red ?", max_new_tokens=1)
         plain.ask(picture(0, 96, 96), "what shape is red ?", max_new_tokens=1)

@@ -70,8 +70,7 @@ def test_a_token_lies_where_its_pixels_come_from(name, size):
 
 
 def test_several_pictures_are_padded_where_the_family_pads_them():
-    adapter = adapter_of("onevision_image")
-    visible, inputs, _ = seen(adapter, ramps(120, 80), ramps(70, 150))
+    visible, inputs, _ = seen(adapter_of("onevision_image"), ramps(120, 80), ramps(70, 150))
     places, inside = centres(visible)
     pixels = inputs["pixel_values"][:, 0, :2]
     side = int(len(visible.tokens) / 2) ** 0.5

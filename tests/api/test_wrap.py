@@ -105,8 +105,7 @@ def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
 @pytest.mark.parametrize("name", WRAPPED)
 def test_facts_are_read_off_the_model(name):
     spec = FAMILIES[name].spec
-    adapter = adapter_of(name)
-    facts = unlisted_facts(adapter)
+    facts = unlisted_facts(adapter_of(name))
     for fact in (
         "text",
         "tower",
@@ -135,8 +134,7 @@ def test_the_user_goes_on_with_the_model_and_nothing_is_left():
     model, processor = loaded("llava")
     inputs = processor(text="<image>\nw1", images=[picture(0)], return_tensors="pt")
     plain = model.eval().generate(**inputs, max_new_tokens=4, do_sample=False)
-    taken = espalier.wrap(model, processor)
-    with espalier.apply(taken, "divprune", ratio=0.5) as pruned:
+    with espalier.apply(espalier.wrap(model, processor), "divprune", ratio=0.5) as pruned:
         pruned.ask(picture(0), "w1", max_new_tokens=2)
         assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), plain)
     assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), plain)

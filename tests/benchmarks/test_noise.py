@@ -52,8 +52,7 @@ SIMILAR = {name: 0.25 for name in FIXTURES if name.startswith(("omnidocbench", "
 
 
 def judges(metric: str) -> bool:
-    bare = metric.rpartition("/")[2]
-    return not bare.endswith((*COUNTS, "_lmms_eval"))
+    return not metric.rpartition("/")[2].endswith((*COUNTS, "_lmms_eval"))
 
 
 @pytest.mark.sampled(4)
@@ -101,8 +100,7 @@ def test_what_states_nothing_is_counted_where_no_task_tells(
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_noise_is_worth_nothing_to_the_embedded_benchmarks(name: str, tmp_path: Path) -> None:
     spec = commands.spec_of(f"benchmark={name}", f"store={tmp_path}", "engine.paired=0")
-    loaded = open_benchmark(spec, shelf=SHELF)
-    for task in loaded.tasks:
+    for task in open_benchmark(spec, shelf=SHELF).tasks:
         docs = [dict(task.eval_docs[number]) for number in range(6)]
         for kind, noise in NOISE.items():
             rows = [task.process_results(doc, [noise]) for doc in docs]

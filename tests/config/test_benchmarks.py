@@ -246,8 +246,7 @@ def test_mistakes_and_lists_come_before_torch() -> None:
 
 def test_a_question_mark_lists_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["benchmark=?"]) == 0
-    page = capsys.readouterr().out
-    head, local, published, hint = page.split("\n\n")
+    head, local, published, hint = capsys.readouterr().out.split("\n\n")
     assert head.split() == ["benchmark", "samples", "kind", "title"]
     assert ["pope", "9,000", "understanding", "POPE"] in [
         line.split() for line in published.splitlines()

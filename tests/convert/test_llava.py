@@ -233,8 +233,7 @@ def test_yi_is_asked_in_chatml_also_without_a_sentencepiece_model(
 ) -> None:
     folder = copied(sources["1.6"][0], tmp_path / "yi")
     (folder / "tokenizer.model").unlink()
-    special = ("<unk>", "<s>", "<|im_end|>", "<|im_start|>")
-    byte_tokenizer(special).save_pretrained(folder)
+    byte_tokenizer(("<unk>", "<s>", "<|im_end|>", "<|im_start|>")).save_pretrained(folder)
     assert conversion.main([str(folder), str(tmp_path / "out")]) == 0
     system = "<|im_start|>system\nAnswer the questions.<|im_end|>"
     question = "<|im_start|>user\n<image>\nis it?<|im_end|><|im_start|>assistant\n"

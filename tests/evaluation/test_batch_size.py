@@ -192,8 +192,7 @@ def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
     questions = sums(8)
     questions[3] = ("broken, and the longest question of all", "0")
     spec = make_spec(write_task(tmp_path / "t", questions), batch_size="auto", max_errors=1)
-    model = Small()
-    result = evaluate_session(spec, model, Journal(tmp_path / "journal.jsonl"))
+    result = evaluate_session(spec, Small(), Journal(tmp_path / "journal.jsonl"))
     assert result.batch_size == 4  # seven are left, and eight are not seven
     assert [str(failure) for failure in result.failures] == [
         "sums/3: UserError: the chat cannot be read"

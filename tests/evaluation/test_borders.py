@@ -237,8 +237,7 @@ def test_a_changed_picture_changes_the_digests_that_the_key_is_made_of(tmp_path:
 
 @pytest.mark.parametrize("scheme", ["http", "https", "ftp", "s3", "gs", "gcs", "az", "ssh", "smb"])
 def test_offline_refuses_every_other_machine(scheme: str, tmp_path: Path) -> None:
-    borders = allowed_sources(None, tmp_path, offline=True)
-    with borders.enforced(pixels=False):
+    with allowed_sources(None, tmp_path, offline=True).enforced(pixels=False):
         for name in (f"{scheme}://127.0.0.1:9/x", f"{scheme}://127.0.0.1:9/x.zip"):
             with pytest.raises((UserError, ImportError)):
                 fsspec.open(name).open()

@@ -30,8 +30,7 @@ def ask(folder: Path, journal: Path, **changes: Any) -> tuple[Evaluation, list[A
 def test_a_blank_line_that_a_task_names_ends_its_answers_and_the_journal_keeps_all(
     tmp_path: Path,
 ) -> None:
-    folder = write_task(tmp_path / "t", sums(2), NAMED)
-    result, entries = ask(folder, tmp_path / "j.jsonl")
+    result, entries = ask(write_task(tmp_path / "t", sums(2), NAMED), tmp_path / "j.jsonl")
     assert [sample.answer for sample in result.samples] == ["7", "8"]
     assert result.metrics["right"]["value"] == 1.0
     assert [entry["raw"] for entry in entries] == [f"7{BODY}", f"8{BODY}"]

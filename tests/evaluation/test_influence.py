@@ -154,8 +154,7 @@ def test_of_a_mean_contributions_are_the_scores() -> None:
 
 def test_questions_of_one_image_are_no_independent_samples() -> None:
     """Answers of a cluster agree, so the error by clusters is larger than by samples: by the square root of 2."""
-    rng = np.random.default_rng(0)
-    truth = rng.random(400) < 0.6
+    truth = np.random.default_rng(0).random(400) < 0.6
     raw = [float(right) for right in truth for _ in range(2)]
     units = [i // 2 for i in range(800)]
     mean = lambda values: float(np.mean(values))  # noqa: E731

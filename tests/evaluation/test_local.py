@@ -213,8 +213,7 @@ def test_functions_of_a_task_find_files_while_it_is_served_and_ask_the_hub_other
 
 def test_a_data_set_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
     write_copy(tmp_path / "data/somebody/answers")
-    spec = bench(tmp_path / "data")
-    line = refused(local_data, spec)
+    line = refused(local_data, bench(tmp_path / "data"))
     assert line.startswith("benchmark.path=")
     assert "'somebody/questions'" in line
     assert "there is: somebody/answers" in line

@@ -165,8 +165,7 @@ def test_the_full_model_accepts_itself(name):
             assert record.accepted["greedy"] == record.new_tokens == 8
             assert record.accepted["first_refusal"] is record.accepted["gap"] is None
             assert 0 < record.accepted["sampling"] < record.new_tokens
-        beams = rescored.generate(inputs, **settings, num_beams=2)
-        for record in beams.records:
+        for record in rescored.generate(inputs, **settings, num_beams=2).records:
             assert 0 < record.accepted["sampling"] < record.new_tokens
         only = {**settings, "do_sample": True, "temperature": 0.7, "top_k": 1}
         with torch.random.fork_rng():

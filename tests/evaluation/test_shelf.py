@@ -86,8 +86,7 @@ def test_what_is_taken_off_the_shelf_is_a_copy(tmp_path: Path) -> None:
     first.dataset["test"] = first.dataset["test"].select([2])
     first.dataset_no_image["test"].set_format("numpy")
     first.config.dataset_kwargs["data_files"]["test"] = "gone"
-    manager = load_tasks("sums", folder, shelf=shelf).manager
-    manager.task_index.clear()
+    load_tasks("sums", folder, shelf=shelf).manager.task_index.clear()
     (second,) = load_tasks("sums", folder, shelf=shelf).tasks
     (alone,) = load_tasks("sums", folder).tasks
     assert len(second.dataset["test"]) == 3

@@ -110,8 +110,7 @@ PICTURE = "<start_of_image>"
 def test_prompts_are_those_of_the_released_template(turns, text):
     adapter = TINY.adapter
     assert adapter.prompt_text(turns, adapter.load_media(turns)) == f"<bos>{text}{MODEL}"
-    inputs = adapter.encode([turns])
-    tokens = adapter.processor.tokenizer.decode(inputs["input_ids"][0])
+    tokens = adapter.processor.tokenizer.decode(adapter.encode([turns])["input_ids"][0])
     picture = f"\n\n{PICTURE}{16 * '<image_soft_token>'}<end_of_image>\n\n"
     assert tokens == f"<bos>{text}{MODEL}".replace(PICTURE, picture)
     assert adapter.render([*SYSTEM, *chat("w1")]).count(USER) == 1

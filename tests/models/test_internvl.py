@@ -100,11 +100,9 @@ def test_every_unit_holds_the_patches_of_its_grid_place():
 @pytest.mark.parametrize(("rows", "columns"), [(1, 2), (3, 1), (2, 3), (2, 2)])
 def test_views_are_crops_in_raster_order_then_the_thumbnail(rows, columns):
     adapter = fresh()
-    still = painted(rows, columns)
-    inputs = adapter.encode([chat("w1", still)])
+    inputs = adapter.encode([chat("w1", painted(rows, columns))])
     n_tiles = rows * columns
-    views = adapter.layout(inputs).grid[0, ::4, 1].tolist()
-    assert views == [*range(1, n_tiles + 1), 0]
+    assert adapter.layout(inputs).grid[0, ::4, 1].tolist() == [*range(1, n_tiles + 1), 0]
     spread = inputs["pixel_values"].flatten(2).std(2).mean(1)
     shade = inputs["pixel_values"].mean((1, 2, 3))
     assert (spread[:-1] < 0.05).all()  # one crop, one shade
@@ -118,8 +116,7 @@ def test_a_small_picture_is_one_tile_and_crops_can_be_turned_off():
     adapter = fresh()
     assert adapter.layout(adapter.encode([chat("w1", 0)])).grid[0, :, 1].tolist() == [0] * 4
     uncropped = fresh(processor={"crop_to_patches": False})
-    inputs = uncropped.encode([chat("w1", painted(2, 3))])
-    assert uncropped.layout(inputs).counts == (4,)
+    assert uncropped.layout(uncropped.encode([chat("w1", painted(2, 3))])).counts == (4,)
     few = fresh(processor={"max_patches": 2})
     assert few.layout(few.encode([chat("w1", painted(2, 3))])).counts == (12,)
 
@@ -142,8 +139,7 @@ def test_videos_of_other_lengths_cannot_share_a_chat_and_loose_placeholders_are_
     adapter = fresh()
     with pytest.raises(UserError, match=r"videos of 2 and 3 frames.*model\.video\.frames"):
         adapter.encode([watch("w1", video(0, frames=2), video(1))])
-    inputs = adapter.encode([chat("w1", 0)])
-    ids = inputs["input_ids"]
+    ids = adapter.encode([chat("w1", 0)])["input_ids"]
     loose = torch.cat([ids[:, :4], ids.new_full((1, 1), adapter.model.config.image_token_id)], 1)
     with pytest.raises(UserError, match="placeholders"):
         adapter.layout(

@@ -96,8 +96,7 @@ def answer(
 
 
 def logits_of(adapter: Adapter) -> torch.Tensor:
-    inputs = TINY.inputs()
-    logits = generated(adapter, inputs, FastV(), Budget("kept", 0.5)).logits
+    logits = generated(adapter, TINY.inputs(), FastV(), Budget("kept", 0.5)).logits
     assert logits is not None
     return logits
 

@@ -30,8 +30,7 @@ def projected(name: str, projector: Any, patches: Tensor, grids: Tensor) -> Tens
         return projector(patches, pad(grids, (1, 0), value=1))
     if name == "minicpm_v":
         return torch.cat(projector(patches[None], grids))
-    parts = patches.split(grids.prod(1).tolist())
-    pairs = zip(parts, grids.tolist(), strict=True)
+    pairs = zip(patches.split(grids.prod(1).tolist()), grids.tolist(), strict=True)
     return torch.cat([projector(part[None], size=size)[0] for part, size in pairs])
 
 
@@ -65,8 +64,7 @@ def test_pictures_of_hunyuan_are_numbered_in_each_row_alone() -> None:
     batch = {key: value for key, value in adapter.encode(chats).items() if key != "pixel_values"}
     positions, deltas = model.get_rope_index(**batch)
     for row, question in enumerate(chats):
-        inputs = adapter.encode([question])
-        alone, delta = library(model, **inputs)
+        alone, delta = library(model, **adapter.encode([question]))
         assert torch.equal(positions[:, row, batch["attention_mask"][row].bool()], alone[:, 0])
         assert deltas[row] == delta[0] == 0
     # The second picture of row 0, the first of row 2, and text: number of the picture, or place.

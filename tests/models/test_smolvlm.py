@@ -31,8 +31,7 @@ def test_prompts_are_those_of_the_library_s_template(turns: list[dict]) -> None:
 def test_units_average_the_patches_that_pixel_shuffle_joins() -> None:
     adapter = TINY.adapter
     patches = torch.rand(3, 16, 5)
-    connector = adapter.model.model.connector
-    joined = connector.pixel_shuffle(patches, 2).view(-1, 4, 5).mean(1)
+    joined = adapter.model.model.connector.pixel_shuffle(patches, 2).view(-1, 4, 5).mean(1)
     assert torch.allclose(adapter.to_units(patches), joined)
 
 

@@ -99,8 +99,7 @@ def test_several_pictures_choices_and_answers(folder: Path) -> None:
 def test_a_table_of_vlmevalkit_works_as_it_is(folder: Path) -> None:
     head = "index\timage\tquestion\thint\tA\tB\tC\tanswer\tcategory\n"
     text = f"7\t{encoded(folder / 'a.png')}\twhich ?\t\tx\ty\t\tB\tone\n8\t7\twhat ?\tlook\tx\ty\tz\tC\ttwo\n"
-    table = read_records(written(folder, "bench.tsv", head + text), PLAIN)
-    first, second = table.records
+    first, second = read_records(written(folder, "bench.tsv", head + text), PLAIN).records
     assert (first.id, first.choices, first.answers) == ("7", ("x", "y"), ("B",))
     assert second.question == "look\nwhat ?"
     assert second.media == first.media
@@ -112,8 +111,7 @@ def test_a_folder_has_a_data_file_or_a_question_for_each_picture(folder: Path) -
     assert [record.id for record in table.records] == ["a.png", "b.png", "sub/c d,e=f.png"]
     assert table.score == "none"
     assert "no data file" in refusal(folder)
-    text = "file_name,question,answer\na.png,is it red ?,no\n"
-    written(folder, "metadata.csv", text)
+    written(folder, "metadata.csv", "file_name,question,answer\na.png,is it red ?,no\n")
     table = read_records(folder, PLAIN)
     assert (table.name, table.score) == (folder.name, "yes_no")
 

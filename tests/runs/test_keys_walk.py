@@ -240,8 +240,7 @@ def changes_key(base: str, path: str) -> bool:
     old = at(spec, path)
     if old is MISSING:
         return False
-    new = VALUES.get(path, other(old))
-    changed = put(spec, path, new)
+    changed = put(spec, path, VALUES.get(path, other(old)))
     method = method_of(changed.method) if (base, path) in BUILT else built(base)
     try:
         return run_key(key_parts(changed, method, DIGESTS)) != key_of(base)

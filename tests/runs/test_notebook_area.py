@@ -10,8 +10,7 @@ from espalier.harness.runs.progress_bar import Board, CellLines, NotebookArea, T
 
 def test_lines_are_drawn_as_text() -> None:
     texts: list[str] = []
-    area = NotebookArea(Text("three\nlines\nof it"), texts.append)
-    area.draw()
+    NotebookArea(Text("three\nlines\nof it"), texts.append).draw()
     assert texts == ["three\nlines\nof it\n"]
 
 

@@ -38,8 +38,7 @@ DEPENDENT = (
 
 
 def cell_of(line: str) -> StoredCell | None:
-    command = read_command(line.split())
-    return StoredCell.of(command)
+    return StoredCell.of(read_command(line.split()))
 
 
 @pytest.fixture(scope="module")

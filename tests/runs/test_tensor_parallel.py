@@ -47,8 +47,7 @@ RUN += ["method=fastv", "engine.batch_size=2", "engine.paired=0", "json=true"]
 
 def answers(name: str, folder: Path, parallel: str) -> list[tuple[Any, ...]]:
     """Ids, logits, and bytes of the cache of a family's chats under each method."""
-    spec = replace(FAMILIES[name].spec, parallel=parallel)
-    adapter = load_tiny(spec, folder, "float32")
+    adapter = load_tiny(replace(FAMILIES[name].spec, parallel=parallel), folder, "float32")
     inputs = adapter.encode(FAMILIES[name].chats)
     results = []
     for method, ratio, evicting in METHODS:

@@ -105,8 +105,7 @@ def test_output_that_goes_nowhere_is_one_line(store: Path) -> None:
             "No space left on device": begin(*command, stdout=full),
             "Broken pipe": begin(*command, stdout=broken),
         }
-        ascii_only = {"PYTHONIOENCODING": "ascii"}
-        plain = begin(*command, stdout=subprocess.PIPE, env=ascii_only)
+        plain = begin(*command, stdout=subprocess.PIPE, env={"PYTHONIOENCODING": "ascii"})
         for reason, job in jobs.items():
             complaint = job.communicate(timeout=300)[1]
             advice = "finished rows are in the store, the same command prints them"

@@ -389,8 +389,7 @@ def test_what_the_printed_digits_leave_open_is_allowed_on_top() -> None:
 def test_accepted_lengths_are_near_by_their_own_scale() -> None:
     cell = PrintedCell("P", "1", "m", "SD", "", "b", "", "mean accepted length M", "4.26", "tokens")
     run = CellRun({}, "extra.speculative.mean_run", 1.0)
-    row = MeasuredResult("k", (), 50, "", 0.0, {}, {})
-    filled = FilledCell(cell, run, row=row)
+    filled = FilledCell(cell, run, row=MeasuredResult("k", (), 50, "", 0.0, {}, {}))
     verdicts = [replace(filled, value=value).verdict for value in (4.31, 4.32, 3.77)]
     assert verdicts == ["near", "FAR", "FAR"]
     assert replace(filled, value=4.40, stderr=0.1).verdict == "within error"

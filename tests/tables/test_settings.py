@@ -352,7 +352,6 @@ def test_an_override_that_rows_do_not_tell_is_refused(tmp_path: Path) -> None:
     path = folder / "toy.yaml"
     for key in ("limit", "log.name", "compressor.ratio", "modell.prompt"):
         text = path.read_text().replace("Fast: {method: fastv", f"Fast: {{method: fastv, {key}: 1")
-        broken = folder / "other.yaml"
-        broken.write_text(text)
+        (folder / "other.yaml").write_text(text)
         with pytest.raises(UserError, match=f"key='{key}' is unknown"):
             read_paper("other", folder)
