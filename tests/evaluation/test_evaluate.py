@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,39 +126,6 @@ def test_resume_takes_finished_samples_and_gives_the_same_result(
     final = evaluate_session(spec, again, journal)
     assert again.batches == []
     assert final.metrics == expected.metrics
-
-
-@pytest.mark.slow
-def test_a_killed_process_resumes(tmp_path: Path, journal: Journal) -> None:
-    folder = write_task(tmp_path / "t", sums(6))
-    script = textwrap.dedent(
-        """
-        import os, signal, sys
-        from pathlib import Path
-        from espalier.harness.evaluation.evaluate import evaluate_session
-        from espalier.harness.store import Journal
-        from tests.arithmetic import UTILS, Calculator, make_spec
-
-        class Doomed(Calculator):
-            def generate(self, inputs, samples, **more):
-                if "sums/4" in samples:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().generate(inputs, samples, **more)
-
-        model = Doomed()
-        evaluate_session(make_spec(Path(sys.argv[1])), model, Journal(Path(sys.argv[2])))
-        """
-    )
-    command = [sys.executable, "-c", script, str(folder), str(journal.path)]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
-    assert done.returncode == -signal.SIGKILL
-    with journal.path.open("a") as file:
-        file.write('{"task": "sums", "doc_id": 4, "ans')
-    model = Calculator()
-    result = evaluate_session(make_spec(folder), model, journal)
-    assert (result.resumed, model.batches) == (4, [["sums/4", "sums/5"]])
-    assert answers(result) == {i: str(i + 7) for i in range(6)}
 
 
 @pytest.mark.parametrize("fail", [RuntimeError, SystemExit])

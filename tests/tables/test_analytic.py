@@ -212,22 +212,20 @@ def test_a_changed_digit_is_found_and_named(published, capsys, name, old, new, c
     assert all(line.startswith("off: ") for line in error.splitlines())
 
 
-def test_a_misprint_counts_only_as_it_is_printed(published, capsys) -> None:
-    change(published, "aircache_table9.csv", ",throughput,214,", ",throughput,215,")
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("aircache_table9.csv", ",throughput,214,", ",throughput,215,", "it is listed with 214"),
+        ("aircache_table9.csv", ",throughput,214,", ",throughput,281,", "no claim confirms it"),
+        ("misprints.csv", ",214,281,", ",214,291,", "misprints.csv has 291 instead"),
+    ],
+)
+def test_a_misprint_counts_as_it_is_printed_and_listed(
+    published, capsys, name, old, new, message
+) -> None:
+    change(published, name, old, new)
     assert analytic.main(["--published", str(published)]) == 1
-    assert "as a misprint it is listed with 214" in capsys.readouterr().err
-
-
-def test_a_misprint_that_is_none_is_told(published, capsys) -> None:
-    change(published, "aircache_table9.csv", ",throughput,214,", ",throughput,281,")
-    assert analytic.main(["--published", str(published)]) == 1
-    assert "no claim confirms it" in capsys.readouterr().err
-
-
-def test_a_wrong_consistent_value_is_told(published, capsys) -> None:
-    change(published, "misprints.csv", ",214,281,", ",214,291,")
-    assert analytic.main(["--published", str(published)]) == 1
-    assert "misprints.csv has 291 instead" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
