@@ -1,11 +1,20 @@
-"""A small paper with one table, and rows as a store has them."""
+"""A small paper with one table, rows as a store has them, and the runs of the published tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.reports.tables.published_tables import COLUMNS
+from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell
+from espalier.harness.reports.tables.published_tables import (
+    COLUMNS,
+    PrintedCell,
+    papers,
+    read_cells,
+    read_paper,
+)
 from espalier.harness.store import Store
 
 PAPER = """\
@@ -78,3 +87,17 @@ def commit(store: Path, key: str, value: float, **changed: Any) -> None:
         **top,
     }
     Store(store).run(key).commit(row)
+
+
+@cache
+def runs(slug: str) -> tuple[tuple[PrintedCell, CellRun], ...]:
+    """Return the cells of a paper that runs fill, with these."""
+    paper = read_paper(slug)
+    cells = (cell for number in paper.tables for cell in read_cells(paper, number))
+    filled = ((cell, run_of_cell(paper, cell)) for cell in cells)
+    return tuple((cell, run) for cell, run in filled if isinstance(run, CellRun))
+
+
+def all_runs() -> Iterator[tuple[PrintedCell, CellRun]]:
+    for slug in papers():
+        yield from runs(slug)

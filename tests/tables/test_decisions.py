@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ from omegaconf import OmegaConf
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.model_section import apply_prompt_set
 from espalier.harness.paths import CONF, ROOT
-from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
+from espalier.harness.reports.tables.cell_runs import CellRun, method_of
 from espalier.harness.reports.tables.published_tables import (
-    PrintedCell,
     papers,
     read_cells,
     read_paper,
@@ -25,6 +23,7 @@ from espalier.harness.reports.tables.published_tables import (
 from lab.analytic import d2pruner_formulas as analytic_d2pruner
 from lab.analytic import d3tom_formulas as analytic_d3tom
 from lab.analytic import rtprune_formulas as analytic_rtprune
+from tests.tables.stored import all_runs, runs
 
 #: Families as docs/prompts.md calls them, by the names of their models in conf/model.
 FAMILIES = {
@@ -40,20 +39,6 @@ FAMILIES = {
     "LaViDa": r"lavida_.+",
     "LLaDA-V": r"llada_v_.+",
 }
-
-
-@cache
-def runs(slug: str) -> tuple[tuple[PrintedCell, CellRun], ...]:
-    """Return the cells of a paper that runs fill, with these."""
-    paper = read_paper(slug)
-    cells = (cell for number in paper.tables for cell in read_cells(paper, number))
-    found = ((cell, run_of_cell(paper, cell)) for cell in cells)
-    return tuple((cell, run) for cell, run in found if isinstance(run, CellRun))
-
-
-def all_runs() -> Iterator[tuple[PrintedCell, CellRun]]:
-    for slug in papers():
-        yield from runs(slug)
 
 
 def prompt_rows() -> list[tuple[str, list[str], list[str], str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, make_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from espalier.harness.reports.tables.cell_settings import (
     compared_settings,
     row_settings,
 )
-from espalier.harness.reports.tables.published_tables import FIRST, papers, read_cells, read_paper
+from espalier.harness.reports.tables.published_tables import FIRST, read_cells, read_paper
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.settings import OMITTED, marked
@@ -30,7 +30,7 @@ from espalier.harness.specs.row_settings import LEFT_OPEN, SECTIONS
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from tests import commands
-from tests.tables.stored import commit, write_paper
+from tests.tables.stored import all_runs, commit, write_paper
 from tests.tables.test_rebuilt import rebuilt
 
 #: Overrides by which rows are looked up.
@@ -80,21 +80,11 @@ UNSET = (
 )
 
 
-def all_runs() -> Iterator[CellRun]:
-    for slug in papers():
-        paper = read_paper(slug)
-        for number in paper.tables:
-            for cell in read_cells(paper, number):
-                run = run_of_cell(paper, cell)
-                if isinstance(run, CellRun):
-                    yield run
-
-
 @cache
 def examples() -> Mapping[str, CellRun]:
     """Return runs that cover all keys of each paper, all models and all benchmarks, by their command lines."""
     found, covered = {}, set()
-    for run in all_runs():
+    for _, run in all_runs():
         of_run = {
             (run.overrides["model"], *run.overrides),
             ("benchmark", run.overrides["benchmark"]),
@@ -130,29 +120,29 @@ def test_presets_set_nothing_that_is_not_compared() -> None:
         assert section.get("engine", {}).keys() <= {"paired"}
         keys |= {key for grid in section["grids"] for key in grid if key not in OF_A_CELL}
     assert keys == OTHER.keys()
-    assert keys == {key for run in all_runs() for key in run.overrides if key not in OF_A_CELL}
+    assert keys == {key for _, run in all_runs() for key in run.overrides if key not in OF_A_CELL}
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("key", OTHER)
 def test_a_row_with_another_value_of_an_override_is_another_runs(key: str) -> None:
-    run = next(one for one in all_runs() if key in one.overrides)
-    asked, value = compared_settings(run), OTHER[key]
-    assert asked.difference(asked.values) == ""
+    run = next(run for _, run in all_runs() if key in run.overrides)
+    cell, value = compared_settings(run), OTHER[key]
+    assert cell.difference(cell.values) == ""
     if isinstance(value, Mapping):
         value = value[run.overrides[key]]
     assert value != run.overrides[key]
     setting = {"method.draft": "draft.name"}.get(key, key)
-    if setting not in asked.values:
+    if setting not in cell.values:
         setting = ".".join(setting.lstrip("+").split(".")[:2])
     # Values of hyper-parameters need not be valid: they stand in a row as they are.
-    told = {setting: value}
+    row = {setting: value}
     if not key.startswith("method.params."):
-        told = row_of(CellRun({**run.overrides, key: value}, "", 1.0).line)
-        assert asked.difference(told)
-    others = {name: value for name, value in asked.values.items() if name != setting}
-    assert asked.difference({**others, setting: told.get(setting)}).startswith(f"{setting}=")
-    assert asked.difference(others), "a row that does not say it is taken for one that does"
+        row = row_of(CellRun({**run.overrides, key: value}, "", 1.0).line)
+        assert cell.difference(row)
+    others = {name: value for name, value in cell.values.items() if name != setting}
+    assert cell.difference({**others, setting: row.get(setting)}).startswith(f"{setting}=")
+    assert cell.difference(others), "a row that does not say it is taken for one that does"
 
 
 @pytest.mark.sampled(16)
@@ -166,17 +156,17 @@ def test_the_row_that_a_run_makes_is_its_own(line: str) -> None:
 @pytest.mark.parametrize("override", UNSET)
 def test_a_row_that_sets_what_no_preset_does_is_another_runs(override: str) -> None:
     run = next(
-        one
-        for one in all_runs()
-        if (one.overrides["model"], one.overrides["benchmark"]) == ("qwen2_5_vl_7b", "textvqa_ocr")
-        and one.overrides["method"] == "fastv"
+        run
+        for _, run in all_runs()
+        if (run.overrides["model"], run.overrides["benchmark"]) == ("qwen2_5_vl_7b", "textvqa_ocr")
+        and run.overrides["method"] == "fastv"
     )
     assert compared_settings(run).difference(row_of((*run.line, "model.weights=trained"))) == ""
     assert compared_settings(run).difference(row_of((*run.line, override)))
 
 
 def test_what_costs_time_alone_makes_no_difference_where_it_is_not_set() -> None:
-    run = next(one for one in all_runs() if one.overrides["method"] == "fastv")
+    run = next(run for _, run in all_runs() if run.overrides["method"] == "fastv")
     others = ("engine.batch_size=1", "engine.rescore=true", "engine.warmup=3", "seed=5")
     assert compared_settings(run).difference(row_of((*run.line, *others))) == ""
 
@@ -254,7 +244,7 @@ def test_a_row_of_another_engine_and_one_with_an_unknown_block_are_other_runs() 
 
 
 def test_a_row_of_another_repository_or_commit_is_another_runs() -> None:
-    run = next(run for run in all_runs() if run.overrides["model"] == "llava15_7b")
+    run = next(run for _, run in all_runs() if run.overrides["model"] == "llava15_7b")
     cell, row = compared_settings(run), row_of(run.line)
     released = str(cell.values["model.revision"])
     hub, _, commit = released.partition("@")
@@ -271,7 +261,7 @@ def test_a_row_of_another_repository_or_commit_is_another_runs() -> None:
 
 @pytest.mark.parametrize("part", SECTIONS)
 def test_every_declared_setting_is_compared_or_left_open(part: str) -> None:
-    run = next(run for run in all_runs() if run.overrides["method"] == "parallelvlm")
+    run = next(run for _, run in all_runs() if run.overrides["method"] == "parallelvlm")
     cell = compared_settings(run)
     for name in {field.name for field in fields(SECTIONS[part])}.difference(
         marked(SECTIONS[part], OMITTED)
@@ -321,7 +311,7 @@ def test_a_row_of_an_earlier_version_has_the_defaults_of_newer_settings() -> Non
 
 
 def test_settings_of_a_draft_count() -> None:
-    run = next(one for one in all_runs() if one.overrides["method"] == "parallelvlm")
+    run = next(run for _, run in all_runs() if run.overrides["method"] == "parallelvlm")
     for option in ("weights=random", "+processor.size=20", "prompt=original"):
         line = (*run.line, f"+method.draft_options.{option.lstrip('+')}")
         assert compared_settings(run).difference(row_of(line)).startswith("draft."), option
