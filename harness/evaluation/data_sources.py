@@ -157,7 +157,10 @@ class LocalData:
         Raises (from within):
             UserError: a data set has no copy.
         """
-        downloads = {"snapshot_download": self._snapshot, "hf_hub_download": self._file}
+        downloads: dict[str, Callable[..., Any]] = {
+            "snapshot_download": self._snapshot,
+            "hf_hub_download": self._file,
+        }
         with ExitStack() as stack:
             self.home.mkdir(parents=True, exist_ok=True)
             if loading:
