@@ -294,7 +294,7 @@ def halved(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

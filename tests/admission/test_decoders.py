@@ -110,7 +110,7 @@ def test_the_processor_of_another_family_is_not_taken_over(
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_are_models_of_one_family(name: str) -> None:
     for draft in compose_section("model", name)["drafts"]:
@@ -271,7 +271,7 @@ VIDEO_MODELS = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None:
     embedded = dict.fromkeys(("seedling_video", "seedling_video_draft"), "seedling_video_brief")

@@ -160,7 +160,7 @@ def test_an_own_method_that_is_registered_nowhere(model, questions):
     assert "Middle(power=1.0) on seedling" in repr(pruned)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("draft", [None, "seedling_draft", "loaded", "folder"])
 def test_a_draft_guesses_and_the_answer_is_the_targets_own(model, questions, draft):
     draft_model = draft

@@ -124,7 +124,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return logged
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_is_asked_in_its_own_format(

@@ -80,7 +80,7 @@ def state(model: Any, processor: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
     model, processor = loaded(name)
@@ -120,7 +120,7 @@ def test_facts_are_read_off_the_model(name):
         assert getattr(facts, fact) == getattr(spec.facts, fact), fact
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("file", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_families_lack_what_their_files_say(file):
     spec = model_spec(compose_section("model", file) | {"weights": "random"})

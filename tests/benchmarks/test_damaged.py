@@ -151,7 +151,7 @@ DAMAGED: list[tuple[str, Callable[[Path], None], int, str]] = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "damage", "code", "line"), DAMAGED)
 def test_damage_is_named_with_its_place(
     damaged: Run, name: str, damage: Callable[[Path], None], code: int, line: str

@@ -55,7 +55,7 @@ def judges(metric: str) -> bool:
     return not metric.rpartition("/")[2].endswith((*COUNTS, "_lmms_eval"))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", sorted(set(FIXTURES) - JUDGED))
 def test_noise_is_worth_no_more_than_a_constant_wrong_answer(
     name: str, scored: Callable[[str], Scored]
@@ -137,7 +137,7 @@ def of_own_data(tmp_path: Path, score: str, answers: list[str], say: Any) -> Eva
     return told(spec, say)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", NOISE)
 @pytest.mark.parametrize("score", OWN_DATA)
 def test_noise_is_worth_nothing_to_own_data(score: str, kind: str, tmp_path: Path) -> None:

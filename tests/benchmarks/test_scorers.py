@@ -48,7 +48,7 @@ WORTH: list[tuple[str, str, str, float, float]] = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("name", "answer", "metric", "first", "second"), WORTH)
 def test_an_answer_is_worth_what_the_definition_says(
     scored: Open, name: str, answer: str, metric: str, first: float, second: float
@@ -148,7 +148,7 @@ def test_a_question_counts_if_all_orders_of_its_options_are_right(scored: Open) 
     assert scored("mmbench_en").metrics(first_order)["gpt_eval_score"] == pytest.approx(200 / 3)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize(
     ("form", "right", "theirs"),
     [

@@ -142,7 +142,7 @@ def by_hand(
     return entering, logits
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("alpha", [0.02, 0.2, 0.5, 0.9, 1.0])
 def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, alpha: float):
     """Dropping before the next layer changes neither what is removed nor what the model says."""

@@ -62,7 +62,7 @@ def check(name: str, method: str, placement: str, **options: Any) -> None:
     assert on_cards(name, method, placement, **options) == expected
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("name", "method", "placement", "options"), EVERYDAY, ids=lambda value: str(value)
 )

@@ -295,7 +295,7 @@ def refusal(source: Path) -> str:
 # ---------------------------------------------------------------------- the same model
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_converted_release_answers_as_the_model_it_holds(tmp_path: Path, kind: str) -> None:
     model, spec = release(tmp_path / "release", kind)

@@ -82,7 +82,7 @@ def answer(
     return generated.ids[0].tolist(), DecodingRecord.from_entry(kept), record
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [(name, "0.9") for name in DECODERS]

@@ -114,7 +114,7 @@ def test_ratio_zero_is_bit_identical(gather, monkeypatch):
             assert torch.equal(run(adapter, inputs, Scatter(where), **LONG).ids, ids)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 def test_dropping_equals_emulation(where, merge):
@@ -208,7 +208,7 @@ def test_dropping_equals_handwritten_masks(where, size):
     assert (states - whole).abs().max() > 1e-2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_flops_are_those_that_torch_counts(ratio):
     adapter = load_tiny(SPEC, saved(), "float32")
@@ -257,7 +257,7 @@ def test_pairs_are_those_of_masks_by_hand():
         ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_method_in_the_prompt(case):
     method = build(case)

@@ -52,7 +52,7 @@ def one_step(adapter, method, ratio, path):
         return session.denoise(prompt, answer, names, budget)[0], None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -160,7 +160,7 @@ class Release:
         return ids, seen
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("alg", ALGS)
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("steps", [PLACES, PLACES // 2])
@@ -230,7 +230,7 @@ def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> No
         assert denoising.says_first == (cached and given[0] == mask)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("label", "cached"),
     [

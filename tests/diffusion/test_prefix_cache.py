@@ -127,7 +127,7 @@ def test_dropping_equals_hiding(adapter, method, positions) -> None:
 # ---------------------------------------------------------------------- merging in the cache
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("method", [D3ToM(K=0), D3ToM(K=2, targets="prompt"), D3ToM(K=3)])
 @pytest.mark.parametrize("positions", ["original", "renumbered"])
 def test_a_step_merges_the_cache_as_written_out(adapter, method, positions) -> None:

@@ -254,7 +254,7 @@ def test_a_text_is_filled_with_every_way_to_run_steps(adapter, how) -> None:
         assert all(token in (word, models.MASK) for token, word in zip(draft, words, strict=True))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("threshold", [0.02, 0.2, 1.0])
 def test_a_threshold_unmasks_what_is_sure(adapter, monkeypatch, threshold) -> None:
     """Rows take different numbers of steps, and go on to their next block by themselves."""
@@ -353,7 +353,7 @@ def denoising_of(*argv: str) -> Denoising:
     return Denoising.of(spec.generation, spec.model.facts.diffusion)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("model", "benchmark", "expected"),
     [

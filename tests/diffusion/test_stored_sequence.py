@@ -130,7 +130,7 @@ def written_out(
     return ids, sizes
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
 def test_an_answer_is_that_of_the_loop_written_out(folder, cache, shifted) -> None:

@@ -78,7 +78,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
@@ -111,7 +111,7 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
         assert span(got.logits[:, 2:] - everything[:, 2:]) > 1e-3
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
@@ -128,7 +128,7 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
         assert batch.records[row].attended == single.records[0].attended
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_attending_to_everything_changes_nothing(load, name, explicit):

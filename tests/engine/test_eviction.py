@@ -135,7 +135,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None, most=(math.inf,
     return torch.cat([first[None], output.logits[0]])
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
@@ -176,7 +176,7 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     assert record.entering == (layout.counts[0],) * len(masks)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "label",

@@ -94,7 +94,7 @@ def test_a_share_of_candidates_is_one_of_all_positions(name, ratio):
         assert block["share"] == block["positions_share"] == share / (depth * places_of_image)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ["llava_next", "llava_video", "deepseek_ocr"])
 @pytest.mark.parametrize("method", ["aircache", "snapkv"])
 def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch, name, method):
@@ -177,7 +177,7 @@ def taking(name):
                 yield label, method
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):
     labels = []

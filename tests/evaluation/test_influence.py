@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Callable[[Raw], float], Callable[[np.random.Generator], R
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", CASES)
 def test_intervals_of_contributions_are_the_bootstraps_of_the_aggregate(name: str) -> None:
     aggregate, make, size = CASES[name]

@@ -65,7 +65,7 @@ def answers(adapter, inputs, likely):
     return ids
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_is_judged_like_every_prefix_alone(name):
     tiny, adapter = Tiny(name), Tiny(name).adapter
@@ -111,7 +111,7 @@ class Forced(LogitsProcessor):
         return forced.scatter(1, self.ids[:, place : place + 1], 0.0)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_placeholders_in_an_answer_stand_for_no_image(name):
     """Decoding goes on behind such a token, and so does the judgement."""
@@ -129,7 +129,7 @@ def test_placeholders_in_an_answer_stand_for_no_image(name):
         assert torch.allclose(judged.chance[:, place], chance, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
     tiny = Tiny(name, "float32")
@@ -153,7 +153,7 @@ def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
         assert (chances - outside.chance).abs().max() > 1e-5  # the reduced model differs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_model_accepts_itself(name):
     """Beams are judged as a whole too, and sampled answers by what the settings leave of the distribution."""

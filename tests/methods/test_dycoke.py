@@ -316,7 +316,7 @@ def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
         return load_tiny(family.spec, saved, "float64", attention)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("reading", ["paper", "official"])
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "internvl", *LONG])
 def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str):
@@ -346,7 +346,7 @@ def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str
         assert min(counts) < len(origin) or reading == "official"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "name", ["llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl"]
 )

@@ -182,7 +182,7 @@ def test_the_budget_gives_the_authors_schedules(
 # ---------------------------------------------------------------- the signal and the engine
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_tower_states_are_the_mean_over_the_last_third(name: str):
     """Against what every block returns, mapped to tokens by the adapter's tables, for one row and in a batch."""

@@ -63,7 +63,7 @@ def with_outliers(view: View, count: int, seed: int = 0) -> View:
     return replaced(view, **{ATTENTION.key: attention.scatter_add(1, places, 0.05 + 0 * attention)})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("keep", [1, 2, 14, 36, 100, 143])
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("merging", ["average", "sum"])

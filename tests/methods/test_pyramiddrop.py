@@ -106,7 +106,7 @@ def ranked_by(adapter, chats, places, ratio=0.0, **options):
     return shown(adapter, sites, [Need("next_last_attention")], chats, ratio, **options)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_the_row_of_the_next_layer_equals_eager(name: str, tmp_path: Path):
     spec = FAMILIES[name].spec

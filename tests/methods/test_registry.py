@@ -190,7 +190,7 @@ def config_of(name: str) -> dict[str, Any]:
     return compose_section("method", name)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", setting_names())
 def test_every_setting_builds_and_shows_every_parameter(name: str):
     config = config_of(name)

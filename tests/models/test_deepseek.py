@@ -50,7 +50,7 @@ def real_geometry(name, **changes):
 # ---------------------------------------------------------------------- which unit is which token
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*NAMES, *DEEPSEEK2])
 def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
     """The projector's outputs are replaced by their number, counted over its calls; the model packs them."""
@@ -166,7 +166,7 @@ def test_small_views_are_stretched(name, side):
     assert (global_view - pixels(still.resize((side, side)))).abs().max() < 1e-6
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "side"), [("base", 1024), ("large", 1280), ("gundam", 1024)])
 @pytest.mark.parametrize("size", [(701, 333), (333, 900), (200, 100), (640, 640)])
 def test_large_views_are_padded_with_grey(name, side, size):

@@ -85,7 +85,7 @@ def confirmed(name: str) -> list[str]:
     return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in missing | {"stem"}]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("name", "key"), [(name, key) for name in NAMES for key in confirmed(name)]
 )
@@ -186,7 +186,7 @@ def without_weights(spec: ModelSpec) -> Any:
     return family(skeleton, family.new_processor(spec, tokenizer), spec)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_facts_of_every_config_are_those_of_its_real_architecture(name: str) -> None:
     """The embedded models' checkpoints are loaded by other tests."""
@@ -209,7 +209,7 @@ SHAPE = {
 FILMS = {"llava_video_7b": 64, "seedling_video": 112}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(name: str) -> None:
     spec = spec_of(name)

@@ -51,7 +51,7 @@ def span(tensor):
     return tensor.abs().max().item()
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +76,7 @@ def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
             assert [r.kept for r in batch.records] == [(n,) * len(where) for n in counts]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", MASKED)
@@ -94,7 +94,7 @@ def test_dropping_equals_emulation(name, where, merge):
         assert torch.equal(a.origin, b.origin)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MASKED)
 def test_dropping_equals_emulation_in_single_precision(name, attention):
@@ -106,7 +106,7 @@ def test_dropping_equals_emulation_in_single_precision(name, attention):
         assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(54)
 @pytest.mark.parametrize(
     ("where", "merge"), [*((place, False) for place in PLACES), (("vision",), True)]
 )
@@ -139,7 +139,7 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, 
         assert record.kv_bytes == entries + FAMILIES[name].states
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
 @pytest.mark.parametrize("name", NAMES)
 def test_beams_equal_beams_of_single_rows(name, where):
@@ -149,7 +149,7 @@ def test_beams_equal_beams_of_single_rows(name, where):
         assert torch.equal(batch.ids[row], run(tiny, Scatter(where), MOST, row, **beams).ids[0])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("where", [("prefix",), (1,), (2,)])
 @pytest.mark.parametrize("name", MASKED)
 def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
@@ -180,7 +180,7 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
         assert span(batch.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]) < 1e-6
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_probes_equal_eager(name):
     """The last row and the mean received attention of two layers, computed next to the fused kernel."""
@@ -212,7 +212,7 @@ def named(view, row):
     return {key.partition("@")[0]: value[row] for key, value in view.signals.items()}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_states_and_places_give_the_attention_of_words_to_visual_tokens(name):
     """Queries of the words and keys of the visual tokens rebuild eager attention up to each row's constant."""

@@ -142,7 +142,7 @@ def answer(adapter: Adapter, method: str, backend: Backend, inputs: Mapping[str,
     return logits
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_class_is_proved_site_by_site(name: str, tmp_path: Path) -> None:
     """A picture of several tiles is one item, and methods act where the class is proved and nowhere else."""

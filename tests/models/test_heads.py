@@ -127,7 +127,7 @@ def test_a_missing_head_is_refused_whatever_the_checkpoint_states(
     assert f"has no {HEAD}, and {KEY} is false; valid: all files" in line
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("stated", [None, True])
 @pytest.mark.parametrize("name", UNTIED)
 def test_a_head_that_is_stored_is_used_and_counted(name, stated, saved, tmp_path, monkeypatch):

@@ -131,7 +131,7 @@ def test_the_prompt_in_front_of_the_decoder_is_the_one_of_the_description(name: 
         close(row[valid], wanted)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", list(DENOISING))
 def test_every_token_sees_every_other_and_no_padding(name: str, attention: str) -> None:

@@ -327,7 +327,7 @@ def question(benchmark: str, prompt: PromptSpec) -> str:
     return question_text(spec.text, sample, "here")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     ("family", "model", "name", "frame", "one", "two", "film"),
     SETS,

@@ -210,7 +210,7 @@ def in_raster_order(name, shape, values):
     return units[torch.argsort(order)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("layer", [None, 1])
 @pytest.mark.parametrize("kind", CHATS)
 def test_tower_signals_equal_eager_attention_in_raster_order(

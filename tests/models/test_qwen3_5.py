@@ -92,7 +92,7 @@ def gap(first: Tensor, second: Tensor) -> float:
     return (first - second).abs().max().item() / second.abs().max().item()
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(21)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (1,), (2,), (4,)])
 @pytest.mark.parametrize("name", NAMES)
@@ -180,7 +180,7 @@ def deep_adapter(name: str) -> Any:
     return adapter
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "minicpm_v"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
@@ -225,7 +225,7 @@ def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
         assert gap(alone.logits[0], expected) < 1e-6
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", ["qwen3_5_mixed", "qwen3_5_moe_mixed", "minicpm_v"])
 @pytest.mark.parametrize("label", METHODS)
 def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(

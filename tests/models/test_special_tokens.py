@@ -71,7 +71,7 @@ def test_tokens_are_those_of_the_library(name: str) -> None:
     check(adapter_of(name))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(15)
 @pytest.mark.parametrize("name", [name for name in UNLISTED if name not in REFUSED])
 def test_tokens_of_classes_without_a_file_are_those_of_the_library(
     name: str, tmp_path: Path

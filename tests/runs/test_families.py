@@ -160,7 +160,7 @@ def spec_of(root: Path, *argv: str) -> RunSpec:
     return commands.spec_of(f"store={root / 'store'}", "engine.warmup=0", *argv)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("family", MODELS)
 def test_every_method_runs_and_no_answer_depends_on_the_batch(
     family: str, root: Path, tasks: Path, model_of: Overrides

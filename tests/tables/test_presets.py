@@ -48,7 +48,7 @@ def _line(pairs: Any) -> list[str]:
     return [f"{key}={value}" for key, value in pairs]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
     grids = preset(name)["grids"]
