@@ -1,4 +1,4 @@
-"""Answers with their costs by the meters of a run (harness/cost/meter.py)."""
+"""Answers with their costs by the meters of a run (harness/cost/meters/__init__.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from espalier.harness.cost.meter import CostMeter, open_meter
+from espalier.harness.cost.meters import CostMeter, open_meter
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import Generator

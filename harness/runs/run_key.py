@@ -15,7 +15,7 @@ from inspect import getfile
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.cost.meter import PACKAGE as METERS
+from espalier.harness.cost.meters import PACKAGE as METERS
 from espalier.harness.engine.signals.table import PRODUCERS
 from espalier.harness.kinds.kind import Identity
 from espalier.harness.kinds.lookup import kind_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
-from espalier.harness.cost.meter import Metered
+from espalier.harness.cost.meters import Metered
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY

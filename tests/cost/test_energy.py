@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.cost.meter import open_meter
+from espalier.harness.cost.meters import open_meter
 from espalier.harness.cost.meters.energy import EnergyMeter
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar, Self
 
-PACKAGE = "espalier.harness.cost.meters"
+PACKAGE = __name__
 
 
 @dataclass(frozen=True)

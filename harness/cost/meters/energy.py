@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from espalier.harness.cost.meter import CostMeter
+from espalier.harness.cost.meters import CostMeter
 from espalier.harness.errors import UserError
 
 
