@@ -102,7 +102,7 @@ class StandIn:
         return self
 
     @property
-    def codec(self) -> Self:
+    def adapter(self) -> Self:
         return self
 
     def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:

@@ -216,7 +216,7 @@ class Applied:
         collect: Callable[[], AbstractContextManager[PrefillScores | None]],
     ) -> list[Answer]:
         adapter, facts = self._adapter, self._checked.spec.model.facts
-        inputs = self._opened.codec.encode(chats)
+        inputs = self._opened.encode(chats)
         questions = [
             " ".join(part["text"] for part in chat[-1]["content"] if part["type"] == "text")
             for chat in chats
@@ -230,7 +230,7 @@ class Applied:
             if samples:
                 torch.manual_seed(seed * 1_000_003 + int(names[0], 16) % 1_000_003)
             generated = self._opened.generator.generate(inputs, names, **generate)
-        texts = self._opened.codec.decode(generated.ids)
+        texts = self._opened.adapter.decode(generated.ids)
         answers = []
         for row, (chat, grid, question, text, record) in enumerate(
             zip(chats, grids, questions, texts, generated.records, strict=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.harness.decoding.speculative.shared_vocabulary import check_tokenizers
-from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 from espalier.harness.engine.priors import Prior, prior_for, prior_layers
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import Refused, UserError
@@ -147,4 +147,4 @@ def open_responder(
     words, draft_words = (tokenizer.get_vocab() for tokenizer in tokenizers)
     check_tokenizers(words, draft_words, (adapter.spec.name, draft.spec.name), added)
     with Speculation(spec, adapter, method, draft) as speculation:
-        yield OpenMethod(speculation, speculation)
+        yield OpenMethod(speculation, adapter, prepare=with_chats)

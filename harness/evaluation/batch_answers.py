@@ -65,7 +65,7 @@ class Answerer:
     """Answers batches of requests and finds the samples that cannot be answered.
 
     Attributes:
-        opened: the generator of answers, and the codec of its chats.
+        opened: the generator of answers, and the adapter of its model.
         seed: the run's seed, from which batches are seeded when the model samples.
         document: returns the document of (task, split, doc id).
         source: returns the name of (task, split, doc id) in its data set and the target of its document, for the
@@ -108,7 +108,7 @@ class Answerer:
             started = perf_counter()
             batch = next_batch()
             if batch is not None:
-                batch = replace(batch, inputs=self.opened.codec.to_device(batch.inputs))
+                batch = replace(batch, inputs=self.opened.adapter.to_device(batch.inputs))
             batch = batch or self.read(block)
             waited = perf_counter() - started
             with self.seeded(block, group):
@@ -179,7 +179,7 @@ class Answerer:
             )
             for key, text, ids, record, context in zip(
                 map(key_of, block),
-                self.opened.codec.decode(generated.ids),
+                self.opened.adapter.decode(generated.ids),
                 generated.ids,
                 generated.records,
                 batch.contexts,
@@ -195,7 +195,7 @@ class Answerer:
         ends = len(ENDS.findall(text))
 
         def holds_the_end(length: int) -> bool:
-            return len(ENDS.findall(self.opened.codec.decode(ids[None, :length])[0])) >= ends
+            return len(ENDS.findall(self.opened.adapter.decode(ids[None, :length])[0])) >= ends
 
         if not answer:
             return len(ids)
@@ -203,11 +203,11 @@ class Answerer:
 
     def read(self, block: Sequence[Instance]) -> Prepared:
         """Load and encode the documents of a batch; any exception passes through."""
-        return self._prepared(block, encode=self.opened.codec.encode)
+        return self._prepared(block, encode=self.opened.encode)
 
     def preparer(self) -> Callable[[Sequence[Instance], Callable[[], None]], Prepared]:
         """Return `read` for another thread; it calls its second argument between samples."""
-        return partial(self._prepared, encode=self.opened.codec.preparer())
+        return partial(self._prepared, encode=self.opened.preparer())
 
     def _prepared(
         self,

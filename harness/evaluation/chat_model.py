@@ -58,7 +58,7 @@ class ChatModel(lmms):
     """Answers requests in batches and journals each answer; an answer in the journal is not computed again.
 
     Args:
-        opened: the generator of answers, and the codec of its chats.
+        opened: the generator of answers, and the adapter of its model.
         journal: finished samples of this run.
         spec: batch size, warm-up, allowed errors, generation settings and seed.
         tasks: the tasks of the requests; failed samples are removed from them.
@@ -151,7 +151,7 @@ class ChatModel(lmms):
             ]
         first = next(request for key, request in wanted.items() if key in self.samples)
         #: The row's entry about prompts.
-        self.prompt = self._answerer.opened.codec.prompt_summary(self._answerer.chat(first))
+        self.prompt = self._answerer.opened.adapter.prompt_summary(self._answerer.chat(first))
         if self._complete is not None:
             self._complete(self.samples)
         return [self._result(key_of(request)) for request in requests]

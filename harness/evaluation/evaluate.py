@@ -218,7 +218,7 @@ def evaluate_session(
 
     Args:
         spec: the run; of it benchmark, engine, seed and the model's generation settings are used.
-        opened: the generator of answers, the codec of its chats, and the two sessions that rank 0 times in pairs
+        opened: the generator of answers, the adapter of its model, and the two sessions that rank 0 times in pairs
             afterwards, while the other processes wait.
         journal: finished samples; gains one entry for each new answer or failure.
         progress: called with (finished, total).
@@ -255,7 +255,7 @@ def evaluate_session(
     tasks = loaded.tasks
     latency_run = None if bench.prompt_tokens is None else LatencyRun(bench, spec.seed)
     if latency_run is not None:
-        latency_run.compose(tasks, opened.codec.encode)
+        latency_run.compose(tasks, opened.encode)
     evaluation: Evaluation | None = None
     judge = judged_tasks_of(spec, tasks)
     with scoring(loaded), suppress(AllAnswered):

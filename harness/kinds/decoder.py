@@ -104,10 +104,10 @@ class SpeculativeDecoder(Kind[Decoder]):
         No decoder reads a prior in the target, and the prior of the draft is loaded with the draft.
         """
         # transformers takes seconds to import, and checks and readers of rows do not need it.
-        from espalier.harness.decoding.speculative.speculation import Speculation
+        from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 
         with Speculation(spec, adapter, method) as speculation:
-            yield OpenMethod(speculation, speculation)
+            yield OpenMethod(speculation, adapter, prepare=with_chats)
 
     def account(
         self, spec: AnswerRequest, method: Decoder, records: Sequence[SampleRecord]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -21,8 +22,6 @@ from espalier.harness.specs.run_spec import (
 from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from espalier.harness.engine.priors import Prior
     from espalier.harness.engine.record import GeneratedBatch, SampleRecord
     from espalier.harness.engine.session_setup import PrefillScores
@@ -36,6 +35,11 @@ M = TypeVar("M", bound=Method)
 Prepare = Callable[[Sequence["Chat"]], Mapping[str, Any]]
 
 
+def prepared(adapter: Adapter, chats: Sequence[Chat]) -> Mapping[str, Any]:
+    """Return the inputs of one batch of chats in memory, as the model takes them."""
+    return adapter.prepare(chats)
+
+
 class Generator(Protocol):
     """Generates answers, such as an open engine session."""
 
@@ -43,25 +47,6 @@ class Generator(Protocol):
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
     ) -> GeneratedBatch:
         """Answer one left-padded batch; `samples` has an id for each row."""
-
-
-class ChatCodec(Protocol):
-    """Encodes chats and decodes new tokens, as an adapter does."""
-
-    def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
-        """Return the inputs of one batch of chats."""
-
-    def preparer(self) -> Prepare:
-        """Return a function for another thread that prepares chats in memory; `to_device` completes what it returns."""
-
-    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return prepared inputs on the device of the model."""
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the answers of (B, T) new tokens."""
-
-    def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
-        """Return the settings of prompts in a row, by the example of one chat."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +63,25 @@ class OpenMethod:
 
     Attributes:
         generator: answers encoded chats under the method.
-        codec: encodes chats for it, and decodes its answers.
+        adapter: of the model; decodes the answers.
         paired: sessions to time in pairs; None where the kind compares with plain answers by itself.
         collect_scores: opens a block that collects attention and scores of a prefill; None where answers take several.
+        prepare: turns chats into what the generator takes, in memory.
     """
 
     generator: Generator
-    codec: ChatCodec
+    adapter: Adapter
     paired: PairedSessions | None = None
     collect_scores: Callable[[], AbstractContextManager[PrefillScores]] | None = None
+    prepare: Callable[[Adapter, Sequence[Chat]], Mapping[str, Any]] = prepared
+
+    def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
+        """Return the inputs of one batch of chats on the model's device."""
+        return self.adapter.to_device(self.prepare(self.adapter, chats))
+
+    def preparer(self) -> Prepare:
+        """Return a function for another thread that prepares chats in memory; `to_device` completes what it returns."""
+        return partial(self.prepare, self.adapter.thread_copy)
 
 
 @dataclass(frozen=True)

@@ -447,10 +447,6 @@ class Adapter(ModelParts):
         duplicate.processor = deepcopy(self.processor)
         return duplicate
 
-    def preparer(self) -> Callable[[Sequence[Chat]], Mapping[str, Any]]:
-        """Return `prepare` for another thread."""
-        return self.thread_copy.prepare
-
     def prepare(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
         """Return chats as one left-padded batch on the CPU.
 

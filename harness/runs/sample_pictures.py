@@ -83,7 +83,7 @@ def draw_samples(
         for repeated in answer_again(spec, opened, loaded, keys):
             sample, origin = repeated.sample, repeated.sample.record.origin
             assert origin is not None  # it was answered by this process
-            inputs = opened.codec.encode([repeated.chat])
+            inputs = opened.encode([repeated.chat])
             (grid,) = grid_rows(adapter.layout(without_chats(inputs)))
             visible = visible_chat(adapter, repeated.chat, grid)
             title = f"{sample.task} {sample.doc_id}: {len(origin)} of {sample.record.visual} visual tokens kept"

@@ -159,7 +159,7 @@ def measure(
     """
     # Imports transformers, which takes seconds.
     from espalier.harness.models.build_adapter import load_adapter_without_weights
-    from espalier.harness.runs.served.served_session import ServedCodec
+    from espalier.harness.runs.served.served_session import served_prompt
 
     spec = sides[0].spec
     adapter = load_adapter_without_weights(spec.model)
@@ -168,7 +168,7 @@ def measure(
         medium = {"type": "video", "video": blank_clip(frames)}
     question = {"type": "text", "text": words(QUESTION)}
     chat = [{"role": "user", "content": [medium, question]}]
-    prompt: ServedPrompt = ServedCodec(adapter).encode([chat])["prompts"][0]
+    prompt: ServedPrompt = served_prompt(adapter, chat)
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="espalier-engine-") as place:
         folder = model_folder(Path(place) / "model", spec.model, adapter)

@@ -211,7 +211,7 @@ def rows_of(setup: Setup, kind: AnswerKind) -> list[dict[str, Any]]:
 def row_of(setup: Setup, kind: AnswerKind, setting: Sequence[str]) -> dict[str, Any]:
     """Decode all chats of one kind by one decoder and return its figures."""
     # Imports transformers' models, two seconds that --help does not need.
-    from espalier.harness.decoding.speculative.speculation import Speculation
+    from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 
     job = admission.admit(setup.spec(*setting, "engine.threads=1"), Digests())
     decoder = job.method
@@ -219,7 +219,8 @@ def row_of(setup: Setup, kind: AnswerKind, setting: Sequence[str]) -> dict[str, 
     decodings: list[Mapping[str, Any]] = []
     with Speculation(job.spec, setup.adapter, decoder) as pair:
         for number, chat in enumerate(kind.chats):
-            answer = pair.generate(pair.encode([chat]), [str(number)], **kind.generation)
+            inputs = setup.adapter.to_device(with_chats(setup.adapter, [chat]))
+            answer = pair.generate(inputs, [str(number)], **kind.generation)
             decodings += [
                 record.decoding for record in answer.records if record.decoding is not None
             ]

@@ -296,7 +296,7 @@ def test_a_method_that_writes_into_its_view_changes_nothing(model: Any) -> None:
     def logits(rule: Callable[..., Plan]) -> torch.Tensor:
         chat = question_chat(PICTURE, "what is it ?", model.spec)
         with espalier.apply(model, Mine(rule), ratio=0.9) as pruned:
-            inputs = pruned._opened.codec.encode([chat])
+            inputs = pruned._opened.encode([chat])
             more = {"max_new_tokens": 2, "output_logits": True}
             generated = pruned._opened.generator.generate(inputs, ["0"], **more)
         assert generated.logits is not None

@@ -27,7 +27,7 @@ SCENE = sample_scene(SAMPLE).to_pil()
 def test_attention_is_that_of_the_library(model: Any) -> None:
     with espalier.apply(model, "none") as plain:
         answer = plain.ask(SCENE, QUESTION, max_new_tokens=2, record=True)
-        inputs = plain._opened.codec.encode([question_chat(SCENE, QUESTION, model.spec)])
+        inputs = plain._opened.encode([question_chat(SCENE, QUESTION, model.spec)])
         visual = plain._adapter.layout(inputs).visual[0]
     eager = LlavaForConditionalGeneration.from_pretrained(
         weights_dir("seedling"), attn_implementation="eager", dtype=torch.float32

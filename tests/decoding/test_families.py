@@ -10,7 +10,7 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
-from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 from espalier.harness.specs.run_spec import MethodSpec, ModelSpec, RunSpec
 from espalier.methods.base import Decoder
 from espalier.methods.onsd import OnSD
@@ -67,7 +67,10 @@ def test_the_answer_is_the_targets(name: str) -> None:
     for method, ratio in DECODERS:
         with Speculation(run_of(adapter.spec, method, ratio), adapter, method) as both:
             generated = both.generate(
-                both.encode([chat]), ["0"], max_new_tokens=LIMIT, do_sample=False
+                adapter.to_device(with_chats(adapter, [chat])),
+                ["0"],
+                max_new_tokens=LIMIT,
+                do_sample=False,
             )
         (record,) = generated.records
         decoded = DecodingRecord.from_entry(record.decoding)

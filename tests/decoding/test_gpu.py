@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
-from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 from espalier.harness.engine import text_stack as fixed
 from espalier.harness.engine.text_stack import CudaGraphs, TextStack, prefill_words
 from espalier.harness.models.build_adapter import load_adapter
@@ -34,7 +34,7 @@ def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
     adapter, records = load_adapter(job.spec.model), []
     with Speculation(job.spec, adapter, job.method) as speculation:
         for scene in (3, 4):
-            inputs = speculation.encode([chat_of((scene,))])
+            inputs = adapter.to_device(with_chats(adapter, [chat_of((scene,))]))
             plain = {name: value for name, value in inputs.items() if name != "chats"}
             ids = adapter.model.generate(**plain, **GREEDY)[:, plain["input_ids"].shape[1] :]
             generated = speculation.generate(inputs, [str(scene)], **GREEDY)

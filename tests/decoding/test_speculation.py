@@ -18,7 +18,7 @@ from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.draft_model import DraftModel, draft_of
 from espalier.harness.decoding.speculative.forward_times import MEASUREMENTS, best_window_of
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceReader, GuidedReducer
-from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
@@ -74,7 +74,9 @@ def answer(
     session: Speculation, scene: int, **settings: Any
 ) -> tuple[list[int], DecodingRecord, Any]:
     generated = session.generate(
-        session.encode([chat_of((scene,))]), [f"captions/{scene}"], **(settings or GREEDY)
+        target().to_device(with_chats(target(), [chat_of((scene,))])),
+        [f"captions/{scene}"],
+        **(settings or GREEDY),
     )
     (record,) = generated.records
     # As the journal keeps it.
@@ -252,7 +254,7 @@ def test_a_question_draws_by_its_id() -> None:
     """Two samples of one run that ask the same draw other numbers, and each the same ones again."""
     settings = {"do_sample": True, "temperature": 2.0, "max_new_tokens": 24}
     with speculation("autoregressive", "engine.transport=sequential") as session:
-        inputs = session.encode([chat_of((3,))])
+        inputs = target().to_device(with_chats(target(), [chat_of((3,))]))
         first, second, repeated = (
             session.generate(inputs, [name], **settings).ids[0].tolist() for name in ("a", "b", "a")
         )
@@ -313,7 +315,7 @@ def test_several_chats_and_settings_that_cannot_be_honoured_are_refused() -> Non
     with speculation("pearl", "engine.transport=sequential") as session:
         chats = [chat_of((3,)), chat_of((4,))]
         with pytest.raises(ValueError, match="one at a time"):
-            session.generate(session.encode(chats), ["0", "1"], **GREEDY)
+            session.generate(target().to_device(with_chats(target(), chats)), ["0", "1"], **GREEDY)
         with pytest.raises(UserError, match="num_beams"):
             answer(session, 3, num_beams=2, max_new_tokens=4)
 

@@ -11,6 +11,7 @@ import torch
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import Work
 from espalier.harness.cost.flops import flops_block, sample_flops
+from espalier.harness.decoding.speculative.speculation import with_chats
 from espalier.harness.engine.session import Session
 from espalier.harness.models.chat_media import place_media
 from espalier.methods.none import NoReduction
@@ -105,7 +106,7 @@ def test_every_decoder_answers_a_text_alone(name: str) -> None:
         name, "engine.transport=sequential", "engine.patience=2", *overrides
     ) as decoder_session:
         generated = decoder_session.generate(
-            decoder_session.encode([question]), ["text/0"], **GREEDY
+            target().to_device(with_chats(target(), [question])), ["text/0"], **GREEDY
         )
     (record,) = generated.records
     assert generated.ids[0].tolist() == plain.tolist()

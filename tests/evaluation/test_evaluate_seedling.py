@@ -120,16 +120,16 @@ def test_failing_sample_is_named_and_leaves_the_model_working(
     adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scene that cannot be read fails alone; the session goes on with the others."""
-    plain = adapter.encode
+    plain = adapter.prepare
     seen: list[Any] = []
 
-    def encode(chats: Sequence[Any]) -> Any:
+    def prepare(chats: Sequence[Any]) -> Any:
         seen.extend(chats)
         if seen[2] in chats:
             raise OSError("truncated image")
         return plain(chats)
 
-    monkeypatch.setattr(adapter, "encode", encode)
+    monkeypatch.setattr(adapter, "prepare", prepare)
     spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
     journal = Journal(tmp_path / "journal.jsonl")
     with pytest.raises(SampleErrors, match=r"1 of 8 .*seedling_rec/2: OSError: truncated image"):

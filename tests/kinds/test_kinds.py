@@ -86,9 +86,9 @@ def walked(method: Method, store: Path, *overrides: str) -> Walked:
     samples: list[Sample] = []
     with kind.open(job.spec, adapter(), job.method) as opened:
         for index in SCENES:
-            inputs = opened.codec.encode([chat_of(index)])
+            inputs = opened.encode([chat_of(index)])
             done = opened.generator.generate(inputs, [f"t/{index}"], **GREEDY)
-            (text,) = opened.codec.decode(done.ids)
+            (text,) = opened.adapter.decode(done.ids)
             ids.append(tuple(done.ids[0].tolist()))
             samples.append(Sample("t", index, text, 0, 0, done.records[0]))
     evaluation = Evaluation({}, len(samples), tuple(samples), {}, (), 0, 1.0, {})
@@ -301,9 +301,9 @@ def test_answers_need_no_benchmark() -> None:
     settled = kind.normalise(asked, method)
     assert settled == asked
     with kind.open(settled, adapter(), method) as opened:
-        inputs = opened.codec.encode([chat_of(0), chat_of(1)])
+        inputs = opened.encode([chat_of(0), chat_of(1)])
         done = opened.generator.generate(inputs, ["0", "1"], **GREEDY)
-        assert len(opened.codec.decode(done.ids)) == 2
+        assert len(opened.adapter.decode(done.ids)) == 2
         assert opened.paired is not None
         assert opened.paired.reduced is not opened.paired.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]

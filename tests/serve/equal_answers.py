@@ -24,7 +24,7 @@ from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.runs.served.engine_pool import code_folder, model_folder
 from espalier.harness.runs.served.engine_process import EngineProcess
-from espalier.harness.runs.served.served_session import ServedCodec, ServedGenerator, WrongPrompt
+from espalier.harness.runs.served.served_session import ServedGenerator, WrongPrompt, served_prompts
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.methods.base import MethodError
@@ -128,7 +128,7 @@ def served(
     """Answers of all chats, sent together."""
     method = build_method(spec.method.name, {})
     generator = ServedGenerator(spec, side.adapter, method, engine, built_in)
-    inputs = ServedCodec(side.adapter).encode(side.chats)
+    inputs = served_prompts(side.adapter, side.chats)
     names = [f"sample/{number}" for number in range(len(side.chats))]
     result = generator.generate(inputs, names, max_new_tokens=NEW, do_sample=False)
     rows = zip(result.ids.tolist(), result.records, strict=True)
@@ -240,7 +240,7 @@ def test_without_the_setting_in_the_keys_a_picture_comes_stale_out_of_the_caches
 def test_what_cannot_be_served_is_one_line_and_the_engine_goes_on(
     engine: EngineProcess, side: Side
 ) -> None:
-    prompt = ServedCodec(side.adapter).encode(side.chats[:1])["prompts"][0]
+    prompt = served_prompts(side.adapter, side.chats[:1])["prompts"][0]
     request = {"prompt": prompt.ids, "media": prompt.media, "sampling": {"max_tokens": 1}}
     for setting, line in (
         ({"method": "fastv", "ratio": 0.5}, "acts before decoder layer 2"),
@@ -248,7 +248,7 @@ def test_what_cannot_be_served_is_one_line_and_the_engine_goes_on(
     ):
         with pytest.raises(UserError, match=line):
             engine.ask([{**request, "setting": setting}])
-    long = ServedCodec(side.adapter).encode([chat("w1 " * OPTIONS["max_model_len"], 0)])
+    long = served_prompts(side.adapter, [chat("w1 " * OPTIONS["max_model_len"], 0)])
     (prompt_over,) = long["prompts"]
     over = {**request, "prompt": prompt_over.ids, "media": prompt_over.media, "setting": {}}
     with pytest.raises(UserError, match=r"backend=vllm: .*(length|longer)"):

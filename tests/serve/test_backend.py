@@ -23,10 +23,10 @@ from espalier.harness.runs.run_key import key_parts
 from espalier.harness.runs.served import backend_check
 from espalier.harness.runs.served.engine_pool import code_folder, pruning_arguments
 from espalier.harness.runs.served.served_session import (
-    ServedCodec,
     ServedGenerator,
     kept_of,
     sampling_of,
+    served_prompts,
     setting_of,
 )
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
@@ -219,7 +219,7 @@ def test_the_cache_of_a_served_prompt_has_the_bytes_of_that_prompt_alone(tmp_pat
     )
     chats = [chat(words, picture(n, 28, 28)) for n, words in enumerate(("w1", "w1 w2 w3 w4"))]
     served = ServedGenerator(spec, adapter, DivPrune(), Answering(4))
-    prompts = ServedCodec(adapter).encode(chats)
+    prompts = served_prompts(adapter, chats)
     counted = [record.kv_bytes for record in served.generate(prompts, ["a", "b"]).records]
     with Session(adapter, DivPrune(), spec.budget) as session:
         alone = [

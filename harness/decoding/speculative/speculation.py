@@ -119,10 +119,15 @@ def mismatch_of(
     return Mismatch(place, float((logits[plain[place]] - logits[answer[place]]).abs()))
 
 
+def with_chats(adapter: Adapter, chats: Sequence[Chat]) -> Mapping[str, Any]:
+    """Return the target's inputs of some chats in memory, with the chats for the draft to read."""
+    return {**adapter.prepare([list(chat) for chat in chats]), "chats": chats}
+
+
 class Speculation:
     """A target and its draft, ready for one request after another; use it as a context manager.
 
-    It replaces the adapter (`encode`, `decode`) and the session (`generate`) in an evaluation.
+    It replaces the session (`generate`) in an evaluation.
 
     Args:
         spec: settings of the run.
@@ -179,30 +184,6 @@ class Speculation:
         """Restore the target and end the draft."""
         self._stack.close()
 
-    # ------------------------------------------------------------------ as an adapter
-
-    def encode(self, chats: Sequence[Chat]) -> dict[str, Any]:
-        """Return the target's inputs, with the chats for the draft to read."""
-        return self.to_device(self._prepared(self._adapter, chats))
-
-    def preparer(self) -> Callable[[Sequence[Chat]], dict[str, Any]]:
-        """Return a function that prepares chats in another thread."""
-        return partial(self._prepared, self._adapter.thread_copy)
-
-    def to_device(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return prepared inputs on the target's device."""
-        return self._adapter.to_device(inputs)
-
-    def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
-        """Return the entries of a row about the target's prompts."""
-        return self._adapter.prompt_summary(chat)
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the answers of (B, T) new tokens."""
-        return self._adapter.decode(ids)
-
-    # ------------------------------------------------------------------ as a session
-
     @torch.inference_mode()
     def generate(
         self, inputs: Mapping[str, Any], samples: Sequence[str], **generation: Any
@@ -210,7 +191,7 @@ class Speculation:
         """Answer one request; measurements are in its record, `Record.decoding`.
 
         Args:
-            inputs: result of `encode` for one chat.
+            inputs: of one chat, prepared `with_chats`.
             samples: its id.
             **generation: arguments of transformers' `generate`.
 
@@ -264,10 +245,6 @@ class Speculation:
         return GeneratedBatch(generated.ids, (record,), None, generated.cache_lengths)
 
     # ------------------------------------------------------------------ decoding
-
-    @staticmethod
-    def _prepared(adapter: Adapter, chats: Sequence[Chat]) -> dict[str, Any]:
-        return {**adapter.prepare([list(chat) for chat in chats]), "chats": chats}
 
     def _answers(
         self, inputs: Mapping[str, Any], request: DraftRequest

@@ -52,11 +52,11 @@ class ServedModel:
         """Return a context manager that yields what answers under a method."""
         # Import transformers, which takes seconds.
         from espalier.harness.kinds.kind import OpenMethod
-        from espalier.harness.runs.served.served_session import ServedCodec, ServedGenerator
+        from espalier.harness.runs.served.served_session import ServedGenerator, served_prompts
 
         assert isinstance(method, TokenReducer)  # admission has checked it
         generator = ServedGenerator(spec, self.adapter, method, self.engine, spec.backend.built_in)
-        return nullcontext(OpenMethod(generator, ServedCodec(self.adapter)))
+        return nullcontext(OpenMethod(generator, self.adapter, prepare=served_prompts))
 
     @property
     def placement(self) -> dict[str, Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier.harness.cost.budget import Budget
@@ -53,39 +52,13 @@ class ServedPrompt:
     blended: bool
 
 
-class ServedCodec:
-    """Encodes chats with a model's adapter, which needs no weights for it.
+def served_prompts(adapter: Adapter, chats: Sequence[Chat]) -> Mapping[str, Any]:
+    """Return the prompts of chats, for which a model's adapter needs no weights.
 
-    Args:
-        adapter: of the model.
+    Raises:
+        UserError: as in `Adapter.prepare`, or videos that cannot be counted one by one.
     """
-
-    def __init__(self, adapter: Adapter) -> None:
-        self._adapter = adapter
-
-    def encode(self, chats: Sequence[Chat]) -> Mapping[str, Any]:
-        """Return the prompts of chats.
-
-        Raises:
-            UserError: as in `Adapter.prepare`, or videos that cannot be counted one by one.
-        """
-        return {"prompts": [served_prompt(self._adapter, chat) for chat in chats]}
-
-    def preparer(self) -> Callable[[Sequence[Chat]], Mapping[str, Any]]:
-        """Return `encode` for another thread."""
-        return ServedCodec(self._adapter.thread_copy).encode
-
-    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the prompts: another process has the device."""
-        return inputs
-
-    def decode(self, ids: Tensor) -> list[str]:
-        """Return the answers of (B, T) new tokens."""
-        return self._adapter.decode(ids)
-
-    def prompt_summary(self, chat: Chat) -> dict[str, str | None]:
-        """Return the settings of prompts in a row."""
-        return self._adapter.prompt_summary(chat)
+    return {"prompts": [served_prompt(adapter, chat) for chat in chats]}
 
 
 def served_prompt(adapter: Adapter, chat: Chat) -> ServedPrompt:

@@ -78,7 +78,7 @@ def reduced(
     built, engine = build_method(method, {}), EngineSpec(backend=backend)
     answer_spec = AnswerSpec(adapter.spec, MethodSpec(method), Budget("kept", ratio), engine)
     with kind_of(built, answer_spec).open(answer_spec, adapter, built) as opened:
-        inputs = opened.codec.encode(chats())
+        inputs = opened.encode(chats())
         names = [str(number) for number in range(len(inputs["input_ids"]))]
         return opened.generator.generate(inputs, names, **SETTINGS)
 
@@ -134,7 +134,7 @@ def speculative(device: str, transport: str, *settings: str) -> str:
     adapter = model_on(f"model.device={device}")
     with kind_of(job.method, job.spec).open(job.spec, adapter, job.method) as opened:
         for index, chat in enumerate(chats()):
-            inputs = opened.codec.encode([chat])
+            inputs = opened.encode([chat])
             done = opened.generator.generate(
                 inputs, [str(index)], do_sample=False, max_new_tokens=24
             )
