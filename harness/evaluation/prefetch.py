@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import TypeVar
 
+from espalier.harness.errors import tell_once
 from espalier.harness.specs.run_spec import RunSpec
 
 Item = TypeVar("Item")
@@ -107,7 +108,15 @@ def read_ahead(
 
     # A daemon, so that the command can end even if the thread hangs.
     thread = threading.Thread(target=work, name="feeder", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # the system's limit of threads
+        tell_once(
+            f"engine.prefetch: the thread that reads ahead has ended ({error}); "
+            "batches are read between answers"
+        )
+        yield lambda: None
+        return
     with kept_memory():
         try:
             yield take
