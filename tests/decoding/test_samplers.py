@@ -86,6 +86,14 @@ def test_settings_of_the_checkpoint_count_and_travel(monkeypatch) -> None:
     assert isinstance(rule_of(config, RandomNumbers(0)), Greedy)
 
 
+def test_a_sampler_leaves_the_settings_as_they_are() -> None:
+    adapter = in_doubles("llava")
+    config = resolved_config(adapter, {"max_new_tokens": 9, "min_new_tokens": 2})
+    before = config.to_dict()
+    sampler_of(adapter, config, encoded("llava")["input_ids"])
+    assert config.to_dict() == before
+
+
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 30, "top_p": 0.9}
 
 
