@@ -61,6 +61,14 @@ def test_an_answer_is_that_of_the_loop_written_out(adapter) -> None:
         assert torch.equal(generated.logits[0].view(logits.shape), logits)
 
 
+def test_behind_its_end_an_answer_is_padding(adapter) -> None:
+    generated = models.denoised(adapter, infill="w1</s>w2<mask>", stop="cut")
+    encode = adapter.processor.tokenizer.encode
+    words = encode("w1</s>", add_special_tokens=False)
+    for ids in generated.ids.tolist():
+        assert ids == words + [adapter.pad_id] * (len(ids) - len(words))
+
+
 CACHED = {"prefix_cache": True}
 
 
