@@ -52,10 +52,10 @@ ROWS = {
 
 def groups(grid: Tensor, tile: Tensor) -> dict[tuple[int, int], list[int]]:
     """Return the tokens of each (image, crop) of one row, sorted by it."""
-    found: dict[tuple[int, int], list[int]] = {}
+    tokens_of: dict[tuple[int, int], list[int]] = {}
     for token, (image, crop) in enumerate(zip(grid[:, 0].tolist(), tile.tolist(), strict=True)):
-        found.setdefault((image, crop), []).append(token)
-    return dict(sorted(found.items()))
+        tokens_of.setdefault((image, crop), []).append(token)
+    return dict(sorted(tokens_of.items()))
 
 
 def slow_apportion(weights: list[float], sizes: list[int], total: int) -> list[int]:
@@ -107,7 +107,7 @@ def over_crop(grid: Tensor, tile: Tensor, token: int) -> tuple[int, int] | None:
 
 def slow_sampled(grid: Tensor, values: Tensor) -> Tensor:
     """Return (N,) values of each image's global view, resized by torch to its plane of crops; its own in the view."""
-    found = values.clone()
+    sampled = values.clone()
     for image in grid[:, 0].unique():
         whole, plane = ((grid[:, 0] == image) & (grid[:, 1] == view) for view in (0, 1))
         if plane.any():
@@ -115,8 +115,10 @@ def slow_sampled(grid: Tensor, values: Tensor) -> Tensor:
                 (grid[part, 2:].amax(dim=0) + 1).tolist() for part in (whole, plane)
             )
             cells = values[whole].view(1, 1, height, width)
-            found[plane] = interpolate(cells, size, mode="bilinear", align_corners=False).flatten()
-    return found
+            sampled[plane] = interpolate(
+                cells, size, mode="bilinear", align_corners=False
+            ).flatten()
+    return sampled
 
 
 def crop_view(method: TokenReducer, name: str, width: int = 6) -> View:

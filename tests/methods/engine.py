@@ -71,14 +71,14 @@ def check_budget(
     done = kept_by(adapter, method, chats, budget.ratio, rule=budget.rule, **changes)
     for record in done.records:
         reached = budget.verify(method, facts, record)
-        asked = (1 - budget.ratio) * record.visual
+        target = (1 - budget.ratio) * record.visual
         assert record.kept == record.requested
-        assert abs(getattr(reached, budget.rule) - asked) <= 1 + 1e-9
+        assert abs(getattr(reached, budget.rule) - target) <= 1 + 1e-9
         # The two rules that are sums, counted here once more.
         if budget.rule == "kept":
-            assert abs(record.entering[-1] - asked) <= 0.5 + 1e-9
+            assert abs(record.entering[-1] - target) <= 0.5 + 1e-9
         if budget.rule == "average":
-            assert abs(sum(record.entering) / len(record.entering) - asked) <= 1 + 1e-9
+            assert abs(sum(record.entering) / len(record.entering) - target) <= 1 + 1e-9
     return budget.ratio
 
 
@@ -100,8 +100,8 @@ def check_count(
 
 def reached_by(error: BudgetError) -> tuple[float, float]:
     """Return the range of ratios that a refusal names."""
-    (found,) = RANGE.findall(str(error))
-    return float(found[0]), float(found[1])
+    (bounds,) = RANGE.findall(str(error))
+    return float(bounds[0]), float(bounds[1])
 
 
 def refused_outside(low: float, high: float, ratio: float) -> float:

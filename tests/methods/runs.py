@@ -154,10 +154,10 @@ def recall(
     planted = torch.rand(16, n_tokens, generator=generator).argsort(dim=1)[:, :n_planted]
     scores = noise.scatter(1, planted, 3.0)
 
-    def found(turned: Tensor) -> float:
+    def share_kept(turned: Tensor) -> float:
         view, reduces = view_of(turned), isinstance(method, TokenReducer)
         kept = method.plan(view, keep).kept if reduces else method.choose(view, keep)
         kept = kept if kept.dim() == 2 else kept[:, -1]
         return float((kept.unsqueeze(2) == planted.unsqueeze(1)).any(dim=1).float().mean())
 
-    return found(scores), keep / n_tokens, found(1 / (scores + 0.1))
+    return share_kept(scores), keep / n_tokens, share_kept(1 / (scores + 0.1))

@@ -47,11 +47,11 @@ def picks(similarity: Held, quality: torch.Tensor, n_keep: int) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_picks_maximise_the_determinant_step_by_step(n_keep: int, seed: int):
     similarity, quality = random_kernel(3, 15, 24, seed)
-    found = picks(Held(similarity), quality, n_keep)
+    indices = picks(Held(similarity), quality, n_keep)
     wanted = [slow_map(s, q, n_keep) for s, q in zip(similarity, quality, strict=True)]
-    assert found.tolist() == wanted
+    assert indices.tolist() == wanted
     alone = [picks(Held(similarity[i : i + 1]), quality[i : i + 1], n_keep)[0] for i in range(3)]
-    assert torch.equal(torch.stack(alone), found)
+    assert torch.equal(torch.stack(alone), indices)
 
 
 def test_a_small_case_by_hand():
@@ -66,24 +66,24 @@ def test_a_small_case_by_hand():
 
 def test_beyond_the_rank_the_best_of_the_rest_fill_the_count():
     similarity, quality = random_kernel(6, 40, 8, 0)
-    found = picks(Held(similarity), quality, 24)
-    assert all(len(set(row)) == 24 for row in found.tolist())
+    indices = picks(Held(similarity), quality, 24)
+    assert all(len(set(row)) == 24 for row in indices.tolist())
     assert dpp_map(Held(similarity), quality, 24).spare.tolist() == [16] * 6
     assert dpp_map(Held(similarity), quality, 8).spare.tolist() == [0] * 6
     for row in range(6):
         spanning = set(picks(Held(similarity), quality, 8)[row].tolist())
         rest = [i for i in quality[row].argsort(descending=True).tolist() if i not in spanning]
-        assert set(found[row].tolist()) == spanning | set(rest[:16])
+        assert set(indices[row].tolist()) == spanning | set(rest[:16])
 
 
 def test_rows_may_run_out_of_rank_at_different_steps():
     similarity, quality = random_kernel(2, 20, 12, 3)
     flat = torch.ones_like(similarity)
     mixed = torch.stack([similarity[0], flat[1]])
-    found = picks(Held(mixed), quality, 7)
-    assert torch.equal(found[0], picks(Held(similarity[:1]), quality[:1], 7)[0])
+    indices = picks(Held(mixed), quality, 7)
+    assert torch.equal(indices[0], picks(Held(similarity[:1]), quality[:1], 7)[0])
     assert dpp_map(Held(mixed), quality, 7).spare.tolist() == [0, 6]
-    assert torch.equal(found[1], quality[1].topk(7).indices.sort().values)
+    assert torch.equal(indices[1], quality[1].topk(7).indices.sort().values)
 
 
 def test_a_tiny_quality_does_not_hide_what_is_new():

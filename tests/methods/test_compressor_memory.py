@@ -31,13 +31,13 @@ class Largest(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        found = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(found):
+        outputs = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
             # A view of keys that are expanded over heads has many elements and stores none of them.
             if isinstance(leaf, Tensor):
                 held = leaf.untyped_storage().nbytes() // leaf.element_size()
                 self.elements = max(self.elements, min(leaf.numel(), held))
-        return found
+        return outputs
 
 
 def long_view() -> CacheView:

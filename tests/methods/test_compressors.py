@@ -74,11 +74,11 @@ def built(name: str, **params: object) -> CacheCompressor:
 def test_rows_are_those_of_the_whole_map(block: int) -> None:
     view, places = view_of(), torch.tensor([3, 11, 40, 45])
     blocks = attention.rows(view.queries, view.keys, view.scaling, places, block)
-    got = torch.cat(
+    rows = torch.cat(
         [pad(block_weights, (0, LENGTH - block_weights.shape[-1])) for block_weights in blocks],
         dim=1,
     )
-    torch.testing.assert_close(got, whole_map(view)[:, places], rtol=0, atol=1e-14)
+    torch.testing.assert_close(rows, whole_map(view)[:, places], rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("tile", [2**20, 150])
@@ -140,14 +140,14 @@ def test_snapkv_pools_the_votes_of_the_last_words(window: int, kernel: int, pool
 
 def test_a_visual_window_reads_each_key_once() -> None:
     view = view_of()
-    got = built("aircache", window="visual", size=4).score(view)
+    scores = built("aircache", window="visual", size=4).score(view)
     votes = torch.zeros(VISUAL, dtype=torch.float64)
     for head in range(HEADS):
         for place in range(VISUAL - 4, VISUAL):
             keys = view.keys[head // 3][view.visual[: place + 1]]
             products = keys @ view.queries[head, view.visual[place]] * view.scaling
             votes[: place + 1] += products.softmax(0) / (4 * HEADS)
-    torch.testing.assert_close(got[0], votes, rtol=0, atol=1e-12)
+    torch.testing.assert_close(scores[0], votes, rtol=0, atol=1e-12)
 
 
 def test_the_elite_are_those_that_reach_the_threshold() -> None:
@@ -302,9 +302,9 @@ def test_each_head_merges_into_what_it_keeps() -> None:
 def test_the_released_ranks_are_the_values_of_an_argsort() -> None:
     view = view_of()
     true = built("elastic").score(view)[0]
-    got = built("elastic", argsort_as_rank=True).score(view)[0]
-    assert got.tolist() == true.argsort(stable=True).tolist()
-    assert got.argsort().tolist() != true.argsort().tolist()
+    ranks = built("elastic", argsort_as_rank=True).score(view)[0]
+    assert ranks.tolist() == true.argsort(stable=True).tolist()
+    assert ranks.argsort().tolist() != true.argsort().tolist()
 
 
 # ------------------------------------------------------------------------------------ controls

@@ -38,17 +38,17 @@ def released_pyramid(mean: int, n: int, depth: int, window: int, beta: int = 20)
 @pytest.mark.parametrize(("mean", "n"), PYRAMIDS)
 def test_whole_steps_are_the_released_ones(depth: int, mean: int, n: int) -> None:
     method = built("pyramidkv", whole_steps=True)
-    found = method.allocate([torch.zeros(1, n)] * depth, mean * depth)
-    expected = [max(1, one) for one in released_pyramid(mean, n, depth, window=8)]
-    assert found.tolist() == expected
+    sizes = method.allocate([torch.zeros(1, n)] * depth, mean * depth)
+    expected = [max(1, size) for size in released_pyramid(mean, n, depth, window=8)]
+    assert sizes.tolist() == expected
     assert 0 <= sum(expected) - mean * depth <= method.slack(depth)
 
 
 def test_the_released_pyramid_overshoots_by_as_much_as_was_published() -> None:
     """128 entries with a window of 8 in 32 layers become 133.5 on average."""
     layers = [torch.zeros(1, 4000)] * 32
-    found = built("pyramidkv", whole_steps=True).allocate(layers, 120 * 32)
-    assert float(found.double().mean()) + 8 == 133.5
+    sizes = built("pyramidkv", whole_steps=True).allocate(layers, 120 * 32)
+    assert float(sizes.double().mean()) + 8 == 133.5
     assert int(built("pyramidkv").allocate(layers, 120 * 32).sum()) == 120 * 32
     assert built("pyramidkv").slack(32) == 0
 
@@ -61,7 +61,7 @@ def test_layers_of_different_lengths_share_exactly() -> None:
 def released_prefix(scores: list[list[float]], total: int) -> list[int]:
     """Entries of each layer, two protected ones included: forgotten ones are searched for, scaled, and cut off."""
     size = sum(map(len, scores))
-    asked = size - total
+    target = size - total
     low, high, forgotten = 0.0, 1.0, [0] * len(scores)
     for _ in range(50):
         p = (low + high) / 2
@@ -73,13 +73,13 @@ def released_prefix(scores: list[list[float]], total: int) -> list[int]:
                 held += ranked[count]
                 count += 1
             forgotten.append(max(0, len(layer) - count - 2))
-        if abs(sum(forgotten) - asked) < 5:
+        if abs(sum(forgotten) - target) < 5:
             break
-        if sum(forgotten) > asked:
+        if sum(forgotten) > target:
             low = p
         else:
             high = p
-    scale = asked / max(sum(forgotten), 1)
+    scale = target / max(sum(forgotten), 1)
     return [
         max(min(2, len(layer)), len(layer) - int(gone * scale))
         for layer, gone in zip(scores, forgotten, strict=True)
@@ -101,9 +101,9 @@ def test_the_truncated_search_is_the_released_one(
 ) -> None:
     layers, method = uneven(seed, depth, n), built("prefixkv", truncated=True)
     total = max(depth, round(share * depth * n))
-    found = method.allocate(layers, total)
-    assert found.tolist() == released_prefix([layer[0].tolist() for layer in layers], total)
-    assert 0 <= int(found.sum()) - total <= method.slack(depth)
+    sizes = method.allocate(layers, total)
+    assert sizes.tolist() == released_prefix([layer[0].tolist() for layer in layers], total)
+    assert 0 <= int(sizes.sum()) - total <= method.slack(depth)
 
 
 def test_the_truncated_search_misses_the_budget_and_ends_where_layers_are_alike() -> None:
@@ -141,7 +141,8 @@ def released_merge(scores: list[float], store: Tensor, gone: int) -> tuple[list[
         nearest = min(stays, key=lambda slot: (abs(slot - place), slot))
         taken[nearest].append(place)
     means = {
-        slot: torch.stack([store[one] for one in slots]).mean(0) for slot, slots in taken.items()
+        slot: torch.stack([store[entry] for entry in slots]).mean(0)
+        for slot, slots in taken.items()
     }
     kept = [0, *stays, length - 1]
     return kept, torch.stack([means.get(slot, store[slot]) for slot in kept])

@@ -41,11 +41,11 @@ def written_out(scores, states, compared, keep, mean) -> tuple[list[int], list[l
     for i in range(n):
         if i not in groups:
             groups[max(kept, key=lambda j: (cosine(compared[i], compared[j]), -j))].append(i)
-    found = []
+    merged_values = []
     for j in kept:
         total = [sum(column) for column in zip(*(states[i] for i in groups[j]), strict=True)]
-        found.append([value / len(groups[j]) if mean else value for value in total])
-    return kept, found
+        merged_values.append([value / len(groups[j]) if mean else value for value in total])
+    return kept, merged_values
 
 
 @pytest.mark.parametrize(("merging", "last"), [("sum", (3.1, 1.9)), ("mean", (0.775, 0.475))])
@@ -53,9 +53,9 @@ def test_a_worked_example(merging, last) -> None:
     """Two deciders and five tokens: 0, 2 and 4 all go to 3."""
     rows = torch.tensor([(0.3, 0.25, 0.2, 0.15, 0.1), (0.1, 0.4, 0.05, 0.3, 0.15)])
     states = [(1.0, 0.0), (0.0, 1.0), (0.9, 0.1), (0.2, 0.8), (1.0, 1.0)]
-    kept, found = merged(D3ToM(merging=merging), view_of(rows.sum(0), states), 2)
+    kept, values = merged(D3ToM(merging=merging), view_of(rows.sum(0), states), 2)
     assert kept == [1, 3]
-    torch.testing.assert_close(found, torch.tensor([(0.0, 1.0), last], dtype=torch.float64))
+    torch.testing.assert_close(values, torch.tensor([(0.0, 1.0), last], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("merging", ["sum", "mean"])
@@ -71,9 +71,9 @@ def test_the_plan_is_that_of_the_equations(merging, similarity, keep) -> None:
             scores.tolist(), states.tolist(), compared.tolist(), keep, merging == "mean"
         )
         method = D3ToM(merging=merging, similarity=similarity)
-        kept, found = merged(method, view_of(scores, states, normed), keep)
+        kept, merged_values = merged(method, view_of(scores, states, normed), keep)
         assert kept == expected
-        assert (found - torch.tensor(values, dtype=torch.float64)).abs().max() < 1e-9
+        assert (merged_values - torch.tensor(values, dtype=torch.float64)).abs().max() < 1e-9
 
 
 def test_kept_copies_stay_and_halves_are_compared_in_fp32() -> None:

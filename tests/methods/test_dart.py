@@ -52,8 +52,8 @@ def test_equals_the_slow_one(method: DART, keep: int):
     check_slow(method, with_few_words(make_view(method, SQUARE * 3, seed=keep)), slow_dart, (keep,))
 
 
-@pytest.mark.parametrize(("asked", "released"), [(192, 196), (128, 132), (64, 68)])
-def test_keeps_what_the_released_code_keeps_where_its_count_divides(asked: int, released: int):
+@pytest.mark.parametrize(("count", "released"), [(192, 196), (128, 132), (64, 68)])
+def test_keeps_what_the_released_code_keeps_where_its_count_divides(count: int, released: int):
     """Four pivots and eight equal choices: asked for T it keeps 4 + 8 floor(T / 8)."""
-    assert released == 4 + 8 * (asked // 8)
+    assert released == 4 + 8 * (count // 8)
     check_slow(DART(), make_view(DART(), [((0, 0, 24, 24),)]), slow_dart, (released,))

@@ -123,12 +123,12 @@ def test_specvlm_of_sixty_tokens_by_hand():
 
 def slow_std(view: View, row: int, keep: int) -> list[list[int]]:
     """Layer by layer, the entries by what the words pay them."""
-    found = []
+    kept_indices = []
     for layer in range(DEPTH):
         paid = view.signals[f"text_attention@{layer}"][row].double()
         sums = [sum(float(word[j]) for word in paid) for j in range(N_TOKENS)]
-        found.append(sorted(sorted(range(N_TOKENS), key=lambda j: (-sums[j], j))[:keep]))
-    return found
+        kept_indices.append(sorted(sorted(range(N_TOKENS), key=lambda j: (-sums[j], j))[:keep]))
+    return kept_indices
 
 
 @pytest.mark.parametrize("keep", [1, 5, 20])

@@ -328,8 +328,10 @@ def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str
         inputs = adapter.encode([chat])
         method = DyCoke(temporal=temporal, l=2, P=0.6, threshold=0.8, reading=reading)
         with Session(adapter, method, Budget("kept", 0.3)) as session:
-            got = session.generate(inputs, None, **generation(adapter, inputs, max_new_tokens=10))
-        origin = got.records[0].origin
+            generated = session.generate(
+                inputs, None, **generation(adapter, inputs, max_new_tokens=10)
+            )
+        origin = generated.records[0].origin
         paid_steps: list[list[float]] = []
 
         def choose(step, paid, origin=origin, paid_steps=paid_steps, method=method):
@@ -338,11 +340,11 @@ def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str
             entries[origin[slow_steps(method, paid_steps)[-1]]] = True
             return entries
 
-        expected = step_logits(eager, inputs, got.ids, [(0, origin.tolist())], 2, choose)
+        expected = step_logits(eager, inputs, generated.ids, [(0, origin.tolist())], 2, choose)
         # The models normalise in single precision whatever their own.
-        assert (got.logits - expected).abs().max() < 2e-6 * expected.abs().max()
+        assert (generated.logits - expected).abs().max() < 2e-6 * expected.abs().max()
         counts = [len(entries) for entries in slow_steps(method, paid_steps)]
-        assert got.records[0].attended == sum(counts) / len(counts)
+        assert generated.records[0].attended == sum(counts) / len(counts)
         assert min(counts) < len(origin) or reading == "official"
 
 

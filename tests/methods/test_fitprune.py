@@ -90,8 +90,8 @@ def test_every_budget_is_met_to_less_than_a_token(rule: str):
         kept = Budget(rule, ratio).keep(method, facts, 576, 40)
         assert list(kept) == sorted(kept, reverse=True)
         assert all(a <= b for a, b in zip(kept, before, strict=True))
-        got = getattr(equivalent_tokens(method, facts, 576, 40, kept), rule)
-        assert abs(got - (1 - ratio) * 576) < 1
+        reached = getattr(equivalent_tokens(method, facts, 576, 40, kept), rule)
+        assert abs(reached - (1 - ratio) * 576) < 1
         before = kept
     if rule == "average":  # layer 0 sees every token
         with pytest.raises(BudgetError, match=r"reaches 0 <= ratio < 0\.96"):
@@ -134,9 +134,9 @@ def test_a_run_finds_the_shipped_scheme_and_carries_it_in_its_key():
     assert {len(row) for row in job.method.scheme} == {5}
     assert job.parts["settings"]["method"]["params"]["scheme"] == list(map(list, job.method.scheme))
     row = "method.params.scheme=[[0.9,0.8,0.7,0.6,0.5]]"
-    given = run_of("ratio=0.6", row)
-    assert given.method == FitPrune(((0.9, 0.8, 0.7, 0.6, 0.5),))
-    assert given.key != job.key
+    changed = run_of("ratio=0.6", row)
+    assert changed.method == FitPrune(((0.9, 0.8, 0.7, 0.6, 0.5),))
+    assert changed.key != job.key
 
 
 def test_every_shipped_model_has_a_scheme_of_its_own():

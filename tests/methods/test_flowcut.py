@@ -47,10 +47,10 @@ def slow_flow(query: Tensor, key: Tensor, value: Tensor, scaling: float, extra: 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_equals_the_slow_one(extra: int):
     query, key, value = (numbers(seed, 2, 3, 7, 4) * 2 for seed in (1, 2, 3))
-    found = block_flow(query, key, value, 0.5, extra)
+    flow = block_flow(query, key, value, 0.5, extra)
     for row in range(2):
         expected = slow_flow(query[row], key[row], value[row], 0.5, extra)
-        torch.testing.assert_close(found[row], torch.tensor(expected), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(flow[row], torch.tensor(expected), atol=1e-6, rtol=1e-5)
 
 
 def test_sites_and_counts_by_hand():
@@ -78,8 +78,8 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     for block in range(max(sites) + 1):
         slots = torch.cat([torch.zeros(1, dtype=torch.long), 1 + left])
         query, key, value = heads[block][:, :, :, slots]
-        own = block_flow(query, key, value, 0.5, 1)
-        flow = own if flow is None else 0.5 * flow + 0.5 * own
+        layer_flow = block_flow(query, key, value, 0.5, 1)
+        flow = layer_flow if flow is None else 0.5 * flow + 0.5 * layer_flow
         if block in sites:
             view = released_view(Site("tower", block), torch.zeros(1, len(left), 2), 4, flow=flow)
             kept = FlowCut().plan(view, case["left"][block]).kept[0]

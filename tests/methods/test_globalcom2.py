@@ -39,11 +39,11 @@ def view_of(method, grid, tile, scores):
 def slow_globalcom2(method: GlobalCom2, view: View, row: int, keep: int) -> list[int]:
     grid, tile = view.grid[row], view.signals["tile"][row]
     scores = view.signals[key_of(method)][row].float()
-    found = groups(grid, tile)
+    tokens_of = groups(grid, tile)
     sampled = slow_sampled(grid, scores)
     weights, combined = [], torch.zeros(len(grid))
-    for (image, crop), tokens in found.items():
-        mine = {key: part for key, part in found.items() if key[0] == image}
+    for (image, crop), tokens in tokens_of.items():
+        mine = {key: part for key, part in tokens_of.items() if key[0] == image}
         local, seen = scores[tokens], sampled[tokens]
         if method.normalise:
             local, seen = local / local.norm(), seen / seen.norm()
@@ -61,8 +61,8 @@ def slow_globalcom2(method: GlobalCom2, view: View, row: int, keep: int) -> list
         }
         cropped_tokens = sum(len(mine[key]) for key in parts)
         weights.append(cropped_tokens * parts[image, crop] / sum(parts.values()))
-    quotas = slow_apportion(weights, [len(tokens) for tokens in found.values()], keep)
-    pairs = zip(found.values(), quotas, strict=True)
+    quotas = slow_apportion(weights, [len(tokens) for tokens in tokens_of.values()], keep)
+    pairs = zip(tokens_of.values(), quotas, strict=True)
     return sorted(token for tokens, quota in pairs for token in best(combined, tokens, quota))
 
 
@@ -103,7 +103,7 @@ def test_logits_are_scaled_products_of_queries_and_keys(name: str, layer: int | 
     by_token = adapter.facts.class_attention == "token"
     expected = logits.mean(1)[:, 0, 1:] if by_token else logits.mean((1, 2))
     whole = view.grid[0, :, 1] == 0
-    got, attention = (view.signals[Need(need, layer).key][0, whole] for need in needs)
-    assert (got - expected[0]).abs().max() < 1e-6
-    assert (got - attention).abs().max() > 1e-3
-    assert got.dtype == torch.float64  # at least single precision
+    whole_logits, attention = (view.signals[Need(need, layer).key][0, whole] for need in needs)
+    assert (whole_logits - expected[0]).abs().max() < 1e-6
+    assert (whole_logits - attention).abs().max() > 1e-3
+    assert whole_logits.dtype == torch.float64  # at least single precision

@@ -24,10 +24,10 @@ def view_of(grid, tile, first, last):
 def slow_hired(method: HiRED, view: View, row: int, keep: int) -> list[int]:
     grid, tile = view.grid[row], view.signals["tile"][row]
     first, last = view.signals["cls_attention@0"][row], view.signals["cls_attention"][row]
-    found = groups(grid, tile)
+    tokens_of = groups(grid, tile)
     weights = []
-    for image, crop in found:
-        mine = {key: tokens for key, tokens in found.items() if key[0] == image}
+    for image, crop in tokens_of:
+        mine = {key: tokens for key, tokens in tokens_of.items() if key[0] == image}
         whole, tokens = mine[image, 0], sum(map(len, mine.values()))
         if len(mine) == 1:
             weights.append(float(tokens))
@@ -46,8 +46,10 @@ def slow_hired(method: HiRED, view: View, row: int, keep: int) -> list[int]:
                 importance[others[place * len(others) // len(whole)]] += token in counted
         total = sum(importance.values())
         weights.append((1 - method.alpha) * tokens * importance[image, crop] / total)
-    quotas = slow_apportion(weights, [len(tokens) for tokens in found.values()], keep)
-    kept = [best(last, tokens, quota) for tokens, quota in zip(found.values(), quotas, strict=True)]
+    quotas = slow_apportion(weights, [len(tokens) for tokens in tokens_of.values()], keep)
+    kept = [
+        best(last, tokens, quota) for tokens, quota in zip(tokens_of.values(), quotas, strict=True)
+    ]
     return sorted(token for part in kept for token in part)
 
 

@@ -37,7 +37,7 @@ def slow_holov(method: HoloV, view: View, row: int, keep: int) -> list[int]:
                 for j in part
             ]
             mean = sum(like) / max(1, len(part) - 1)
-            variance.append(sum((one - mean) ** 2 for one in like) / max(1, len(part) - 1))
+            variance.append(sum((value - mean) ** 2 for value in like) / max(1, len(part) - 1))
         saliency = [float(attention[i]) for i in part]
         gamma = sum(saliency) / (sum(variance) + 1e-6 * len(part))
         holistic = [a + method.alpha * gamma * v for a, v in zip(saliency, variance, strict=True)]

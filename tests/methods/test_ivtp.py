@@ -127,14 +127,14 @@ def test_each_site_keeps_the_highest_of_what_is_left(name: str):
         assert [signals["all_positions"].index(place) for place in places] == record.origin.tolist()
 
 
-@pytest.mark.parametrize("one", CHATS)
-def test_the_decoders_rollout_is_the_product_of_its_maps(one, tmp_path):
+@pytest.mark.parametrize("chat", CHATS)
+def test_the_decoders_rollout_is_the_product_of_its_maps(chat, tmp_path):
     """Two groups of two layers, with everything kept: each site sees the maps of its own group."""
     folder = save_llava(tmp_path)
     method, seen = watched(IVTP(group=2, layers=4, depth=DEPTH))
-    kept_by(load_llava(folder), method, [one], 0.0)
+    kept_by(load_llava(folder), method, [chat], 0.0)
     eager = load_llava(folder, attention="eager")
-    inputs = eager.encode([one])
+    inputs = eager.encode([chat])
     with torch.inference_mode():
         maps = eager.model(**inputs, output_attentions=True).attentions
     layout = eager.layout(inputs)
@@ -145,6 +145,6 @@ def test_the_decoders_rollout_is_the_product_of_its_maps(one, tmp_path):
         low, high = (0.5 * maps[n][0].mean(0) for n in (lower, upper))
         identity = 0.5 * torch.eye(len(low))
         product = (high + identity) @ (low + identity)
-        got = view.signals["text_rollout"][0]
-        assert (got - product[words][:, visual]).abs().max() < 1e-6
-        assert (got > 0).any()
+        rollout = view.signals["text_rollout"][0]
+        assert (rollout - product[words][:, visual]).abs().max() < 1e-6
+        assert (rollout > 0).any()

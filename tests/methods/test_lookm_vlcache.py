@@ -59,10 +59,10 @@ def test_lookm_merges_each_entry_into_the_most_similar_key(merging: str, targets
         into = stays[head].clone()
         if targets == "visual":
             into[:3] = into[15:] = False
-        for got, store in zip(folded, (keys, values), strict=True):
+        for entries, store in zip(folded, (keys, values), strict=True):
             expected = slow_fold(store[head], keys[head], stays[head], into, merging)
             kept = stays[head]
-            torch.testing.assert_close(got[head][kept], expected[kept], rtol=0, atol=1e-6)
+            torch.testing.assert_close(entries[head][kept], expected[kept], rtol=0, atol=1e-6)
 
 
 def test_a_lookm_merge_by_hand() -> None:
@@ -132,9 +132,9 @@ def test_vlcache_scores_sum_to_the_density_of_a_layer(per_head: bool) -> None:
     votes = rows.sum(1)[:, view.candidates]
     votes = groups(votes) if per_head else votes.mean(0, keepdim=True)
     expected = votes / votes.mean(0).sum() * (counted / total)
-    found = build_method("vlcache", {"p": p, "per_head": per_head}).score(view)  # type: ignore[attr-defined]
-    assert found.shape == (KV_HEADS if per_head else 1, VISUAL)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    scores = build_method("vlcache", {"p": p, "per_head": per_head}).score(view)  # type: ignore[attr-defined]
+    assert scores.shape == (KV_HEADS if per_head else 1, VISUAL)
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
 
 
 def test_vlcache_budgets_by_hand() -> None:
@@ -175,9 +175,9 @@ def test_vlcache_finds_what_code_for_comparisons_finds() -> None:
         ranked = scores.argsort(dim=1, descending=True, stable=True)
         assert ranked[:, :6].tolist() == list(BEST[seed])
         density.append(float(scores.mean(0).sum()))
-    for found, (sparsity, share) in zip(density, COMPARED, strict=True):
-        assert math.isclose(1 - found, sparsity, abs_tol=1e-6)
-        assert math.isclose(found / sum(density) * 0.4 * 4, share, abs_tol=1e-6)
+    for layer_density, (sparsity, share) in zip(density, COMPARED, strict=True):
+        assert math.isclose(1 - layer_density, sparsity, abs_tol=1e-6)
+        assert math.isclose(layer_density / sum(density) * 0.4 * 4, share, abs_tol=1e-6)
 
 
 def test_vlcache_of_even_attention_counts_every_entry() -> None:

@@ -152,8 +152,8 @@ def test_the_second_stage_of_the_paper_is_the_cosine_with_the_mean_word():
     for row in range(16):
         words = view.signals["text_states"][row].double()
         mean = words[: 5 if row == 3 else 9].mean(dim=0)
-        found = torch.cosine_similarity(view.tokens[row].double(), mean[None], dim=1)
-        assert torch.equal(kept[row], found.topk(20).indices.sort().values)
+        similarity = torch.cosine_similarity(view.tokens[row].double(), mean[None], dim=1)
+        assert torch.equal(kept[row], similarity.topk(20).indices.sort().values)
 
 
 # ---------------------------------------------------------------- budgets, bad input
@@ -173,9 +173,9 @@ def test_the_budget_gives_the_authors_schedules(
     method: Nuwa, n_tokens: int, average: int, kept: tuple[int, int], slack: int
 ):
     facts = facts_of(32)
-    found = Budget("average", 1 - average / n_tokens).keep(method, facts, n_tokens, 40)
-    assert all(abs(a - b) <= slack for a, b in zip(found, kept, strict=True))
-    exact = equivalent_tokens(method, facts, n_tokens, 40, found).average
+    schedule = Budget("average", 1 - average / n_tokens).keep(method, facts, n_tokens, 40)
+    assert all(abs(a - b) <= slack for a, b in zip(schedule, kept, strict=True))
+    exact = equivalent_tokens(method, facts, n_tokens, 40, schedule).average
     assert exact == pytest.approx(average, abs=slack / 2)
 
 
@@ -187,10 +187,10 @@ def test_the_budget_gives_the_authors_schedules(
 def test_tower_states_are_the_mean_over_the_last_third(name: str):
     """Against what every block returns, mapped to tokens by the adapter's tables, for one row and in a batch."""
     adapter, chats = adapter_of(name), list(FAMILIES[name].chats)
-    found, hooks = [], []
+    tower_states, hooks = [], []
     for rows in (chats[:1], chats):
         views = shown(adapter, [Site("prefix")], [Need("tower_states")], rows)
-        found.append([row for view in views for row in view.signals["tower_states"]])
+        tower_states.append([row for view in views for row in view.signals["tower_states"]])
         # The library leaves hooks of its own.
         hooks.append(sum(len(module._forward_hooks) for module in adapter.tower.modules()))
     assert hooks[0] == hooks[1]
@@ -209,7 +209,7 @@ def test_tower_states_are_the_mean_over_the_last_third(name: str):
     layout = adapter.layout(inputs)
     share = torch.ones_like(layout.source[0]).double() if layout.share is None else layout.share[0]
     wanted = (torch.cat(units)[layout.source[0]] * share.unsqueeze(2)).sum(1)
-    for rows in found:
+    for rows in tower_states:
         same = [row for row in rows if len(row) == len(wanted)]
         assert any(torch.allclose(row.double(), wanted, atol=1e-6) for row in same)
 

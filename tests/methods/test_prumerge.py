@@ -33,14 +33,14 @@ def slow_prumerge(method: PruMerge, view: View, row: int, keep: int) -> dict[int
     n = len(a)
     n_own = keep - 1 if method.merging == "sum" else keep
     order = sorted(range(n), key=lambda i: (-float(a[i]), i))
-    own = order[:n_own]
+    centres = order[:n_own]
     if method.uniform:
         low, high = a.quantile(0.25), a.quantile(0.75)
-        own = [i for i in own if a[i] > high + 1.5 * (high - low)]
-        rest = [i for i in range(n) if i not in own]
-        own = own + (spread(rest, n_own - len(own)) if n_own > len(own) else [])
+        centres = [i for i in centres if a[i] > high + 1.5 * (high - low)]
+        rest = [i for i in range(n) if i not in centres]
+        centres = centres + (spread(rest, n_own - len(centres)) if n_own > len(centres) else [])
     values = {}
-    for i in own:
+    for i in centres:
         others = sorted(
             (j for j in range(n) if j != i), key=lambda j: (-float(keys[i] @ keys[j]), j)
         )[: method.k]
@@ -50,7 +50,7 @@ def slow_prumerge(method: PruMerge, view: View, row: int, keep: int) -> dict[int
             total = a[i] + sum(a[j] for j in others)
             values[i] = (a[i] * x[i] + sum(a[j] * x[j] for j in others)) / total
     if method.merging == "sum":
-        rest = [j for j in range(n) if j not in own]
+        rest = [j for j in range(n) if j not in centres]
         values[rest[-1]] = sum(a[j] * x[j] for j in rest)
     return values
 
@@ -106,13 +106,13 @@ def test_rows_with_other_numbers_of_outliers_get_the_same_count(n_true: int):
 def test_nearest_gives_ties_to_the_lower_index(k: int):
     generator = torch.Generator().manual_seed(k)
     similarity = torch.randint(3, (2, 5, 10), generator=generator).float()
-    own = torch.tensor([[0, 2, 4, 6, 9], [1, 2, 3, 4, 5]])
-    found = nearest(similarity, own, k)
+    centres = torch.tensor([[0, 2, 4, 6, 9], [1, 2, 3, 4, 5]])
+    neighbours = nearest(similarity, centres, k)
     for row in range(2):
         for token in range(5):
-            others = [j for j in range(10) if j != own[row, token]]
+            others = [j for j in range(10) if j != centres[row, token]]
             best = sorted(others, key=lambda j: (-float(similarity[row, token, j]), j))[:k]
-            assert found[row, token].nonzero().flatten().tolist() == sorted(best)
+            assert neighbours[row, token].nonzero().flatten().tolist() == sorted(best)
 
 
 # ---------------------------------------------------------------- signals and engine
@@ -136,6 +136,6 @@ def test_wide_signals_are_those_of_one_head(name: str, layer: int | None, number
     rows = logits_of(query, key, 1).softmax(-1)[:, 0]
     extra = int(adapter.facts.class_attention == "token")
     wanted = rows[0, 0, 1:] if extra else rows.mean(1)[0]
-    got = [view.signals[need.key][0, : len(wanted)] for need in needs]
-    assert torch.allclose(got[0], wanted, atol=1e-9)
-    assert torch.allclose(got[1], key[0, extra:], atol=1e-9)
+    signals = [view.signals[need.key][0, : len(wanted)] for need in needs]
+    assert torch.allclose(signals[0], wanted, atol=1e-9)
+    assert torch.allclose(signals[1], key[0, extra:], atol=1e-9)

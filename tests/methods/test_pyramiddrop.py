@@ -78,9 +78,9 @@ def test_stages_are_as_late_as_half_of_each_allows(depth: int, S: int):
     ]
     assert layers_of(PyramidDrop(S=S), depth) == list(layouts[0])
     for percent in range(100):
-        found = tuple(layers_of(PyramidDrop(S=S, ratio=percent / 100), depth))
+        stages = tuple(layers_of(PyramidDrop(S=S, ratio=percent / 100), depth))
         fitting = [layout for layout in layouts if mean(layout) <= 1 - percent / 100 + 1e-9]
-        assert found == (fitting[0] if fitting else layouts[-1])
+        assert stages == (fitting[0] if fitting else layouts[-1])
 
 
 def test_the_layout_follows_the_ratio_of_the_command_line():

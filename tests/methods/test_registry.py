@@ -88,11 +88,13 @@ def test_a_method_is_a_file_with_a_config_and_imported_when_it_is_asked_for(
     assert f"{catalogue.package}.two" not in sys.modules
 
 
-@pytest.mark.parametrize(("name", "found"), [("two", "Left, Right"), ("empty", "none")])
+@pytest.mark.parametrize(("name", "classes"), [("two", "Left, Right"), ("empty", "none")])
 def test_a_file_of_no_or_several_methods_is_one_line(
-    catalogue: MethodCatalogue, name: str, found: str
+    catalogue: MethodCatalogue, name: str, classes: str
 ):
-    line = rf"method='{name}': .*{name}\.py must define one class of a method; it defines: {found}$"
+    line = (
+        rf"method='{name}': .*{name}\.py must define one class of a method; it defines: {classes}$"
+    )
     with pytest.raises(UserError, match=line):
         catalogue.load(name)
 
@@ -251,7 +253,7 @@ def test_a_label_says_which_of_two_readings_ran_and_nothing_that_it_sets(name: s
 @pytest.mark.slow
 def test_a_bare_name_is_the_released_code_and_former_names_stay(capsys: pytest.CaptureFixture[str]):
     argv = ["-m", "method=fastv,none", "method.variant=paper,official"]
-    assert [found[:2] for found in specs(*argv)] == [
+    assert [spec[:2] for spec in specs(*argv)] == [
         ("fastv", "paper"),
         ("fastv", "official"),
         ("none", "paper"),

@@ -27,7 +27,7 @@ MERGING = get_args(Merging)
 
 
 def cosines(x: np.ndarray) -> list[list[float]]:
-    units = [one / max(1e-12, math.sqrt(float(one @ one))) for one in x]
+    units = [vector / max(1e-12, math.sqrt(float(vector @ vector))) for vector in x]
     return [[float(a @ b) for b in units] for a in units]
 
 
@@ -54,9 +54,9 @@ def slow_clusters(
     centres = peaks(d, n_clusters, n_clusters)
     groups: list[list[int]] = [[] for _ in centres]
     for i in places:
-        own = centres.index(i) if i in centres else None
+        centre_number = centres.index(i) if i in centres else None
         near = min(range(len(centres)), key=lambda c: (d[i][centres[c]], c))
-        groups[near if own is None else own].append(pool[i])
+        groups[near if centre_number is None else centre_number].append(pool[i])
     joined: list[list[list[int]]] = [[] for _ in kept]
     for group in groups:
         centre = np.mean([x[j] for j in group], axis=0)
@@ -64,8 +64,8 @@ def slow_clusters(
         joined[similar.index(max(similar))].append(group)
     weights: list[dict[int, float]] = []
     for own_groups in joined:
-        found = {j: 1 / len(group) / len(own_groups) for group in own_groups for j in group}
-        weights.append(found)
+        shares = {j: 1 / len(group) / len(own_groups) for group in own_groups for j in group}
+        weights.append(shares)
     return weights
 
 
@@ -74,7 +74,7 @@ def slow_weights(
 ) -> list[dict[int, float]]:
     """For each kept token, the weight of each dropped token in what it is given."""
     x = view.tokens[row].double().numpy()
-    norms = [math.sqrt(float(one @ one)) for one in x]
+    norms = [math.sqrt(float(cell @ cell)) for cell in x]
     grid = view.grid[row].tolist()
     similar = cosines(x)
     n = len(x)
@@ -85,14 +85,14 @@ def slow_weights(
     if method.merging == "visionzip":
         best = {j: max(kept, key=lambda i: (similar[i][j], -i)) for j in dropped}
         members = [[j for j in dropped if best[j] == i] for i in kept]
-        return [{j: 1 / len(own) for j in own} for own in members]
+        return [{j: 1 / len(sources) for j in sources} for sources in members]
     if method.merging == "sparsevlm":
         return slow_clusters(x, kept, dropped, norms)
     if method.merging == "nuwa":
-        found = []
+        weights = []
         for i in kept:
-            tile = [one for one in grid if one[:2] == grid[i][:2]]
-            area = (max(one[2] for one in tile) + 1) * (max(one[3] for one in tile) + 1)
+            tile = [cell for cell in grid if cell[:2] == grid[i][:2]]
+            area = (max(cell[2] for cell in tile) + 1) * (max(cell[3] for cell in tile) + 1)
             radius = math.sqrt(280 / 576 * area)
             raw = {}
             for j in dropped:
@@ -100,8 +100,8 @@ def slow_weights(
                     apart = math.hypot(grid[i][2] - grid[j][2], grid[i][3] - grid[j][3])
                     raw[j] = max(similar[i][j], 0) * (1 - min(1, apart / radius))
             total = sum(raw.values())
-            found.append({j: w / total for j, w in raw.items()} if total else {})
-        return found
+            weights.append({j: w / total for j, w in raw.items()} if total else {})
+        return weights
     # The released code thresholds each row at its 9th highest similarity, its own to itself included.
     ninth = [sorted(similar[i], reverse=True)[min(8, n - 1)] for i in range(n)]
 
@@ -117,15 +117,15 @@ def slow_weights(
 def slow_rtprune(method: RTPrune, view: View, row: int, keep: int) -> dict[int, Tensor]:
     """What is kept, and what it becomes, token by token in fp64."""
     x = view.tokens[row].double().numpy()
-    norms = [math.sqrt(float(one @ one)) for one in x]
+    norms = [math.sqrt(float(vector @ vector)) for vector in x]
     kept = sorted(sorted(range(len(x)), key=lambda i: (-norms[i], i))[:keep])
     dropped = [i for i in range(len(x)) if i not in kept]
     if method.merging == "none" or not dropped:
         return {i: torch.from_numpy(x[i]) for i in kept}
-    given = zip(kept, slow_weights(method, view, row, kept, dropped), strict=True)
+    weighted = zip(kept, slow_weights(method, view, row, kept, dropped), strict=True)
     return {
         i: torch.from_numpy(x[i] + method.alpha * sum(w * x[j] for j, w in weights.items()))
-        for i, weights in given
+        for i, weights in weighted
     }
 
 
@@ -158,8 +158,8 @@ def test_a_small_case_by_hand():
     ]
     # [[1], [0]] is the plan [.469644, .245719].
     other = replace(view, tokens=torch.tensor([[[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]]]))
-    given = outcome(other, RTPrune(alpha=1.0).plan(other, 2))[0]
-    assert torch.allclose(given, torch.tensor([[3.469644, 0.0], [0.245719, 2.0]]), atol=1e-5)
+    merged = outcome(other, RTPrune(alpha=1.0).plan(other, 2))[0]
+    assert torch.allclose(merged, torch.tensor([[3.469644, 0.0], [0.245719, 2.0]]), atol=1e-5)
 
 
 # ---------------------------------------------------------------- inputs at the edge

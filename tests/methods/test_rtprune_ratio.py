@@ -30,7 +30,7 @@ DYNAMIC = RTPrune(ratio="dynamic")
 def slow_share(method: RTPrune, view: View, row: int) -> float:
     """1 - phi (1 - rho), pair by pair and pixel by pixel in fp64."""
     x = view.tokens[row].double().numpy()
-    units = [one / max(1e-12, math.sqrt(float(one @ one))) for one in x]
+    units = [vector / max(1e-12, math.sqrt(float(vector @ vector))) for vector in x]
     n = len(x)
     pairs = [float(units[i] @ units[j]) for i in range(n) for j in range(n) if i != j]
     phi = sum(c**method.similarity_power for c in pairs) / (n * (n - 1))

@@ -152,12 +152,12 @@ def test_independent_set_equals_the_slow_one(
         slow_independent_set(s, a, n_keep, n_pivots)
         for s, a in zip(scores.tolist(), adjacent.tolist(), strict=True)
     ]
-    found = independent_set(scores, Edges(adjacent), n_keep, n_pivots)
-    assert found.kept.tolist() == wanted
+    chosen = independent_set(scores, Edges(adjacent), n_keep, n_pivots)
+    assert chosen.kept.tolist() == wanted
     if density == 0:
-        assert found.spare.tolist() == [0] * 5
+        assert chosen.spare.tolist() == [0] * 5
     if density == 1:  # the first token takes every other one's place
-        assert found.spare.tolist() == [n_keep - max(1, n_pivots)] * 5
+        assert chosen.spare.tolist() == [n_keep - max(1, n_pivots)] * 5
 
 
 # ---------------------------------------------------------------- similarity
@@ -165,32 +165,35 @@ def test_independent_set_equals_the_slow_one(
 
 def test_cosine_is_computed_in_fp32_and_a_zero_vector_is_like_nothing():
     features = torch.tensor([[[3.0, 4.0], [4.0, 3.0], [0.0, 0.0]]], dtype=torch.float16)
-    found = cosine(features)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found, torch.tensor([[[1, 0.96, 0], [0.96, 1, 0], [0, 0, 0]]]))
+    similarity = cosine(features)
+    assert similarity.dtype == torch.float32
+    assert torch.allclose(similarity, torch.tensor([[[1, 0.96, 0], [0.96, 1, 0], [0, 0, 0]]]))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5, 191, 193, 449])
 def test_the_triangle_gives_the_whole_product(n_tokens: int):
     """Sizes beside the edges of a block; the last blocks overlap others."""
     features = torch.randn(2, n_tokens, 40, generator=torch.Generator().manual_seed(n_tokens))
-    found, units = cosine(features), features.double() / features.double().norm(dim=2, keepdim=True)
-    assert (found - units @ units.transpose(1, 2)).abs().max() < 1e-6
-    assert torch.equal(found, found.transpose(1, 2))
-    assert torch.equal(found.diagonal(dim1=1, dim2=2), torch.ones(2, n_tokens))
+    similarity, units = (
+        cosine(features),
+        features.double() / features.double().norm(dim=2, keepdim=True),
+    )
+    assert (similarity - units @ units.transpose(1, 2)).abs().max() < 1e-6
+    assert torch.equal(similarity, similarity.transpose(1, 2))
+    assert torch.equal(similarity.diagonal(dim1=1, dim2=2), torch.ones(2, n_tokens))
 
 
 def test_neighbours_stay_inside_image_and_tile():
     grid = torch.cat([grid_of([(0, 0, 3, 3), (0, 1, 3, 3)]), grid_of([(1, 0, 3, 3)])])
-    found = grid_neighbours(grid[None])[0]
+    adjacent = grid_neighbours(grid[None])[0]
     places = grid.tolist()
     for i, a in enumerate(places):
         for j, b in enumerate(places):
             step = max(abs(a[2] - b[2]), abs(a[3] - b[3]))
-            assert bool(found[i, j]) == (a[:2] == b[:2] and step == 1)
-    assert found[:9, :9].sum() == 40  # 4 corners of 3, 4 edges of 5, 1 centre of 8
+            assert bool(adjacent[i, j]) == (a[:2] == b[:2] and step == 1)
+    assert adjacent[:9, :9].sum() == 40  # 4 corners of 3, 4 edges of 5, 1 centre of 8
     some = torch.tensor([[20, 3]])
-    assert torch.equal(neighbours(board_of(grid[None]), some), found[some])
+    assert torch.equal(neighbours(board_of(grid[None]), some), adjacent[some])
 
 
 # ---------------------------------------------------------------- cosines, held or computed
@@ -241,11 +244,11 @@ def test_what_they_answer_is_what_the_matrix_holds():
     matrix = cosine(tokens)
     others = matrix.clone()
     others.diagonal(dim1=1, dim2=2).fill_(-2)
-    found = Held(matrix.clone())
-    assert torch.equal(found.nearest(), others.amax(dim=2))
-    assert torch.equal(found.rows(torch.tensor([[0, 39], [7, 7]]))[1, 1], matrix[1, 7])
-    assert torch.equal(found.matrix, matrix)  # its diagonal is back
-    low, high = found.extremes()
+    similarity = Held(matrix.clone())
+    assert torch.equal(similarity.nearest(), others.amax(dim=2))
+    assert torch.equal(similarity.rows(torch.tensor([[0, 39], [7, 7]]))[1, 1], matrix[1, 7])
+    assert torch.equal(similarity.matrix, matrix)  # its diagonal is back
+    low, high = similarity.extremes()
     assert torch.equal(low, matrix.flatten(1).amin(dim=1))
     assert torch.equal(high, matrix.flatten(1).amax(dim=1))
 
@@ -291,7 +294,7 @@ class Literal(Held):
 
 def reference_picks(tokens: Tensor, n_keep: int) -> list[list[int]]:
     """Max-min picks of each row, from the whole matrix: all picks so far are looked at again each time."""
-    found = []
+    kept_indices = []
     for matrix in Literal(tokens).matrix:
         distance = (1 - matrix).where(matrix <= 1 - 1e-6, 0.0)
         gap = (distance + 9 * torch.eye(len(matrix))).amin(dim=1)
@@ -302,8 +305,8 @@ def reference_picks(tokens: Tensor, n_keep: int) -> list[list[int]]:
             kept.append(min([*copies, pick]))
             gap = distance[kept].amin(dim=0)
             gap[kept] = -1
-        found.append(sorted(kept))
-    return found
+        kept_indices.append(sorted(kept))
+    return kept_indices
 
 
 @pytest.mark.parametrize(
@@ -338,11 +341,11 @@ class Watch(TorchDispatchMode):
     waits = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
+        outputs = func(*args, **(kwargs or {}))
         self.waits += func is torch.ops.aten._local_scalar_dense.default
-        for one in found if isinstance(found, list | tuple) else (found,):
-            self.largest = max(self.largest, one.numel() if isinstance(one, Tensor) else 0)
-        return found
+        for output in outputs if isinstance(outputs, list | tuple) else (outputs,):
+            self.largest = max(self.largest, output.numel() if isinstance(output, Tensor) else 0)
+        return outputs
 
 
 SELECTORS = (
@@ -421,10 +424,10 @@ def test_quotas_are_proportional_exact_and_fit(tiling):
     sizes = [height * width for _, _, height, width in tiling]
     tiles = Tiles.of(grid)
     for n_keep in range(1, sum(sizes) + 1):
-        found = tiles.quotas(n_keep)[0].tolist()
-        assert found[: len(sizes)] == slow_quotas(sizes, n_keep)
-        assert not any(found[len(sizes) :])
-        assert all(quota <= size for quota, size in zip(found, sizes, strict=False))
+        quotas = tiles.quotas(n_keep)[0].tolist()
+        assert quotas[: len(sizes)] == slow_quotas(sizes, n_keep)
+        assert not any(quotas[len(sizes) :])
+        assert all(quota <= size for quota, size in zip(quotas, sizes, strict=False))
 
 
 @pytest.mark.parametrize("tiling", TILINGS)

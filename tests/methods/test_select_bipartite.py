@@ -31,15 +31,15 @@ def slow_cosine(a: list[float], b: list[float]) -> float:
 
 def slow_pairs(points: list[list[float]]) -> list[tuple[float, int, int]]:
     """For each even place: cosine with its best odd place, itself, and that place; best first."""
-    found = []
+    pairs = []
     for a in range(0, len(points), 2):
         best, partner = -2.0, -1
         for b in range(1, len(points), 2):
             cosine = slow_cosine(points[a], points[b])
             if cosine > best:
                 best, partner = cosine, b
-        found.append((best, a, partner))
-    return sorted(found, key=lambda pair: (-pair[0], pair[1]))
+        pairs.append((best, a, partner))
+    return sorted(pairs, key=lambda pair: (-pair[0], pair[1]))
 
 
 def slow_merge(

@@ -28,12 +28,12 @@ def test_quotas_equal_dealing_out_in_rounds(seed: int):
     sizes[:, 0] = 5
     weights = torch.rand(4, 7, generator=generator).square() * (sizes > 0)
     for total in range(1, int(sizes.sum(1).min()) + 1):
-        got = apportion(weights, sizes, total)
-        assert got.sum(1).tolist() == [total] * 4
-        assert ((got >= 0) & (got <= sizes)).all()
+        quotas = apportion(weights, sizes, total)
+        assert quotas.sum(1).tolist() == [total] * 4
+        assert ((quotas >= 0) & (quotas <= sizes)).all()
         for row in range(4):
             wanted = slow_apportion(weights[row].tolist(), sizes[row].tolist(), total)
-            assert got[row].tolist() == wanted
+            assert quotas[row].tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_quotas_equal_dealing_out_in_rounds(seed: int):
     ],
 )
 def test_quotas_by_hand(weights, sizes, total, wanted):
-    got = apportion(torch.tensor([weights]).float(), torch.tensor([sizes]), total)
-    assert got.tolist() == [wanted]
+    quotas = apportion(torch.tensor([weights]).float(), torch.tensor([sizes]), total)
+    assert quotas.tolist() == [wanted]
 
 
 def test_the_best_of_groups():
@@ -80,16 +80,16 @@ def test_weights_are_whole_images(name: str):
     crops = Crops.of(grid, tile)
     importance = torch.rand(crops.size.shape, generator=torch.Generator().manual_seed(0))
     weights = crops.weights(importance, 0.3)[0]
-    found = groups(grid[0], tile[0])
-    for image in {image for image, _ in found}:
-        numbers = [n for n, key in enumerate(found) if key[0] == image]
-        tokens = sum(len(found[key]) for key in found if key[0] == image)
+    tokens_of = groups(grid[0], tile[0])
+    for image in {image for image, _ in tokens_of}:
+        numbers = [n for n, key in enumerate(tokens_of) if key[0] == image]
+        tokens = sum(len(tokens_of[key]) for key in tokens_of if key[0] == image)
         assert float(weights[numbers].sum()) == pytest.approx(tokens)
         share = 0.3 if len(numbers) > 1 else 1.0
         assert float(weights[numbers[0]]) == pytest.approx(share * tokens)
         split = weights[numbers[1:]] / importance[0, numbers[1:]].double()
         assert torch.allclose(split, split[:1].expand_as(split))
-    assert not weights[len(found) :].any()
+    assert not weights[len(tokens_of) :].any()
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -101,8 +101,8 @@ def test_cells_lie_over_the_crop_at_their_place(name: str):
     for token in range(grid.shape[1]):
         wanted = over_crop(grid[0], tile[0], token) if grid[0, token, 1] == 0 else None
         assert bool(regions.covered[0, token]) == (wanted is not None)
-        own = (int(grid[0, token, 0]), int(tile[0, token]))
-        assert regions.below[0, token] == numbers[wanted or own]
+        position = (int(grid[0, token, 0]), int(tile[0, token]))
+        assert regions.below[0, token] == numbers[wanted or position]
 
 
 def test_quadrants_and_stripes_by_hand():
@@ -120,10 +120,10 @@ def test_sampling_is_resizing_the_whole_view_to_the_plane(name: str):
     """Against torch, image by image; where there are no crops, and in global views, values are what they were."""
     grid, tile = ROWS[name]
     values = torch.randn(grid.shape[:2], generator=torch.Generator().manual_seed(1))
-    got = Regions.of(Crops.of(grid, tile)).sampled(values)
-    assert torch.allclose(got[0], slow_sampled(grid[0], values[0]), atol=1e-5)
+    sampled = Regions.of(Crops.of(grid, tile)).sampled(values)
+    assert torch.allclose(sampled[0], slow_sampled(grid[0], values[0]), atol=1e-5)
     whole = grid[:, :, 1] == 0
-    assert torch.equal(got[whole], values[whole])
+    assert torch.equal(sampled[whole], values[whole])
 
 
 def test_crops_read_across_their_borders():

@@ -39,8 +39,8 @@ def test_worked_examples() -> None:
     # What is missing to 1 lies in the dustbins.
     assert torch.allclose(1 - plan.sum(1), torch.tensor([0.509279, 0.591306, 0.676857]), atol=2e-6)
     assert torch.allclose(1 - plan.sum(0), torch.tensor([0.384910, 0.392531]), atol=2e-6)
-    one = transport(torch.tensor([[[1.0], [0.0]]]), 0.2, 100)[0, :, 0]
-    assert torch.allclose(one, torch.tensor([0.469644, 0.245719]), atol=1e-6)
+    masses = transport(torch.tensor([[[1.0], [0.0]]]), 0.2, 100)[0, :, 0]
+    assert torch.allclose(masses, torch.tensor([0.469644, 0.245719]), atol=1e-6)
 
 
 @pytest.mark.parametrize("iters", [1, 2, 7, 100])

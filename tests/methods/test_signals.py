@@ -107,7 +107,7 @@ SCORED = [case for case in CASES if carrier_of(case) is not None]
 
 
 def test_these_have_no_score():
-    known = {
+    unscored = {
         "random",
         "uniform",
         "pooled",
@@ -121,9 +121,9 @@ def test_these_have_no_score():
     }
     scored = {case[0] for case in SCORED}
     without = {case[0] for case in CASES if case not in SCORED} - scored | UNSCORED
-    assert known <= without
-    assert not known & {case[0] for case in SCORED}
-    for name in without - known:  # others have none to read
+    assert unscored <= without
+    assert not unscored & {case[0] for case in SCORED}
+    for name in without - unscored:  # others have none to read
         assert not attention_read(build((name, {})))
 
 
@@ -131,8 +131,8 @@ def test_these_have_no_score():
 def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
     method, plant = build(case), carrier_of(case)
     view = make_view(method, [((0, 0, 12, 12),)] * 16)
-    found, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
-    assert found > 0.95
+    share, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
+    assert share > 0.95
     # A method that kept the worst tokens falls below chance, so that the line above can fail.
     assert turned < (0.5 if case_id(case) in HALF_SCORED else chance)
 
@@ -155,11 +155,11 @@ def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
 def test_later_sites_with_scores_of_their_own(case: Case, layer: int, plant: Plant):
     method = build(case)
     (site,) = [
-        one
-        for one in method.all_sites(BLOCKS, DEPTH)
-        if one.where == "layer" and one.layer == layer
+        place
+        for place in method.all_sites(BLOCKS, DEPTH)
+        if place.where == "layer" and place.layer == layer
     ]
     view = make_view(method, [((0, 0, 12, 12),)] * 16, site=site)
-    found, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
-    assert found > 0.95
+    share, chance, turned = recall(method, N_TOKENS, lambda scores: plant(view, scores))
+    assert share > 0.95
     assert turned < chance

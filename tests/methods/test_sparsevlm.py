@@ -186,5 +186,5 @@ def test_words_that_differ_by_rounding_alone_all_rate(above):
             embedded = torch.randn(1, n_tokens, 8)
             words = torch.randn(1, 1, 8).expand(1, n_words, 8)
             places, after = torch.arange(n_tokens)[None], torch.ones(1, n_words, dtype=torch.bool)
-            found = rater_weights(embedded, places, words, after, above)
-            torch.testing.assert_close(found, torch.full((1, n_words), 1 / n_words))
+            weights = rater_weights(embedded, places, words, after, above)
+            torch.testing.assert_close(weights, torch.full((1, n_words), 1 / n_words))

@@ -71,8 +71,8 @@ def test_words_at_the_site_are_the_models_hidden_states(layer: int):
     with torch.inference_mode():
         out = adapter.model(**inputs, position_ids=positions, output_hidden_states=True)
     words = mask.bool() & (inputs["input_ids"] != adapter.model.config.image_token_id)
-    found = shown(adapter, [Site("layer", layer)], [Need("text_states")], CHATS)
-    views = {view.tokens.shape[1]: view for view in found}
+    site_views = shown(adapter, [Site("layer", layer)], [Need("text_states")], CHATS)
+    views = {view.tokens.shape[1]: view for view in site_views}
     for row, (n_tokens, place) in enumerate(((16, 0), (32, 0), (16, 1))):
         wanted = out.hidden_states[layer][row, words[row]]
         states = views[n_tokens].signals["text_states"][place]
