@@ -137,11 +137,11 @@ def test_a_round_compares_each_method_with_the_products_beside_it() -> None:
         now[0] += 6
         return torch.zeros(1)
 
-    asked = [bench_selection.Question(name, name, 1, ask) for name in "abcde"]
-    found, times = bench_selection.in_rounds(asked, product, 2, lambda: now[0])
+    questions = [bench_selection.Question(name, name, 1, ask) for name in "abcde"]
+    pairs, times = bench_selection.in_rounds(questions, product, 2, lambda: now[0])
     assert times == [2, 3, 4, 5, 6]  # the first is not counted
-    assert found["a"] == [(6, 2.5), (6, 5.5)]  # in the second round the order is turned
-    assert found["e"] == [(6, 3.5), (6, 4.5)]
+    assert pairs["a"] == [(6, 2.5), (6, 5.5)]  # in the second round the order is turned
+    assert pairs["e"] == [(6, 3.5), (6, 4.5)]
 
 
 def test_what_would_not_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_the_engine_bench_holds_measured_against_allowed(
     by_layers = figures["prefill", "speed-up that single layers allow"]
     share = figures["prefill", "share of that reached"]
     assert share["value"] == pytest.approx(gain["value"] / by_layers["value"])
-    text = next(one for name, one in figures.items() if name[1].startswith("rate of a decoder"))
+    text = next(rate for name, rate in figures.items() if name[1].startswith("rate of a decoder"))
     assert text["unit"] == "GFLOP/s"
     assert figures["machinery", "processor time at ratio 0 over plain"]["at_most"] == 1.01
     sizes = {
@@ -268,9 +268,9 @@ def test_rounds_turn_and_the_first_is_not_counted() -> None:
     def ask(name: str) -> Callable[[], float]:
         return lambda: float(len(calls.append(name) or calls))  # type: ignore[func-returns-value]
 
-    found = bench_prefill.in_rounds({name: ask(name) for name in "abc"}, 3)
+    seconds = bench_prefill.in_rounds({name: ask(name) for name in "abc"}, 3)
     assert "".join(calls) == "abc" + "cba" + "abc" + "cba"
-    assert found == {"a": [6, 7, 12], "b": [5, 8, 11], "c": [4, 9, 10]}
+    assert seconds == {"a": [6, 7, 12], "b": [5, 8, 11], "c": [4, 9, 10]}
 
 
 def test_a_gain_above_the_flops_is_explained_by_what_single_layers_cost() -> None:
@@ -284,8 +284,8 @@ def test_a_gain_above_the_flops_is_explained_by_what_single_layers_cost() -> Non
         10: [0.5] * 3,
     }
     names = {
-        one.name.partition(",")[0]: one
-        for one in bench_prefill.compared("short", record, counted, times)
+        figure.name.partition(",")[0]: figure
+        for figure in bench_prefill.compared("short", record, counted, times)
     }
     allowed = names["speed-up that FLOPs allow"].value
     assert 1 < allowed < 40 / 21

@@ -11,7 +11,7 @@ from lab.bench.populations import POPULATIONS, Population
 
 
 def of(name: str) -> Population:
-    return next(one for one in POPULATIONS if one.name == name)
+    return next(population for population in POPULATIONS if population.name == name)
 
 
 @pytest.mark.slow
@@ -23,10 +23,10 @@ def of(name: str) -> Population:
     ],
 )
 def test_intervals_cover_where_a_loss_is_rare_or_long(name: str, n: int, loss: float) -> None:
-    found = {cell["interval"]: cell for cell in coverage.simulated(of(name), n, loss, 400)}
+    cells = {cell["interval"]: cell for cell in coverage.simulated(of(name), n, loss, 400)}
     # Of 400 draws at a coverage of 0.95 fewer than 0.918 hold the truth one time in a thousand.
-    assert {one for one, cell in found.items() if cell["coverage"] < 0.918} == set()
-    assert found["retention"]["bootstrap_coverage"] < 0.9
+    assert {interval for interval, cell in cells.items() if cell["coverage"] < 0.918} == set()
+    assert cells["retention"]["bootstrap_coverage"] < 0.9
 
 
 def test_a_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,9 +36,9 @@ ROW = decode.DecodeRow(
 def test_an_interval_has_a_verdict(
     interval: tuple[float, float, float], verdict: str, short: bool, long: bool
 ) -> None:
-    found = replace(ROW, ratio=interval)
-    assert (found.verdict, found.met) == (verdict, short)
-    assert replace(found, length=decode.FASTER_FROM).met is long
+    row = replace(ROW, ratio=interval)
+    assert (row.verdict, row.met) == (verdict, short)
+    assert replace(row, length=decode.FASTER_FROM).met is long
 
 
 def test_a_small_run_leaves_a_page_and_figures(

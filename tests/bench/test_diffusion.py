@@ -14,7 +14,11 @@ from lab.bench.diffusion_page import step_targets, targets
 from lab.bench.diffusion_sides import DiffusionRow
 
 TINY = (
-    *(one for one in diffusion.INSTANCE if ".text" not in one and "projector" not in one),
+    *(
+        setting
+        for setting in diffusion.INSTANCE
+        if ".text" not in setting and "projector" not in setting
+    ),
     "model.facts.text={layers: 3, hidden: 32, intermediate: 32, heads: 2, kv_heads: 2, head_dim: 16}",
     "model.facts.projector=[144, 32, 32]",
 )
@@ -66,8 +70,8 @@ def test_it_runs_to_its_end_and_leaves_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diffusion, "ANSWER", {"max_new_tokens": 4, "steps": 4})
-    asked = ["--rounds", "2", "--only", "50,10", "--write", str(tmp_path)]
-    assert diffusion.main([*asked, *TINY]) == 0
+    options = ["--rounds", "2", "--only", "50,10", "--write", str(tmp_path)]
+    assert diffusion.main([*options, *TINY]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert json.loads((tmp_path / "bench_diffusion.json").read_text()) == result
     whole, half, tenth, random = result["rows"]

@@ -55,18 +55,18 @@ def test_every_part_runs_to_its_end(
         ("select", []),
         ("decoding", []),
     ]
-    found = {figure["name"]: figure for part in parts.values() for figure in part["figures"]}
+    figures = {figure["name"]: figure for part in parts.values() for figure in part["figures"]}
     page = (tmp_path / "bench_gpu.md").read_text()
-    assert [name for name in found if name not in page] == []
+    assert [name for name in figures if name not in page] == []
     assert f"torch {torch.__version__}" in page
     assert result["conditions"]["device_name"] in page
 
     assert {figure["part"] for figure in parts["engine"]["figures"]} == {
         *("prefill", "machinery", "memory", "decode")
     }
-    token = found["one token, full"]["value"]
-    (least,) = (one["value"] for name, one in found.items() if "allows, full" in name)
-    assert found["bandwidth reached, full"]["value"] == pytest.approx(100 * least / token)
+    token = figures["one token, full"]["value"]
+    (least,) = (bound["value"] for name, bound in figures.items() if "allows, full" in name)
+    assert figures["bandwidth reached, full"]["value"] == pytest.approx(100 * least / token)
 
     selections = [figure["name"].partition(":")[0] for figure in parts["select"]["figures"]]
     assert selections == [
@@ -80,18 +80,18 @@ def test_every_part_runs_to_its_end(
     ]
 
     pair = "captions, parallelvlm ratio=0.5, both on cpu"
-    alike = found[f"answers unlike plain ones, {pair}"]
+    alike = figures[f"answers unlike plain ones, {pair}"]
     assert (alike["value"], alike["verdict"]) == (0, "met")
-    assert found[f"answers given up, {pair}"]["verdict"] == "met"
-    t_p, t_q = (found[f"{name}, {pair}"]["value"] for name in ("T_p", "T_q"))
-    assert found[f"c, {pair}"]["value"] == pytest.approx(t_p / t_q)
+    assert figures[f"answers given up, {pair}"]["verdict"] == "met"
+    t_p, t_q = (figures[f"{name}, {pair}"]["value"] for name in ("T_p", "T_q"))
+    assert figures[f"c, {pair}"]["value"] == pytest.approx(t_p / t_q)
     for seen in (60, 30):
         steps = f"60 visual tokens, {seen} for the draft, both on cpu"
-        target = found[f"T_p beside the draft, {steps}"]["value"]
-        drafted = found[f"T_q beside the target, {steps}"]["value"]
-        ratio = found[f"c beside one another, {steps}"]["value"]
+        target = figures[f"T_p beside the draft, {steps}"]["value"]
+        drafted = figures[f"T_q beside the target, {steps}"]["value"]
+        ratio = figures[f"c beside one another, {steps}"]["value"]
         assert ratio == pytest.approx(target / drafted)
-        assert f"c alone, {steps}" in found
+        assert f"c alone, {steps}" in figures
 
 
 def test_without_a_gpu_it_says_so_in_one_line_and_builds_nothing(
@@ -152,7 +152,7 @@ def test_a_part_that_fails_is_a_line_and_the_others_go_on(
 
 
 def test_selections_too_long_or_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(specs: Any, tokens: torch.Tensor, keep: int) -> list[Question]:
+    def questions(specs: Any, tokens: torch.Tensor, keep: int) -> list[Question]:
         ((name, _),) = specs
 
         def ask() -> torch.Tensor:
@@ -164,18 +164,18 @@ def test_selections_too_long_or_too_large_are_left_out(monkeypatch: pytest.Monke
 
         return [Question(name, name, keep, ask)]
 
-    monkeypatch.setattr(bench_gpu_parts, "questions", asked)
+    monkeypatch.setattr(bench_gpu_parts, "questions", questions)
     specs: Any = [(name, None) for name in ("slow", "large", "broken", "fast")]
     before = {"slow": 101.0, "fast": 99.0}
     plan = replace(SMALL, longest=10.0)
-    found = list(bench_gpu_parts.at_size(specs, (360, 8, 9, 2), plan, before, 36))
-    notes = [one for one in found if isinstance(one, Note)]
+    parts = list(bench_gpu_parts.at_size(specs, (360, 8, 9, 2), plan, before, 36))
+    notes = [part for part in parts if isinstance(part, Note)]
     assert notes == [
         Note("slow was not asked at N=360: expected to take 10 s"),
         Note("large does not fit the memory at N=360"),
         Note("broken at N=360: RuntimeError: two devices", failed=True),
     ]
-    names = [one.name.partition(",")[0] for one in found if isinstance(one, Figure)]
+    names = [part.name.partition(",")[0] for part in parts if isinstance(part, Figure)]
     assert names == ["the product itself", "fast"]
     assert before["fast"] < 99
 

@@ -25,16 +25,16 @@ def clip() -> SeenClip:
     begins = torch.zeros_like(objects)
     begins[4, 1] = True
     scores = {"last first": torch.arange(float(FRAMES * PLACES))}
-    flat = (one.flatten(0, 1) for one in (features, objects, begins))
+    flat = (signal.flatten(0, 1) for signal in (features, objects, begins))
     tokens, shown, begun = flat
     return SeenClip(FRAMES, tokens, scores, shown, begun)
 
 
 def subset(name: str, keep: int) -> list[int]:
-    found = clip_subsets(clip(), keep, torch.Generator().manual_seed(0))[name]
-    assert len(found) == keep
-    assert found.tolist() == sorted(set(found.tolist()))
-    return found.tolist()
+    indices = clip_subsets(clip(), keep, torch.Generator().manual_seed(0))[name]
+    assert len(indices) == keep
+    assert indices.tolist() == sorted(set(indices.tolist()))
+    return indices.tolist()
 
 
 def test_subsets_are_what_their_names_say() -> None:
@@ -57,7 +57,9 @@ def test_shares_are_of_what_there_is_to_see() -> None:
 @pytest.mark.parametrize("keep", [3, 7, 12, 47])
 def test_an_even_choice_leaves_equal_gaps(keep: int) -> None:
     kept = subset("even in time and space", keep)
-    gaps = {(later - one) % 48 for one, later in zip(kept, [*kept[1:], kept[0]], strict=True)}
+    gaps = {
+        (later - earlier) % 48 for earlier, later in zip(kept, [*kept[1:], kept[0]], strict=True)
+    }
     assert max(gaps) - min(gaps) <= 1
 
 
@@ -77,7 +79,7 @@ def test_words_have_kinds() -> None:
     assert {word: kind_of_word(*encode(word)) for word in words} == words
 
 
-def told() -> list[CaptionRecord]:
+def caption_records() -> list[CaptionRecord]:
     caption = encode("at time t3 the red star leaves from the top left ; <eos>")
     right, wrong = [True] * len(caption), [True, True, False, *[True] * 9, False]
     settings = [(name, 0.9, places) for name in DRAWN for places in ("original", "renumbered")]
@@ -87,8 +89,8 @@ def told() -> list[CaptionRecord]:
 
 
 def test_shares_kinds_and_first_mistakes() -> None:
-    found = summarised(told())
-    guided = found["random", 0.9, "original"]
+    summary = summarised(caption_records())
+    guided = summary["random", 0.9, "original"]
     assert guided.accepted.value == pytest.approx(11 / 13)
     assert guided.by_kind == pytest.approx(
         {"time": 0, "object": 1, "place": 1, "event": 1, "end": 0, "template": 1}
@@ -96,19 +98,19 @@ def test_shares_kinds_and_first_mistakes() -> None:
     assert guided.first["time"] == 1
     assert guided.run == 2
     assert (guided.objects, guided.events) == (0.25, 0.5)
-    whole = found["everything", 0.0, "original"]
+    whole = summary["everything", 0.0, "original"]
     assert whole.run == 13
     assert sum(whole.first.values()) == 0
 
 
 def test_the_page_has_a_line_for_each_subset(tmp_path: Path) -> None:
-    text = page(told(), 112)
+    text = page(caption_records(), 112)
     assert "predicts 100.0 [100.0, 100.0]" in text
     assert (
         "| UV-Prune | 84.6 [84.6, 84.6] | 84.6 | 2.0 | 25 % | 50 % | 0 | 100 | - | 100 | 100 | 0 | 100 |"
         in text
     )
     assert "| random | 100 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in text
-    write_page(told(), 112, tmp_path)
+    write_page(caption_records(), 112, tmp_path)
     assert json.loads((tmp_path / "guided.json").read_text())["clips"] == 2
     assert (tmp_path / "speculative" / "guided.png").stat().st_size > 10_000

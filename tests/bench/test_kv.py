@@ -14,7 +14,7 @@ from lab.bench.kv_page import page, targets
 from lab.bench.kv_sides import CacheRow
 
 TINY = (
-    *(one for one in kv.INSTANCE if ".text" not in one and "projector" not in one),
+    *(setting for setting in kv.INSTANCE if ".text" not in setting and "projector" not in setting),
     "model.facts.text={layers: 2, hidden: 64, intermediate: 64, heads: 4, kv_heads: 2, head_dim: 16}",
     "model.facts.projector=[128, 64, 64]",
 )
@@ -92,7 +92,7 @@ def test_a_page_has_a_table_for_each_length() -> None:
     here = {"device_name": "d", "cores": 2, "threads": 2, "load_average": 0.1}
     here |= {"torch": "2", "transformers": "5"}
     rows = [WHOLE, ROW, replace(WHOLE, tokens=500), replace(ROW, tokens=500)]
-    other = [replace(one, instance="wider") for one in (WHOLE, ROW)]
+    other = [replace(row, instance="wider") for row in (WHOLE, ROW)]
 
     def paged(*rows: CacheRow) -> str:
         return page({"conditions": here, "rows": [row.entry() for row in rows]})

@@ -44,38 +44,40 @@ def test_some_targets_are_upper_ones() -> None:
 
 
 def test_each_kind_asks_for_its_answers_and_some_to_warm_up() -> None:
-    found = {kind.name: kind for kind in kinds(Setup(quick=True))}
-    assert tuple(found) == KINDS
+    kinds_by_name = {kind.name: kind for kind in kinds(Setup(quick=True))}
+    assert tuple(kinds_by_name) == KINDS
     shown = {
         name: {part["type"] for chat in kind.chats for part in chat[0]["content"]}
-        for name, kind in found.items()
+        for name, kind in kinds_by_name.items()
     }
     assert shown == {
         "video": {"video", "text"},
         "captions": {"image", "text"},
         "long": {"image", "text"},
     }
-    counted = {name: len(kind.chats) - kind.warming for name, kind in found.items()}
+    counted = {name: len(kind.chats) - kind.warming for name, kind in kinds_by_name.items()}
     assert counted == {"video": 2, "captions": 6, "long": 4}
-    for kind in found.values():
+    for kind in kinds_by_name.values():
         assert any(setting[0] == "method=vanilla_sd" for setting in kind.settings)  # the baseline
 
 
-def row(method: str, overlap: bool, own: list[float]) -> dict[str, Any]:
+def row(method: str, overlap: bool, decode_seconds: list[float]) -> dict[str, Any]:
     """Answers of 16 s plain and `own` decoding, prefills of 9 s on both sides."""
-    found = [
+    records = [
         decoded(
             spent=decoded().spent.__class__(9.0, 0.0, seconds, 5),
             plain=decoded().spent.__class__(9.0, 0.0, 16.0, 5),
         )
-        for seconds in own
+        for seconds in decode_seconds
     ]
     return {
         "kind": "captions",
         "method": method,
-        "answers": len(own),
-        "seconds": [[one.plain.total, one.spent.total] for one in found if one.plain],
-        "extra": {"speculative": speculative_block([one.entry() for one in found], overlap)},
+        "answers": len(decode_seconds),
+        "seconds": [[record.plain.total, record.spent.total] for record in records if record.plain],
+        "extra": {
+            "speculative": speculative_block([record.entry() for record in records], overlap)
+        },
     }
 
 
@@ -86,9 +88,9 @@ def test_every_speed_up_is_judged_with_its_interval() -> None:
         row("pearl", True, [8.0, 9.0, 8.5, 10.0]),
         row("parallelvlm", True, [1.0, 1.1, 0.9, 1.0]),
     ]
-    found = targets(rows, overhead=1.0)
-    assert {goal["method"] for goal in found} == {"pearl", "parallelvlm"}
-    by = {(goal["method"], goal["what"]): goal for goal in found}
+    goals = targets(rows, overhead=1.0)
+    assert {goal["method"] for goal in goals} == {"pearl", "parallelvlm"}
+    by = {(goal["method"], goal["what"]): goal for goal in goals}
     for (_, what), goal in by.items():
         assert (goal["interval"] is None) == (what in ("overlap", "machine over T_p"))
         if goal["interval"]:
@@ -103,7 +105,7 @@ def test_every_speed_up_is_judged_with_its_interval() -> None:
     assert gained["bound"] == pytest.approx(2.0)
     assert gained["verdict"] == "not believable"
     assert by["parallelvlm", "end to end over plain decoding"]["verdict"] == "not believable"
-    lines = tables({"rows": rows, "targets": found, "machine_ms": 1.0}).splitlines()
+    lines = tables({"rows": rows, "targets": goals, "machine_ms": 1.0}).splitlines()
     assert any("not believable" in line for line in lines)
     widths = {line.count("|") for line in lines if line.startswith("| captions")}
     assert widths == {line.count("|") for line in lines if line.startswith("| answers")}
