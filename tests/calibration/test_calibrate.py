@@ -43,31 +43,31 @@ def test_resizing_equals_bilinear_interpolation(size: tuple[int, int]):
     wanted = torch.nn.functional.interpolate(
         prior[None, None], size=size, mode="bilinear", align_corners=False
     )
-    found = resize_prior((prior,), grid_of([(0, 0, *size)])[None])
-    assert torch.allclose(found, wanted.flatten()[None], atol=1e-6)
+    resized = resize_prior((prior,), grid_of([(0, 0, *size)])[None])
+    assert torch.allclose(resized, wanted.flatten()[None], atol=1e-6)
 
 
 def test_the_calibration_grid_comes_back_bit_for_bit():
     prior = torch.rand(12, 12, generator=torch.Generator().manual_seed(0))
-    found = resize_prior((prior,), grid_of([(0, 0, 12, 12)])[None])
-    assert torch.equal(found, prior.flatten()[None])
+    resized = resize_prior((prior,), grid_of([(0, 0, 12, 12)])[None])
+    assert torch.equal(resized, prior.flatten()[None])
 
 
 def test_every_image_gets_the_prior_on_its_own_grid_and_rows_may_differ():
     prior = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
     rows = [[(0, 0, 4, 6), (1, 0, 4, 6), (2, 0, 6, 4)], [(0, 0, 8, 9)]]
-    found = resize_prior((prior,), torch.stack([grid_of(tiling) for tiling in rows]))
+    resized = resize_prior((prior,), torch.stack([grid_of(tiling) for tiling in rows]))
     alone = [resize_prior((prior,), grid_of([tile])[None])[0] for tile in rows[0]]
-    assert torch.equal(found[0], torch.cat(alone))
-    assert torch.equal(found[1], resize_prior((prior,), grid_of(rows[1])[None])[0])
+    assert torch.equal(resized[0], torch.cat(alone))
+    assert torch.equal(resized[1], resize_prior((prior,), grid_of(rows[1])[None])[0])
 
 
 def test_padding_on_the_right_disturbs_no_real_token():
     prior = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
     short, long = grid_of([(0, 0, 4, 5)]), grid_of([(0, 0, 6, 6)])
     padded = torch.nn.functional.pad(short, (0, 0, 0, 16))
-    found = resize_prior((prior,), torch.stack([padded, long]))
-    assert torch.equal(found[0, :20], resize_prior((prior,), short[None])[0])
+    resized = resize_prior((prior,), torch.stack([padded, long]))
+    assert torch.equal(resized[0, :20], resize_prior((prior,), short[None])[0])
 
 
 # ---------------------------------------------------------------- measuring
@@ -97,8 +97,8 @@ def model_spec(path: Path, **changes: object) -> ModelSpec:
 def test_the_prior_is_the_mean_of_eager_attention(folder: Path):
     adapter = tiny.load_llava(folder)
     images = [tiny.picture(seed) for seed in range(5)]
-    found = calibrate(adapter, (0, 2), images, "w1 w2", batch_size=2)
-    assert found.n_images == 5
+    calibrated = calibrate(adapter, (0, 2), images, "w1 w2", batch_size=2)
+    assert calibrated.n_images == 5
 
     eager = tiny.load_llava(folder, attention="eager")
     maps: dict[int, list[torch.Tensor]] = {0: [], 2: []}
@@ -112,7 +112,7 @@ def test_the_prior_is_the_mean_of_eager_attention(folder: Path):
             rows.append(attentions[layer][0, :, -1, visual].mean(dim=0))
     for layer, rows in maps.items():
         wanted = torch.stack(rows).mean(dim=0).view(4, 4).double()
-        (prior,) = found.means[layer].prior()
+        (prior,) = calibrated.means[layer].prior()
         assert torch.allclose(prior, wanted, atol=1e-6)
 
 
@@ -325,13 +325,13 @@ def test_calibrating_the_seedling_writes_to_the_store_what_a_run_then_finds_firs
     assert {file: file.read_bytes() for file in artifacts.SHIPPED.iterdir()} == shipped
     model = read_request(["layer=1"]).spec.model
     assert require_prior(model, D2Pruner(), "d2pruner", store=tmp_path) == (path,)
-    found = [prior_for(model, D2Pruner(), store) for store in (tmp_path, None)]
-    ((own,), (theirs,)) = [prior for prior in found if prior is not None]
-    assert own.shape == theirs.shape == (12, 12)
-    assert not torch.equal(own, theirs)
+    priors = [prior_for(model, D2Pruner(), store) for store in (tmp_path, None)]
+    ((calibrated,), (shipped_prior,)) = [prior for prior in priors if prior is not None]
+    assert calibrated.shape == shipped_prior.shape == (12, 12)
+    assert not torch.equal(calibrated, shipped_prior)
     # One of other weights under the same name does not hide what was shipped for these.
     described = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**described, "revision": "other"}))
     again = prior_for(model, D2Pruner(), tmp_path)
     assert again is not None
-    assert torch.equal(again[0], theirs)
+    assert torch.equal(again[0], shipped_prior)

@@ -57,22 +57,22 @@ def test_the_longest_beginning_equals_the_slow_one(alpha: float):
     attention = torch.rand(6, 30, generator=generator) ** 4
     attention[3] = attention[3].round(decimals=1)  # ties and zeros
     mass = attention.double().sum(1) * torch.tensor([1, 1, 0.8, 1, 1.3, 5])
-    found = expendable(attention, mass, alpha)
+    removable = expendable(attention, mass, alpha)
     for row in range(6):
         wanted = slow_expendable(attention[row].double().tolist(), float(mass[row]), alpha)
-        assert set(found[row].nonzero().flatten().tolist()) == wanted
-    assert found.all() == (alpha == 1)
+        assert set(removable[row].nonzero().flatten().tolist()) == wanted
+    assert removable.all() == (alpha == 1)
 
 
 def test_a_worked_example():
     attention = torch.tensor([[0.4, 0.1, 0.2, 0.3]])
-    one = torch.tensor([1.0])
-    assert expendable(attention, one, 0.25).tolist() == [[False, True, False, False]]
-    assert expendable(attention, one, 0.35).tolist() == [[False, True, True, False]]
+    mass = torch.tensor([1.0])
+    assert expendable(attention, mass, 0.25).tolist() == [[False, True, False, False]]
+    assert expendable(attention, mass, 0.35).tolist() == [[False, True, True, False]]
     # What the reference mass has lost already no longer may go.
     assert not expendable(attention, torch.tensor([1.25]), 0.2).any()
     # Of equal tokens the higher index goes first.
-    assert expendable(torch.full((1, 4), 0.25), one, 0.5).tolist() == [[False, False, True, True]]
+    assert expendable(torch.full((1, 4), 0.25), mass, 0.5).tolist() == [[False, False, True, True]]
 
 
 # ---------------------------------------------------------------- a decoder by hand
@@ -156,8 +156,8 @@ def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, 
         wanted, logits = by_hand(eager, chat, alpha, masses)
 
         seen = ImageDigest()
-        (found,) = trace(adapter, [image], prompt, (alpha,), seen)[alpha]
-        assert list(found) == wanted
+        (removed,) = trace(adapter, [image], prompt, (alpha,), seen)[alpha]
+        assert list(removed) == wanted
         assert seen.n_images == 1
 
         recorder = MassRecorder()
@@ -176,8 +176,8 @@ def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, 
 def test_a_larger_alpha_removes_more(folder: Path):
     adapter = tiny.load_llava(folder)
     images = [tiny.picture(seed) for seed in range(3)]
-    found = trace(adapter, images, "w1 w2", ALPHAS, ImageDigest())
-    scheme = shares([found[alpha] for alpha in ALPHAS])
+    traces = trace(adapter, images, "w1 w2", ALPHAS, ImageDigest())
+    scheme = shares([traces[alpha] for alpha in ALPHAS])
     assert FitPrune(scheme).sites(tiny.DEPTH)
     last = [row[-1] for row in scheme]
     assert last == sorted(last, reverse=True)
@@ -269,20 +269,20 @@ def test_the_bisection_equals_the_slow_one(ratio: float):
         low, high = (
             (low, tried[-1]) if slow_fit(ratio, made_up(tried[-1]))[0] else (tried[-1], high)
         )
-    asked: list[float] = []
+    alphas: list[float] = []
 
     def traces_at(alpha: float) -> list[Trace]:
-        asked.append(alpha)
+        alphas.append(alpha)
         return made_up(alpha)
 
-    found, last = smallest_reaching(ratio, traces_at, STACK)
-    assert asked == [*tried, high, tried[-1]]
+    smallest, last = smallest_reaching(ratio, traces_at, STACK)
+    assert alphas == [*tried, high, tried[-1]]
     assert set(tried[:4]) <= set(ALPHAS)
-    for one, alpha in ((found, high), (last, tried[-1])):
-        assert one.alpha == alpha
-        assert (one.reached, list(one.removed)) == slow_fit(ratio, made_up(alpha))
-        assert one.reached == (one.flops <= 1 - ratio)
-    assert found.reached == (ratio < 0.9)
+    for result, alpha in ((smallest, high), (last, tried[-1])):
+        assert result.alpha == alpha
+        assert (result.reached, list(result.removed)) == slow_fit(ratio, made_up(alpha))
+        assert result.reached == (result.flops <= 1 - ratio)
+    assert smallest.reached == (ratio < 0.9)
     # The last alpha tried need not reach the target; the one below the smallest never does.
     if 0 < ratio < 0.9:
         assert not fit(low, ratio, made_up(low), STACK).reached
@@ -291,7 +291,7 @@ def test_the_bisection_equals_the_slow_one(ratio: float):
 def test_the_last_alpha_tried_may_miss_the_target():
     results = [smallest_reaching(ratio / 50, made_up, STACK) for ratio in range(1, 30)]
     assert any(not last.reached for _, last in results)
-    assert all(found.reached for found, _ in results)
+    assert all(smallest.reached for smallest, _ in results)
 
 
 def test_rows_are_mean_shares_that_never_rise_with_alpha():

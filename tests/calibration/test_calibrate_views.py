@@ -130,8 +130,8 @@ def test_every_view_gets_its_own_map(tiling: Tiling):
     prior = tuple(
         torch.rand(size, generator=generator) for size in ((4, 4), (8, 8), (4, 4), (4, 4))
     )
-    found = resize_prior(prior, grid_of(tiling)[None])
-    assert torch.allclose(found[0], slow_prior(prior, tiling), atol=1e-6)
+    resized = resize_prior(prior, grid_of(tiling)[None])
+    assert torch.allclose(resized[0], slow_prior(prior, tiling), atol=1e-6)
 
 
 def test_crops_are_refused_where_only_the_global_view_was_calibrated():
@@ -149,8 +149,8 @@ def test_an_image_is_not_biased_against_itself(name: str):
     """Calibrated on one image, its relative attention is 1 for every token of every view."""
     adapter = adapter_of(name)
     image = tiny.picture(0, 50, 40)
-    found = calibrate(adapter, (1,), [image], "w1 w2 w3")
-    prior = tuple(values.float() for values in found.means[1].prior())
+    calibrated = calibrate(adapter, (1,), [image], "w1 w2 w3")
+    prior = tuple(values.float() for values in calibrated.means[1].prior())
     assert len(prior) > 1
     recorder = tiny.Recorder((Site("layer", 2),), (Need("last_attention"), Need("prior")))
     with Session(adapter, recorder, Budget("kept", 0.0), prior=prior) as session:
@@ -164,7 +164,7 @@ def test_an_image_is_not_biased_against_itself(name: str):
 def test_the_prior_of_each_view_is_the_mean_of_eager_attention():
     adapter, eager = adapter_of("llava_next"), adapter_of("llava_next", attention="eager")
     images = [tiny.picture(seed, 56, 56) for seed in range(3)]
-    found = calibrate(adapter, (2,), images, "w1 w2", batch_size=2).means[2]
+    means = calibrate(adapter, (2,), images, "w1 w2", batch_size=2).means[2]
     rows = []
     for image in images:
         inputs = eager.encode([tiny.chat("w1 w2", image)])
@@ -173,8 +173,8 @@ def test_the_prior_of_each_view_is_the_mean_of_eager_attention():
             maps = eager.model(**inputs, output_attentions=True).attentions
         rows.append(maps[2][0, :, -1, layout.visual[0]].mean(dim=0))
     wanted = torch.stack(rows).mean(dim=0)
-    whole, plane = found.prior()
-    assert found.n_maps == [3, 3]
+    whole, plane = means.prior()
+    assert means.n_maps == [3, 3]
     assert torch.allclose(torch.cat([whole.flatten(), plane.flatten()]), wanted.double(), atol=1e-6)
 
 
@@ -197,9 +197,9 @@ def spec(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model
 def test_a_prior_of_several_views_comes_back(spec: ModelSpec):
     prior = (torch.rand(4, 4), torch.rand(3, 5), torch.rand(2, 2))
     path = save_prior(spec, 1, prior, {**MADE_FROM, "maps": [2, 2, 1]})
-    found = load_prior(spec, 1)
-    assert len(found) == 3
-    assert all(torch.equal(a, b) for a, b in zip(found, prior, strict=True))
+    loaded = load_prior(spec, 1)
+    assert len(loaded) == 3
+    assert all(torch.equal(a, b) for a, b in zip(loaded, prior, strict=True))
     described = json.loads(path.with_suffix(".json").read_text())
     assert described["format"] == 2
     assert described["grids"] == [[4, 4], [3, 5], [2, 2]]
