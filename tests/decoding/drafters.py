@@ -64,11 +64,11 @@ class Guesser:
         if self._reads:
             time.sleep(self._reads)
             self._reads = 0.0
-        found = list(tokens)
+        ids = list(tokens)
         for _ in range(count):
             work(self._step)
-            found.append(following(found) + (len(found) % 5 == 4))
-        return Draft(tuple(found[len(tokens) :]))
+            ids.append(following(ids) + (len(ids) % 5 == 4))
+        return Draft(tuple(ids[len(tokens) :]))
 
 
 def quick() -> Guesser:

@@ -19,7 +19,9 @@ class Elsewhere(Tensor):
         kwargs = kwargs or {}
         if func in (Tensor.to, Tensor.cpu):
             where = [
-                one for one in (*args[1:], *kwargs.values()) if isinstance(one, torch.device | str)
+                argument
+                for argument in (*args[1:], *kwargs.values())
+                if isinstance(argument, torch.device | str)
             ]
             if where or func is Tensor.cpu:
                 return args[0].as_subclass(Tensor).to(*args[1:], **kwargs)

@@ -130,7 +130,7 @@ def test_a_draft_without_images_is_a_prompt_of_words(name: str, monkeypatch) -> 
     blind.start()
     layout = adapter.layout(inputs)
     placeholders = set(adapter.items(inputs))
-    words = [one for one in inputs["input_ids"][0].tolist() if one not in placeholders]
+    words = [token for token in inputs["input_ids"][0].tolist() if token not in placeholders]
     assert 0 < len(words) < layout.text[0] + layout.counts[0]
     assert set(blind.cache.lengths) == {len(words)}
     assert blind.stack.following.flatten().tolist() == [len(words)] * adapter.facts.rotary_axes
@@ -262,10 +262,10 @@ def test_several_chats_are_refused() -> None:
 
 
 def test_a_row_of_another_answer_is_not_taken_for_one_of_adopted_tokens() -> None:
-    one, source = (side("llava", do_sample=True) for _ in range(2))
-    stale = one.rows([5, 9, 9], Draft(()))[0]
+    adopting, source = (side("llava", do_sample=True) for _ in range(2))
+    stale = adopting.rows([5, 9, 9], Draft(()))[0]
     wanted = source.rows([5, 6, 7], Draft(()))[0]
     assert not torch.allclose(stale, wanted)
-    one.cut(1)
-    one.adopt([5, 6, 7], source)
-    torch.testing.assert_close(one.rows([5, 6, 7], Draft(()))[0], wanted)
+    adopting.cut(1)
+    adopting.adopt([5, 6, 7], source)
+    torch.testing.assert_close(adopting.rows([5, 6, 7], Draft(()))[0], wanted)

@@ -41,7 +41,7 @@ def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
             assert torch.equal(generated.ids, ids)
             (record,) = generated.records
             records.append(DecodingRecord.from_entry(record.decoding))
-    assert all(one.degraded is None and one.mismatch is None for one in records)
+    assert all(decoding.degraded is None and decoding.mismatch is None for decoding in records)
     return speculation.transport, records
 
 

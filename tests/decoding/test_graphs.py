@@ -72,7 +72,7 @@ def test_a_recorded_step_is_the_plain_step(name: str) -> None:
     tapes, prompt = Tapes(), started(name, None).cache.lengths[0]
     # An odd capacity is not a multiple of a recording's slots.
     room = SPAN + (prompt + SPAN) % 2 + 1
-    recorded, plain_stack = (started(name, one, room=room).stack for one in (tapes, None))
+    recorded, plain_stack = (started(name, recorder, room=room).stack for recorder in (tapes, None))
     generator = torch.Generator().manual_seed(0)
     kept: list[tuple[Tensor, Tensor]] = []
     place = 0
@@ -278,10 +278,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def test_a_recording_keeps_to_its_own_stream_and_waits_for_no_device(device: Device) -> None:
     graphs, inputs = CudaGraphs(torch.device("cuda:0")), (torch.ones(1), torch.ones(1))
 
-    def step(one: Tensor, other: Tensor) -> Tensor:
-        assert (one, other) == inputs
+    def step(first: Tensor, other: Tensor) -> Tensor:
+        assert (first, other) == inputs
         device(f"step on {device.current}")
-        return one
+        return first
 
     replay = graphs.capture(step, inputs)
     recording = [
@@ -299,7 +299,7 @@ def test_a_recording_keeps_to_its_own_stream_and_waits_for_no_device(device: Dev
 
 def test_a_step_that_fails_does_not_leave_the_stream_recording(device: Device) -> None:
     def step() -> Tensor:
-        if any(one.startswith("begin") for one in device.asked):
+        if any(event.startswith("begin") for event in device.asked):
             raise RuntimeError("not while capturing")
         return torch.ones(1)
 
@@ -387,16 +387,16 @@ def test_a_run_is_refused_before_anything_is_loaded() -> None:
     spec = replace(spec, method=replace(spec.method, draft=draft))
     check_graphs(spec, method)
     # A draft that prunes between its layers.
-    own = spec_of("method=parallelvlm", "method.params.guidance=self").method
-    spec = replace(spec, method=replace(own, draft=draft))
+    guided = spec_of("method=parallelvlm", "method.params.guidance=self").method
+    spec = replace(spec, method=replace(guided, draft=draft))
     with pytest.raises(Refused, match=r"'parallelvlm' .*different lengths"):
         check_graphs(spec, ParallelVLM(guidance="self"))
     check_graphs(spec, ParallelVLM())
 
 
-@pytest.mark.parametrize("asked", ["false", "auto"])
-def test_nothing_else_is_refused_on_a_cpu(asked: str) -> None:
-    spec = spec_of("method=pearl", f"engine.graphs={asked}", "model.device=cpu")
-    assert spec.engine.graphs == ("auto" if asked == "auto" else False)
+@pytest.mark.parametrize("graphs", ["false", "auto"])
+def test_nothing_else_is_refused_on_a_cpu(graphs: str) -> None:
+    spec = spec_of("method=pearl", f"engine.graphs={graphs}", "model.device=cpu")
+    assert spec.engine.graphs == ("auto" if graphs == "auto" else False)
     method: Any = built("decoder")
     check_graphs(spec, method)

@@ -33,12 +33,12 @@ def language(seed: int, words: int) -> Callable[[Sequence[int]], Said]:
     """Distributions over a few words, by a hash of the answer so far."""
 
     @cache
-    def said(tokens: tuple[int, ...]) -> Said:
+    def distribution(tokens: tuple[int, ...]) -> Said:
         generator = torch.Generator().manual_seed(hash((seed, *tokens)) % 2**31)
         row = torch.randn(words, generator=generator, dtype=torch.float64).mul(1.5).softmax(0)
         return Said(row, list(accumulate(row.tolist())))
 
-    return lambda tokens: said(tuple(tokens))
+    return lambda tokens: distribution(tuple(tokens))
 
 
 @dataclass
@@ -51,13 +51,13 @@ class Dice:
     outright: bool = False
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        found, rows = list(tokens), []
+        ids, rows = list(tokens), []
         for _ in range(count):
-            said = self.q(found)
-            drawn = said.drawn(self.numbers.uniform(len(found), "draft"))
-            found.append(int(said.row.argmax()) if self.outright else drawn)
-            rows.append(None if self.outright else said.row)
-        return Draft(tuple(found[len(tokens) :]), tuple(rows))
+            distribution = self.q(ids)
+            drawn = distribution.drawn(self.numbers.uniform(len(ids), "draft"))
+            ids.append(int(distribution.row.argmax()) if self.outright else drawn)
+            rows.append(None if self.outright else distribution.row)
+        return Draft(tuple(ids[len(tokens) :]), tuple(rows))
 
     def rows(self, tokens: Sequence[int], draft: Draft) -> list[Tensor]:
         ends = range(len(draft.tokens) + 1)

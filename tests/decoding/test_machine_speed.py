@@ -103,6 +103,6 @@ def test_a_draft_that_is_seldom_right_gets_a_smaller_window(acceptance: float, w
 def test_no_window_promises_more_than_the_best() -> None:
     for acceptance in (0.1, 0.5, 0.9, 0.99):
         for c in (0.4, 1.0, 1.5, 3.7, 9.2):
-            found = best_window(acceptance, c, 1.0)
+            window = best_window(acceptance, c, 1.0)
             gains = [parallel_speedup(acceptance, gamma, c, 1.0) for gamma in range(1, 40)]
-            assert gains[found - 1] == pytest.approx(max(gains))
+            assert gains[window - 1] == pytest.approx(max(gains))

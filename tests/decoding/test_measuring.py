@@ -32,11 +32,11 @@ class Echo:
         self.forwards: list[int] = []
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
-        said = [tokens[-1]] * count
+        drafted = [tokens[-1]] * count
         missing = 0 if self.ran[: len(tokens)] == list(tokens) else 1
-        self.ran = [*tokens, *said[:-1]]
+        self.ran = [*tokens, *drafted[:-1]]
         self.forwards.append(missing + count - 1)
-        return Draft(tuple(said))
+        return Draft(tuple(drafted))
 
 
 class Target:
@@ -78,17 +78,17 @@ def test_a_drafter_that_guesses_the_answer_is_not_measured_too_fast(overlap: boo
 
 
 def test_a_machine_that_changes_its_speed_changes_both_sides() -> None:
-    found = measure_forwards(Echo(), Target(), Clock(2.5), True, 0, (7, 6))
-    assert found.ratio == pytest.approx(2.5)
+    seconds = measure_forwards(Echo(), Target(), Clock(2.5), True, 0, (7, 6))
+    assert seconds.ratio == pytest.approx(2.5)
     assert (
-        found.draft == 2.0
+        seconds.draft == 2.0
     )  # the middle one: neither the fastest nor the mean, and not the slow beginning
-    assert found.target == 5.0
+    assert seconds.target == 5.0
 
 
 def test_a_tree_is_timed_by_the_level() -> None:
-    found = measure_forwards(Echo(), Target(), Clock(), False, 2, (7, 6))
-    assert found.ratio == pytest.approx(3.0 * 2 / DRAFTED)
+    seconds = measure_forwards(Echo(), Target(), Clock(), False, 2, (7, 6))
+    assert seconds.ratio == pytest.approx(3.0 * 2 / DRAFTED)
 
 
 def test_a_drafter_that_is_lost_is_not_timed() -> None:

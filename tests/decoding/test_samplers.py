@@ -104,15 +104,15 @@ def test_sampled_rows_are_generates(name: str, more: dict) -> None:
     settings = {**SAMPLED, **more}
     torch.manual_seed(3)
     with torch.inference_mode():
-        said = adapter.model.generate(
+        generated = adapter.model.generate(
             **inputs,
             **settings,
             max_new_tokens=LIMIT,
             output_scores=True,
             return_dict_in_generate=True,
         )
-    answer = said.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    expected = torch.cat(said.scores).softmax(-1)
+    answer = generated.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    expected = torch.cat(generated.scores).softmax(-1)
     step = side(name, **settings)
     window = step.rows(answer[:2], Draft(tuple(answer[2:-1])))
     torch.testing.assert_close(torch.stack(window), expected[2:], rtol=1e-5, atol=1e-7)

@@ -51,7 +51,7 @@ def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text
     done = script(tmp_path, text)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("BEGIN") == 1
-    (line,) = [one for one in done.stderr.splitlines() if "threads" in one]
+    (line,) = [text_line for text_line in done.stderr.splitlines() if "threads" in text_line]
     assert 'if __name__ == "__main__":' in line
     assert "own.py again, since line" in line
 
@@ -81,7 +81,9 @@ def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, tex
     )
     assert done.stdout.count("BEGIN") == 1
     line = next(
-        one for one in (done.stdout + done.stderr).splitlines() if "starts a process" in one
+        text_line
+        for text_line in (done.stdout + done.stderr).splitlines()
+        if "starts a process" in text_line
     )
     assert 'if __name__ == "__main__":' in line
     assert "transport=threads" in line
@@ -120,12 +122,12 @@ def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_counts_as_a_guard(tmp_path: Path, text: str, passes: bool) -> None:
-    own = tmp_path / "own.py"
+    script = tmp_path / "own.py"
     imported = "from espalier.harness.decoding.speculative.transports import check_script\n"
-    own.write_text(f"{imported}{text}\n", encoding="utf-8")
+    script.write_text(f"{imported}{text}\n", encoding="utf-8")
     refused = pytest.raises(UserError, match=r"own\.py again, .* outside of a guard")
     with nullcontext() if passes else refused:
-        run_path(str(own), run_name="__main__")
+        run_path(str(script), run_name="__main__")
 
 
 @pytest.mark.slow

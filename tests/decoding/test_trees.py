@@ -115,8 +115,8 @@ def test_processors_hear_each_nodes_own_way(settings: dict) -> None:
     "settings", [{"repetition_penalty": 3.0}, {"no_repeat_ngram_size": 1}], ids=str
 )
 def test_a_tree_of_one_way_is_the_chain_that_the_same_side_drafts(settings: dict) -> None:
-    one, reference = (side("llava", Uniform(), 0.5, **settings) for _ in range(2))
-    tree = TreeDrafter(one, (-1, 0, 1, 2, 3)).draft([7, 8], 1)
+    drafting, reference = (side("llava", Uniform(), 0.5, **settings) for _ in range(2))
+    tree = TreeDrafter(drafting, (-1, 0, 1, 2, 3)).draft([7, 8], 1)
     assert tree.tokens == reference.draft([7, 8], 5).tokens
     assert tree.tokens != side("llava", Uniform(), 0.5).draft([7, 8], 5).tokens  # they listen
 
