@@ -34,26 +34,26 @@ def rotated(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
 
 def attention(layer, config, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return what attention puts out (L, D) and its map, mean over heads (L, L); every token sees every other."""
-    own, heads, kv = layer.self_attn, config.num_attention_heads, config.num_key_value_heads
-    size = own.head_dim
+    weights, heads, kv = layer.self_attn, config.num_attention_heads, config.num_key_value_heads
+    size = weights.head_dim
     z = layer.input_layernorm(x)
     outs, total = [], torch.zeros(len(x), len(x), dtype=x.dtype)
     for head in range(heads):
         group = head // (heads // kv)
-        q = (z @ own.q_proj.weight.T)[:, head * size : (head + 1) * size]
-        k = (z @ own.k_proj.weight.T)[:, group * size : (group + 1) * size]
-        v = (z @ own.v_proj.weight.T)[:, group * size : (group + 1) * size]
+        q = (z @ weights.q_proj.weight.T)[:, head * size : (head + 1) * size]
+        k = (z @ weights.k_proj.weight.T)[:, group * size : (group + 1) * size]
+        v = (z @ weights.v_proj.weight.T)[:, group * size : (group + 1) * size]
         logits = rotated(q, tables) @ rotated(k, tables).T / math.sqrt(size)
         a = logits.softmax(-1)
         total += a / heads
         outs.append(a @ v)
-    return torch.cat(outs, -1) @ own.o_proj.weight.T, total
+    return torch.cat(outs, -1) @ weights.o_proj.weight.T, total
 
 
 def mlp(layer, x: Tensor) -> Tensor:
-    z, own = layer.post_attention_layernorm(x), layer.mlp
-    gate = z @ own.gate_proj.weight.T
-    return (gate * gate.sigmoid() * (z @ own.up_proj.weight.T)) @ own.down_proj.weight.T
+    z, weights = layer.post_attention_layernorm(x), layer.mlp
+    gate = z @ weights.gate_proj.weight.T
+    return (gate * gate.sigmoid() * (z @ weights.up_proj.weight.T)) @ weights.down_proj.weight.T
 
 
 @torch.no_grad()

@@ -70,16 +70,16 @@ def test_answers_are_those_of_the_class_and_steps_are_counted():
     for inputs in (*(batch_of(adapter, rows) for rows in ROWS[:2]), texts):
         for settings in (SOON, LONG):
             ids, each = class_answers(adapter, inputs, **settings)
-            got = run(adapter, inputs, **settings)
-            assert torch.equal(got.ids, ids)
-            steps = [sum(record.canvases["steps"]) for record in got.records]
+            generated = run(adapter, inputs, **settings)
+            assert torch.equal(generated.ids, ids)
+            steps = [sum(record.canvases["steps"]) for record in generated.records]
             assert steps == [round(count) for count in (ids.shape[1] / each).tolist()]
             if settings is SOON:
                 assert min(steps) < 2 * 12
-            for record in got.records:
+            for record in generated.records:
                 assert record.canvases["visible"] == record.canvases["full_visible"]
                 assert record.canvases["pairs"] == record.canvases["full_pairs"]
-    assert got.records[0].visual == 0
+    assert generated.records[0].visual == 0
     assert not torch.equal(run(adapter, texts, seed=4, **settings).ids, ids)
 
 
@@ -90,16 +90,16 @@ def test_rows_end_at_their_own_canvas(monkeypatch):
     # The first row's answer has this token in its first canvas; others may have it later.
     monkeypatch.setattr(adapter.model.generation_config, "eos_token_id", int(answers[0, 5]))
     ids, _ = class_answers(adapter, inputs, **LONG)
-    got = run(adapter, inputs, **LONG)
-    assert torch.equal(got.ids, ids)
-    record = got.records[0]
+    generated = run(adapter, inputs, **LONG)
+    assert torch.equal(generated.ids, ids)
+    record = generated.records[0]
     assert (record.ended, record.new_tokens) == (
         True,
         (answers[0] == answers[0, 5]).nonzero()[0] + 1,
     )
     assert record.canvases["steps"] == [4]
     assert [len(record.canvases[name]) for name in ("visible", "pairs", "full_pairs")] == [1, 0, 0]
-    assert len(got.records[1].canvases["steps"]) == 3
+    assert len(generated.records[1].canvases["steps"]) == 3
 
 
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
@@ -194,15 +194,17 @@ def test_dropping_equals_handwritten_masks(where, size):
     adapter = loaded()
     # A short text, so that windows reach into the picture.
     inputs = adapter.encode([chat("w", picture(0, *size))])
-    got, states = with_states(adapter, partial(run, adapter, inputs, Scatter(where), MOST, **LONG))
-    dropped = torch.ones(got.records[0].visual, dtype=torch.bool)
-    dropped[got.records[0].origin] = False
+    generated, states = with_states(
+        adapter, partial(run, adapter, inputs, Scatter(where), MOST, **LONG)
+    )
+    dropped = torch.ones(generated.records[0].visual, dtype=torch.bool)
+    dropped[generated.records[0].origin] = False
     first = 0 if where == ("prefix",) else where[0]
     handles = by_hand(adapter, inputs, dropped, first)
     (ids, _), expected = with_states(adapter, partial(class_answers, adapter, inputs, **LONG))
     for handle in handles:
         handle.remove()
-    assert torch.equal(got.ids, ids)
+    assert torch.equal(generated.ids, ids)
     assert (states - expected).abs().max() < 1e-9 * expected.abs().max()
     _, whole = with_states(adapter, partial(class_answers, adapter, inputs, **LONG))
     assert (states - whole).abs().max() > 1e-2

@@ -131,15 +131,16 @@ class Release:
         logits = self.head(self.run(torch.cat([self.prompt, words], 1)))
         return torch.cat([logits[:1], logits[:-1]])[-len(ids) :]
 
-    def loop(self, steps, alg, given=None):
+    def loop(self, steps, alg, draft_ids=None):
         """Return the answer, and the states before every step that unmasks a place."""
         mask = self.facts.mask_id
-        ids = [mask] * len(given or range(PLACES))
+        ids = [mask] * len(draft_ids or range(PLACES))
         if self.cached:
             ids[0] = int(self.first.argmax())
         # The hook that sets tokens runs after the first word.
         ids = [
-            token if token != mask else word for token, word in zip(given or ids, ids, strict=True)
+            token if token != mask else word
+            for token, word in zip(draft_ids or ids, ids, strict=True)
         ]
         times, seen = torch.linspace(1, 1e-3, steps + 1), []
         for i in range(steps):
@@ -217,17 +218,17 @@ def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> No
     """Dream's `generation_tokens_hook_func`, in the release's loop; other tokens stay."""
     adapter, chats = adapter_of("lavida_dream"), DENOISING["lavida_dream"].chats
     mask = adapter.facts.diffusion.mask_id
-    text, given = text_and_draft(adapter, mask, parts)
-    assert given.count(mask) == 5
+    text, draft_ids = text_and_draft(adapter, mask, parts)
+    assert draft_ids.count(mask) == 5
     together = answers(chats, infill=text, prefix_cache=cached)
     for row, chat in enumerate(chats):
-        ids, seen = Release(chat, cached).loop(5, "topk_margin", given)
+        ids, seen = Release(chat, cached).loop(5, "topk_margin", draft_ids)
         alone = answers([chat], infill=text, prefix_cache=cached)
         assert alone.ids[0].tolist() == together.ids[row].tolist() == ids
-        assert all(token in (word, mask) for token, word in zip(given, ids, strict=True))
+        assert all(token in (word, mask) for token, word in zip(draft_ids, ids, strict=True))
         denoising = DenoisingRecord.from_entry(alone.records[0].denoising)
-        assert (denoising.length, len(denoising.reveals)) == (len(given), len(seen))
-        assert denoising.says_first == (cached and given[0] == mask)
+        assert (denoising.length, len(denoising.reveals)) == (len(draft_ids), len(seen))
+        assert denoising.says_first == (cached and draft_ids[0] == mask)
 
 
 @pytest.mark.sampled(12)

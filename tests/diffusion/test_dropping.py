@@ -152,7 +152,7 @@ def lavida() -> ModelFacts:
         (PyramidDropDenoising(), PAPER.pyramid),
         (VisionZip(), PAPER.before),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda case: type(case).__name__,
 )
 def test_layers_see_what_the_papers_count_has(lavida, method, printed, ratio) -> None:
     """Each of 32 steps and 32 layers sees the fraction of tokens that the cost model counts, to the nearest integer."""
@@ -211,7 +211,7 @@ def test_rules_that_steps_or_stages_cannot_follow(lavida, method, rule, valid) -
         (FastV(K=2), 0.3, [8] * 4),  # (2 * 16 + 3 * 8) / 5 is nearest 0.7 * 16
         (FastVDenoising(K=2), 0.3, [16, 8, 8, 8]),
     ],
-    ids=lambda one: type(one).__name__,
+    ids=lambda case: type(case).__name__,
 )
 def test_an_average_is_told_of_each_step(adapter, method: TokenReducer, ratio, kept) -> None:
     budget = Budget("average", ratio)

@@ -23,11 +23,11 @@ def answers(name: str, method, ratio: float, rows: list[int]):
 @pytest.mark.parametrize("name", ["llada_v", "lavida"])
 def test_the_first_step_sees_the_description_s_prompt_and_masks(name: str) -> None:
     reference, facts = reference_of(name), adapter_of(name).facts.diffusion
-    found = answers(name, NoReduction(), 0.0, [0, 1])
+    generated = answers(name, NoReduction(), 0.0, [0, 1])
     for row in (0, 1):
         masks = reference.words([facts.mask_id] * 4)
         logits = reference.text(torch.cat([expected(name)[row], masks]))[-4:]
-        first = found.logits[row].view(-1, *logits.shape)[0]
+        first = generated.logits[row].view(-1, *logits.shape)[0]
         assert float((first - logits).abs().max() / logits.abs().max()) < 1e-5
 
 
@@ -39,6 +39,7 @@ def test_merging_at_each_step_leaves_a_batch_its_rows(name: str) -> None:
         alone = answers(name, D3ToM(K=1), 0.5, [row])
         assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-4
         record = together.records[row]
-        told = DenoisingRecord.from_entry(record.denoising)
-        assert told.kept == ((record.visual,), ((record.visual + 1) // 2,))  # halves are rounded up
+        denoising = DenoisingRecord.from_entry(record.denoising)
+        # Halves are rounded up.
+        assert denoising.kept == ((record.visual,), ((record.visual + 1) // 2,))
         assert record.denoising == alone.records[0].denoising

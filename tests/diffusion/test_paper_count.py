@@ -20,9 +20,10 @@ VISUAL, PROMPT, LENGTH, STEPS = 40, 6, 8, 4
 
 
 def run(kept: tuple[tuple[int, ...], ...]) -> SampleRecord:
-    told = DenoisingRecord(LENGTH, (2,) * STEPS, kept, kept, (fmean((VISUAL,)),) * STEPS)
+    denoising = DenoisingRecord(LENGTH, (2,) * STEPS, kept, kept, (fmean((VISUAL,)),) * STEPS)
     return SampleRecord(
-        *("0", VISUAL, PROMPT, (), kept[-1], (VISUAL,) * 6, 0, 0, LENGTH), denoising=told.entry()
+        *("0", VISUAL, PROMPT, (), kept[-1], (VISUAL,) * 6, 0, 0, LENGTH),
+        denoising=denoising.entry(),
     )
 
 
@@ -31,12 +32,12 @@ COST = DenoisingCost(64, 176, 6, STEPS, VISUAL, PROMPT + LENGTH)
 
 @pytest.mark.parametrize("K", [0, 3])
 def test_merging_inside_a_layer(K: int) -> None:
-    found = run_flops(D3ToM(K), FACTS, run(((VISUAL,), (10,), (10,), (10,))))
-    assert found.paper["d3tom"] == pytest.approx(COST.merging((0.0, 0.75, 0.75, 0.75), K))
-    assert found.paper_full["d3tom"] == pytest.approx(COST.unreduced())
-    assert found.paper["rtprune"] > 2 * found.paper["d3tom"]  # whose MLP of layer K is whole
+    flops = run_flops(D3ToM(K), FACTS, run(((VISUAL,), (10,), (10,), (10,))))
+    assert flops.paper["d3tom"] == pytest.approx(COST.merging((0.0, 0.75, 0.75, 0.75), K))
+    assert flops.paper_full["d3tom"] == pytest.approx(COST.unreduced())
+    assert flops.paper["rtprune"] > 2 * flops.paper["d3tom"]  # whose MLP of layer K is whole
 
 
 def test_dropping_before_a_layer() -> None:
-    found = run_flops(FastV(2), FACTS, run(((VISUAL,), (10,), (10,), (10,))))
-    assert found.paper["d3tom"] == pytest.approx(COST.pruning(0.75, 2))
+    flops = run_flops(FastV(2), FACTS, run(((VISUAL,), (10,), (10,), (10,))))
+    assert flops.paper["d3tom"] == pytest.approx(COST.pruning(0.75, 2))

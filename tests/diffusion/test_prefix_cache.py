@@ -194,7 +194,7 @@ def test_a_worked_example_of_entries() -> None:
 def test_the_released_schedule_is_told_of_no_step_behind_a_cache(adapter) -> None:
     method, budget = D3ToMT(K=1, direction="released"), Budget("kept", 0.5)
     cached = step_budgets(method, budget, adapter.facts, 4, cached=True)
-    assert [one.ratio for one in cached] == [0, 0.5, 0.5, 0.5]
+    assert [step_budget.ratio for step_budget in cached] == [0, 0.5, 0.5, 0.5]
     assert step_budgets(method, budget, adapter.facts, 4) != cached
     rising = D3ToMT(K=1)
     assert step_budgets(rising, budget, adapter.facts, 4, True) == step_budgets(

@@ -106,7 +106,7 @@ def test_blocks_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("settings", "line"),
     [
         ({"block_length": 5}, "max_new_tokens=16 is not a multiple of generation.block_length=5"),
         ({"block_length": 32}, "max_new_tokens=16 is not a multiple of generation.block_length=32"),
@@ -134,9 +134,9 @@ def test_blocks_follow_one_another() -> None:
         ({"num_beams": 3}, "generation.num_beams=3 is for models that generate one token"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(given, line) -> None:
+def test_settings_that_do_not_go_together_are_refused(settings, line) -> None:
     with pytest.raises(UserError, match=line):
-        read(**{"max_new_tokens": 16, **given})
+        read(**{"max_new_tokens": 16, **settings})
 
 
 def test_a_text_to_fill_sets_its_length_and_is_not_cut() -> None:

@@ -33,8 +33,8 @@ def test_dropping_equals_hiding_and_a_batch_its_rows(label) -> None:
     hidden = answers(label, CHATS, backend="emulate")
     assert torch.equal(drop.ids, hidden.ids)
     assert (drop.logits - hidden.logits).abs().max() < 2e-6 * hidden.logits.abs().max()
-    for row, one in enumerate(CHATS):
-        alone = answers(label, [one])
+    for row, chat in enumerate(CHATS):
+        alone = answers(label, [chat])
         assert alone.ids[0].tolist() == drop.ids[row].tolist()
         assert alone.records[0].denoising["kept"] == drop.records[row].denoising["kept"]
 
@@ -43,9 +43,9 @@ def test_dropping_equals_hiding_and_a_batch_its_rows(label) -> None:
 def test_ratio_zero_is_bit_identical(prefix_cache) -> None:
     plain = answers("none", CHATS, 0.0, separators="keep", prefix_cache=prefix_cache)
     for label in ("d3tom", "fastv" if prefix_cache else "fastv_denoising"):
-        got = answers(label, CHATS, 0.0, prefix_cache=prefix_cache)
-        assert torch.equal(got.ids, plain.ids)
-        assert torch.equal(got.logits, plain.logits)
+        generated = answers(label, CHATS, 0.0, prefix_cache=prefix_cache)
+        assert torch.equal(generated.ids, plain.ids)
+        assert torch.equal(generated.logits, plain.logits)
 
 
 def test_a_cached_prompt_merges_newlines_too() -> None:
@@ -53,5 +53,5 @@ def test_a_cached_prompt_merges_newlines_too() -> None:
     for record in drop.records:
         kept = record.denoising["kept"]
         assert all(step[-1] == round(0.4 * record.visual) for step in kept[1:])
-    for row, one in enumerate(CHATS):
-        assert answers("d3tom", [one], prefix_cache=True).ids[0].tolist() == drop.ids[row].tolist()
+    for row, chat in enumerate(CHATS):
+        assert answers("d3tom", [chat], prefix_cache=True).ids[0].tolist() == drop.ids[row].tolist()

@@ -22,10 +22,10 @@ LENGTH = 6
 
 def answering(rows: int, step: int = 1) -> AnswerState:
     generator = torch.Generator().manual_seed(5)
-    said = torch.randint(20, 200, (rows, LENGTH), generator=generator)
+    words = torch.randint(20, 200, (rows, LENGTH), generator=generator)
     unveiled = torch.tensor([True, False, True, True, False, False]).expand(rows, -1)
     deciders = torch.tensor([False, False, True, True, False, False]).expand(rows, -1)
-    return AnswerState(torch.where(unveiled, said, models.MASK), deciders, step)
+    return AnswerState(torch.where(unveiled, words, models.MASK), deciders, step)
 
 
 def run(adapter, method, budget, chats=CHATS, answer=None, **options):
@@ -91,11 +91,11 @@ def test_a_step_is_that_of_the_equations(adapter, method) -> None:
 @pytest.mark.parametrize("method", [D3ToM(K=1), D3ToM(1, state="entering", similarity="normed")])
 @pytest.mark.parametrize("positions", ["original", "renumbered"])
 def test_dropping_equals_hiding(adapter, method, positions) -> None:
-    found = [
+    logits = [
         run(adapter, method, Budget("kept", 0.6), backend=backend, positions=positions)[0]
         for backend in ("drop", "emulate")
     ]
-    assert (found[0] - found[1]).abs().max() < 1e-10
+    assert (logits[0] - logits[1]).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_batch_equals_its_rows_alone(adapter, method) -> None:
     for row, chat in enumerate(CHATS):
         with DenoisingSession(adapter, method, budget) as session:
             prompt = session.prompt(adapter.encode([chat]))
-            own = AnswerState(answer.ids[row : row + 1], answer.deciders[row : row + 1], 1)
-            alone, (record,) = session.denoise(prompt, own, [str(row)], budget)
+            row_answer = AnswerState(answer.ids[row : row + 1], answer.deciders[row : row + 1], 1)
+            alone, (record,) = session.denoise(prompt, row_answer, [str(row)], budget)
         assert (together[row] - alone[0]).abs().max() < 1e-10
         assert records[row].origin.tolist() == record.origin.tolist()
         assert records[row].kept == record.kept

@@ -161,15 +161,17 @@ def test_nobody_decides_before_the_first_step(adapter, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "temperature"),
+    ("settings", "temperature"),
     [
         ({"do_sample": False, "temperature": 0.5}, 0.0),
         ({"do_sample": True, "temperature": 0.5}, 0.5),
         ({"temperature": 0.5}, 0.5),
     ],
 )
-def test_words_are_drawn_only_where_that_is_said(said, temperature) -> None:
-    assert Denoising.of({"max_new_tokens": 4, **said}, models.DIFFUSION).temperature == temperature
+def test_words_are_drawn_only_where_that_is_said(settings, temperature) -> None:
+    assert (
+        Denoising.of({"max_new_tokens": 4, **settings}, models.DIFFUSION).temperature == temperature
+    )
 
 
 def test_a_row_says_where_later_steps_take_longer_than_the_whole_one() -> None:
