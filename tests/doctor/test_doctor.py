@@ -18,10 +18,10 @@ from espalier.harness.tools.doctor.machine_report import NotHere, examine
 @pytest.mark.slow
 def test_this_machine_is_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--store", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "0 failed" in said
+    report = capsys.readouterr().out
+    assert "0 failed" in report
     for name, _ in checks(tmp_path):
-        assert name in said
+        assert name in report
 
 
 def test_each_ending_has_its_word() -> None:
@@ -31,8 +31,8 @@ def test_each_ending_has_its_word() -> None:
     def missing() -> str:
         raise NotHere("needs a CUDA device")
 
-    found = [examine("a", check) for check in (lambda: "fine", missing, broken)]
-    assert [(one.status, one.detail) for one in found] == [
+    results = [examine("a", check) for check in (lambda: "fine", missing, broken)]
+    assert [(result.status, result.detail) for result in results] == [
         ("ok", "fine"),
         ("not here", "needs a CUDA device"),
         ("failed", "RuntimeError: no kernel for this device"),
@@ -44,11 +44,11 @@ def test_a_package_outside_its_range_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         machine, "installed_version", lambda n: "1.13.0" if n == "torch" else real(n)
     )
-    found = examine("packages", machine.packages)
-    assert found.status == "failed"
-    assert "torch" in found.detail
-    assert "1.13.0" in found.detail
-    assert "transformers" not in found.detail
+    result = examine("packages", machine.packages)
+    assert result.status == "failed"
+    assert "torch" in result.detail
+    assert "1.13.0" in result.detail
+    assert "transformers" not in result.detail
 
 
 def test_a_store_that_cannot_be_written_fails(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_one_bit_of_one_logit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(done, logits=logits)
 
     monkeypatch.setattr(exactness, "reduced", off)
-    found = examine("ratio 0", lambda: exactness.ratio_zero("cpu"))
-    assert found.status == "failed"
-    assert "visionzip" in found.detail
+    result = examine("ratio 0", lambda: exactness.ratio_zero("cpu"))
+    assert result.status == "failed"
+    assert "visionzip" in result.detail
 
 
 def test_a_token_too_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +84,10 @@ def test_a_token_too_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_its_checks_are_not_here(tmp_path: Path) -> None:
-    found = [examine(*one) for one in checks(tmp_path) if "stream" in one[0] or one[0] == "GPUs"]
-    assert [one.status for one in found] == ["not here"] * 3
+    results = [
+        examine(*check) for check in checks(tmp_path) if "stream" in check[0] or check[0] == "GPUs"
+    ]
+    assert [result.status for result in results] == ["not here"] * 3
 
 
 def test_overrides_replace_all_checks_by_the_longest_prompt(
