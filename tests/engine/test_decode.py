@@ -86,10 +86,11 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
     method = Turns(where)
     for sample_chat in FAMILIES[name].chats:
         inputs = adapter.encode([sample_chat])
-        got = run(adapter, method, [sample_chat])
+        generated = run(adapter, method, [sample_chat])
         (grid,) = adapter.layout(inputs).grid
         kept = [torch.arange(len(grid))]
-        for count in got.records[0].kept:  # the same hash of coordinates, among those still alive
+        # The same hash of coordinates, among those still alive.
+        for count in generated.records[0].kept:
             view = View(Site("prefix"), torch.zeros(1, len(kept[-1]), 0), grid[kept[-1]][None])
             kept.append(kept[-1][method.plan(view, count).kept[0]])
         firsts = [place if isinstance(place, int) else 0 for place in where]
@@ -99,16 +100,16 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
             image, _, row, column = grid.unbind(-1)
             return (image + row + 2 * column + step) % 3 > 0 if step > 1 else paid >= 0
 
-        expected = step_logits(eager, inputs, got.ids, drops, 2, choose, sees)
+        expected = step_logits(eager, inputs, generated.ids, drops, 2, choose, sees)
         # The models normalise in single precision regardless of their own.
-        assert span(got.logits - expected) < 2e-6 * span(expected)
-        assert torch.equal(got.records[0].origin, kept[-1])
+        assert span(generated.logits - expected) < 2e-6 * span(expected)
+        assert torch.equal(generated.records[0].origin, kept[-1])
         everything = step_logits(
-            eager, inputs, got.ids, drops, 2, lambda step, paid: paid >= 0, sees
+            eager, inputs, generated.ids, drops, 2, lambda step, paid: paid >= 0, sees
         )
         # The test is not vacuous: the first step attends to all, and later ones do not.
-        assert span(got.logits[:, :2] - everything[:, :2]) < 2e-6 * span(expected)
-        assert span(got.logits[:, 2:] - everything[:, 2:]) > 1e-3
+        assert span(generated.logits[:, :2] - everything[:, :2]) < 2e-6 * span(expected)
+        assert span(generated.logits[:, 2:] - everything[:, 2:]) > 1e-3
 
 
 @pytest.mark.sampled(12)
@@ -134,31 +135,33 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
 def test_attending_to_everything_changes_nothing(load, name, explicit):
     adapter, chats = load(name), FAMILIES[name].chats
     ids, logits = answered(adapter, adapter.encode(list(chats)))
-    got = run(adapter, Everything((), explicit=explicit), chats, 0.0)
-    assert torch.equal(got.ids, ids)
-    assert torch.equal(got.logits, logits)
-    assert [record.attended for record in got.records] == [r.visual for r in got.records]
+    generated = run(adapter, Everything((), explicit=explicit), chats, 0.0)
+    assert torch.equal(generated.ids, ids)
+    assert torch.equal(generated.logits, logits)
+    assert [record.attended for record in generated.records] == [
+        r.visual for r in generated.records
+    ]
 
 
 def test_the_cache_keeps_every_entry_and_records_say_what_was_attended_to(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats[:1]
-    got = run(adapter, Turns(()), chats)
-    (record,) = got.records
+    generated = run(adapter, Turns(()), chats)
+    (record,) = generated.records
     # Columns 0 to 3 of a row of the 4 x 4 grid: steps 2 to 5 leave out 5, 5, 6 and 5 of 16 entries.
     row, column = torch.arange(4).repeat_interleave(4), torch.arange(4).repeat(4)
     attended_counts = [int(((row + 2 * column + step) % 3 > 0).sum()) for step in range(2, STEPS)]
     assert record.attended == (16 + sum(attended_counts)) / (STEPS - 1)
     assert record.kept == record.requested == ()
     assert record.entering == (16,) * DEPTH
-    assert got.cache_lengths == (16 + record.text,) * DEPTH
+    assert generated.cache_lengths == (16 + record.text,) * DEPTH
     plain_record = run(adapter, Scatter(()), chats).records[0]
     assert record.kv_bytes == plain_record.kv_bytes
     assert plain_record.attended is None
 
 
 def test_an_answer_of_one_token_has_no_steps(load):
-    got = run(load("llava"), Turns(()), FAMILIES["llava"].chats, max_new_tokens=1)
-    assert [record.attended for record in got.records] == [None] * 3
+    generated = run(load("llava"), Turns(()), FAMILIES["llava"].chats, max_new_tokens=1)
+    assert [record.attended for record in generated.records] == [None] * 3
 
 
 def test_steps_after_the_end_of_an_answer_do_not_count(load, monkeypatch):
@@ -168,9 +171,9 @@ def test_steps_after_the_end_of_an_answer_do_not_count(load, monkeypatch):
     end = ids[length - 1]
     # The library does not know of this end, so that steps go on after it, as in a batch with longer answers.
     monkeypatch.setattr(type(adapter), "end_ids", (end,))
-    got = run(adapter, Turns(()), chats)
-    (record,) = got.records
-    assert record.new_tokens == length < got.ids.shape[1]
+    generated = run(adapter, Turns(()), chats)
+    (record,) = generated.records
+    assert record.new_tokens == length < generated.ids.shape[1]
     (grid,) = adapter.layout(adapter.encode(list(chats))).grid
     image, _, row, column = grid.unbind(-1)
     attended_counts = [

@@ -143,7 +143,7 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     sample_chat = FAMILIES[name].chats[0]
     inputs = adapter.encode([sample_chat])
     with noted(monkeypatch) as caches:
-        got = run(adapter, method, [sample_chat])
+        generated = run(adapter, method, [sample_chat])
     full_cache, *_ = prefilled(adapter, inputs)
     masks = [
         places(
@@ -152,16 +152,16 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
         )
         for layer, (keys, _) in zip(full_cache.layers, caches[0], strict=True)
     ]
-    expected = whole_cache_logits(adapter, inputs, got.ids, masks, most=most)
+    expected = whole_cache_logits(adapter, inputs, generated.ids, masks, most=most)
     # The models normalise in single precision regardless of their own.
-    assert (got.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+    assert (generated.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
     hidden = [torch.ones_like(mask) for mask in masks]
-    plain = whole_cache_logits(adapter, inputs, got.ids, hidden, most=most)
-    assert (got.logits[0, 1:] - plain[1:]).abs().max() > 1e-4, "nothing was evicted"
+    plain = whole_cache_logits(adapter, inputs, generated.ids, hidden, most=most)
+    assert (generated.logits[0, 1:] - plain[1:]).abs().max() > 1e-4, "nothing was evicted"
     # The first token sees the full prompt.
-    assert (got.logits[0, 0] - plain[0]).abs().max() < 2e-6 * plain.abs().max()
+    assert (generated.logits[0, 0] - plain[0]).abs().max() < 2e-6 * plain.abs().max()
 
-    layout, record = adapter.layout(inputs), got.records[0]
+    layout, record = adapter.layout(inputs), generated.records[0]
     visual = layout.visual[0, : layout.counts[0]]
     if method.scope == "visual":
         words = torch.ones(masks[0].shape[1], dtype=torch.bool).index_fill(0, visual, False)
@@ -196,13 +196,13 @@ def test_a_padded_batch_equals_its_rows(load, name, label):
         batch = session.generate(inputs, ids, **settings)
         for row, row_chat in enumerate(chats):
             single = adapter.encode([row_chat])
-            got = session.generate(
+            alone = session.generate(
                 single, [ids[row]], **generation(adapter, single, max_new_tokens=STEPS)
             )
-            assert got.records[0].held == batch.records[row].held
-            assert got.ids[0].tolist() == batch.ids[row].tolist()
-            gap = (got.logits[0] - batch.logits[row]).abs().max()
-            assert gap < 2e-6 * got.logits.abs().max()
+            assert alone.records[0].held == batch.records[row].held
+            assert alone.ids[0].tolist() == batch.ids[row].tolist()
+            gap = (alone.logits[0] - batch.logits[row]).abs().max()
+            assert gap < 2e-6 * alone.logits.abs().max()
 
 
 def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
@@ -219,8 +219,8 @@ def test_the_allocator_lets_the_whole_cache_go(load, monkeypatch):
         return stages
 
     monkeypatch.setattr(ScoredEviction, "shorten", shorten)
-    got = run(adapter, built("aircache"), FAMILIES["llava"].chats[:1], ratio=0.8)
-    text, record = adapter.decoder.config, got.records[0]
+    generated = run(adapter, built("aircache"), FAMILIES["llava"].chats[:1], ratio=0.8)
+    text, record = adapter.decoder.config, generated.records[0]
     slots = record.kv_entries + record.text * len(record.held)
     entry = 2 * text.num_key_value_heads * text.head_dim * 8
     assert sizes == [slots * entry] == [record.kv_bytes]
@@ -249,11 +249,11 @@ def test_beams_do_not_read_a_copy_for_each_query_head(load):
 @pytest.mark.parametrize("name", NAMES)
 def test_ratio_zero_is_bit_identical(load, name):
     adapter, chats = load(name, "float32"), FAMILIES[name].chats
-    plain, got = run(adapter, None, chats), run(adapter, built("aircache"), chats, ratio=0.0)
-    assert torch.equal(plain.ids, got.ids)
-    assert torch.equal(plain.logits, got.logits)
+    plain, generated = run(adapter, None, chats), run(adapter, built("aircache"), chats, ratio=0.0)
+    assert torch.equal(plain.ids, generated.ids)
+    assert torch.equal(plain.logits, generated.logits)
     assert [record.kv_bytes for record in plain.records] == [
-        record.kv_bytes for record in got.records
+        record.kv_bytes for record in generated.records
     ]
 
 
@@ -317,9 +317,9 @@ def test_the_released_merge_averages_the_slot_before_each_that_goes(load, monkey
 def test_a_reducer_and_a_compressor_act_one_behind_the_other(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats
     method = built("aircache")
-    got = run(adapter, method, chats, ratio=0.5, reducer=Scatter((2,)), budget=0.5)
+    generated = run(adapter, method, chats, ratio=0.5, reducer=Scatter((2,)), budget=0.5)
     reducer_only = run(adapter, None, chats, reducer=Scatter((2,)), budget=0.5)
-    for record, reduced in zip(got.records, reducer_only.records, strict=True):
+    for record, reduced in zip(generated.records, reducer_only.records, strict=True):
         assert record.entering == reduced.entering
         assert record.kept == reduced.kept
         assert reduced.kv_entries == sum(reduced.entering)
@@ -333,16 +333,16 @@ def test_the_model_is_left_as_it_was_and_answers_text_alone(load):
     adapter = load("llava")
     before = [len(layer.self_attn._forward_hooks) for layer in adapter.decoder.layers]
     text = [[{"role": "user", "content": [{"type": "text", "text": "hello"}]}]]
-    plain, got = run(adapter, None, text), run(adapter, built("h2o"), text, ratio=0.9)
-    assert torch.equal(plain.ids, got.ids)
-    assert got.records[0].kv_entries == 0
+    plain, generated = run(adapter, None, text), run(adapter, built("h2o"), text, ratio=0.9)
+    assert torch.equal(plain.ids, generated.ids)
+    assert generated.records[0].kv_entries == 0
     assert before == [len(layer.self_attn._forward_hooks) for layer in adapter.decoder.layers]
 
 
 def test_every_layer_keeps_an_entry_however_high_the_ratio(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats[:1]
-    got = run(adapter, built("h2o, strength"), chats, ratio=0.999)
-    assert got.records[0].held == (1,) * len(got.records[0].entering)
+    generated = run(adapter, built("h2o, strength"), chats, ratio=0.999)
+    assert generated.records[0].held == (1,) * len(generated.records[0].entering)
 
 
 def test_a_window_that_leaves_nothing_to_evict_is_refused(load):
@@ -423,7 +423,7 @@ def test_what_goes_is_folded_into_the_entries_that_stay(load, monkeypatch, name)
             expected = build_method("lookm", {}).fold(layer.keys[0], layer.values[0], stays, visual)
             count = int(stays[0].sum())
             assert len(visual) * 0.2 < length - count < len(visual)
-            for got, whole in zip(folded, expected, strict=True):
+            for entries, whole in zip(folded, expected, strict=True):
                 left = torch.stack([head[kept] for head, kept in zip(whole, stays, strict=True)])
-                assert (got[row][:, -count:] - left).abs().max() < 1e-9
+                assert (entries[row][:, -count:] - left).abs().max() < 1e-9
             assert (folded[1][row][:, -count:] - dropped[1][row][:, -count:]).abs().max() > 1e-3

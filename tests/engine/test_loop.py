@@ -35,7 +35,7 @@ ROWS: tuple[tuple[tuple[int, ...], tuple[Any, ...]], ...] = (
 )
 
 
-def said(
+def generated(
     adapter: Adapter,
     inputs: Any,
     decode: DecodeLoop,
@@ -55,8 +55,8 @@ def check(
 ) -> GeneratedBatch:
     """Compare the loop with the library's, and return its answer."""
     settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
-    ours = said(adapter, inputs, "loop", settings, **session)
-    wanted = said(adapter, inputs, "generate", settings, **session)
+    ours = generated(adapter, inputs, "loop", settings, **session)
+    wanted = generated(adapter, inputs, "generate", settings, **session)
     assert {record.loop for record in ours.records} == {"loop"}
     assert {record.loop for record in wanted.records} == {"generate"}
     assert torch.equal(ours.ids, wanted.ids)
@@ -68,10 +68,10 @@ def check(
         assert torch.equal(ruled, ours.logits.isinf())
         assert (ours.logits - wanted.logits)[~ruled].abs().max() < 1e-5 * span
     assert ours.cache_lengths == wanted.cache_lengths
-    for one, expected_record in zip(ours.records, wanted.records, strict=True):
-        assert one.kv_bytes == expected_record.kv_bytes > 0
-        assert one.new_tokens == expected_record.new_tokens
-        assert one.attended == expected_record.attended
+    for loop_record, expected_record in zip(ours.records, wanted.records, strict=True):
+        assert loop_record.kv_bytes == expected_record.kv_bytes > 0
+        assert loop_record.new_tokens == expected_record.new_tokens
+        assert loop_record.attended == expected_record.attended
     return ours
 
 
@@ -93,7 +93,7 @@ def test_every_family_alone_and_padded(
 def ends(adapter: Adapter, inputs: Any, settings: dict[str, Any]) -> list[int]:
     """Two tokens in the middle of the batch's answers, so that its rows end at different positions."""
     settings = {"suppress_tokens": list(adapter.items(inputs)), **settings}
-    ids = said(adapter, inputs, "generate", settings).ids
+    ids = generated(adapter, inputs, "generate", settings).ids
     return [int(ids[0, 3]), int(ids[1, 5])]
 
 
@@ -137,7 +137,7 @@ def test_what_is_said_behind_the_last_end_is_cut(
     monkeypatch.setattr(loop, "interval", lambda device: lazy)
     tiny = Tiny("llava")
     settings = {**SAMPLED, "suppress_tokens": list(tiny.adapter.items(tiny.inputs(1)))}
-    plain = said(tiny.adapter, tiny.inputs(1), "generate", settings).ids[0].tolist()
+    plain = generated(tiny.adapter, tiny.inputs(1), "generate", settings).ids[0].tolist()
     end = next(n for n in range(1, STEPS) if plain[n] not in plain[:n])
     ours = check(tiny.adapter, tiny.inputs(1), {**settings, "eos_token_id": plain[end]})
     assert ours.ids[0].tolist() == plain[: end + 1]
@@ -149,7 +149,7 @@ def test_stop_strings(lazy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = Tiny("llava")
     adapter, inputs = tiny.adapter, tiny.inputs()
     tokenizer = adapter.processor.tokenizer
-    plain = said(adapter, inputs, "generate", GREEDY).ids
+    plain = generated(adapter, inputs, "generate", GREEDY).ids
     strings = [word for word in tokenizer.batch_decode(plain[:, 3:4]) if word.strip()]
     assert strings, "the test needs an answer that can be written"
     check(adapter, inputs, {**GREEDY, "stop_strings": strings, "tokenizer": tokenizer})
@@ -199,8 +199,8 @@ def test_eager_attention_takes_the_same_loop(dtype: str, batches: Any) -> None:
 def test_beams_and_asked_for_scores_are_the_librarys() -> None:
     tiny = Tiny("llava")
     for settings in ({"num_beams": 2}, {"output_scores": True}):
-        ours = said(tiny.adapter, tiny.inputs(), "loop", {**GREEDY, **settings})
-        wanted = said(tiny.adapter, tiny.inputs(), "generate", {**GREEDY, **settings})
+        ours = generated(tiny.adapter, tiny.inputs(), "loop", {**GREEDY, **settings})
+        wanted = generated(tiny.adapter, tiny.inputs(), "generate", {**GREEDY, **settings})
         assert {record.loop for record in ours.records} == {"generate"}
         assert torch.equal(ours.ids, wanted.ids)
 
@@ -224,7 +224,7 @@ def test_processors_that_leave_nothing_to_draw_are_an_error() -> None:
     tiny = Tiny("llava")
     settings = {**SAMPLED, "logits_processor": LogitsProcessorList([nothing])}
     with pytest.raises(RuntimeError, match="left none with a probability"):
-        said(tiny.adapter, tiny.inputs(), "loop", settings)
+        generated(tiny.adapter, tiny.inputs(), "loop", settings)
 
 
 def test_the_model_is_as_it_was() -> None:
@@ -253,7 +253,9 @@ def test_no_step_writes_as_much_as_a_layer_of_the_cache_holds() -> None:
         for decode in ("loop", "generate"):
             with written(tiny.adapter.decoder) as writes:
                 method = Scatter(where) if where else None
-                ours = said(tiny.adapter, inputs, decode, GREEDY, method=method, backend=backend)
+                ours = generated(
+                    tiny.adapter, inputs, decode, GREEDY, method=method, backend=backend
+                )
             shortest = layer * min(ours.cache_lengths)
             _, first, *later, _ = [size for size, _ in writes.steps]  # the last: the whole answer
             if decode == "loop":

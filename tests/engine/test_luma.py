@@ -30,11 +30,15 @@ def tower_pictures(name: str, inputs: dict) -> list[np.ndarray]:
     images = adapter.processor.image_processor
     pixels = list(inputs["pixel_values"].double())
     if name == "llava_next":  # tiles beyond an image's own fill up the batch
-        sizes = [len(one) for one in adapter.items(inputs)[adapter.model.config.image_token_id]]
+        sizes = [
+            len(values) for values in adapter.items(inputs)[adapter.model.config.image_token_id]
+        ]
         assert len(sizes) == len(pixels)
         pixels = [tile for image in pixels for tile in image]
     pixels += list(inputs.get("pixel_values_local", []))
-    mean, std = (np.array(one).reshape(3, 1, 1) for one in (images.image_mean, images.image_std))
+    mean, std = (
+        np.array(values).reshape(3, 1, 1) for values in (images.image_mean, images.image_std)
+    )
     return [picture.numpy() * std + mean for picture in pixels]
 
 
@@ -123,14 +127,14 @@ def test_crops_are_cut_by_the_projectors_units(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_gives_the_pixels_of_single_rows(name: str):
     chats = list(FAMILIES[name].chats)
-    alone = [watched(name, [one])[0] for one in chats]
+    alone = [watched(name, [chat])[0] for chat in chats]
     together = watched(name, chats)
-    found = [one.signals["luma"][row] for one in together for row in range(len(one.tokens))]
-    for one in alone:
+    lumas = [view.signals["luma"][row] for view in together for row in range(len(view.tokens))]
+    for view in alone:
         assert any(
-            torch.equal(one.signals["luma"][0], luma)
-            for luma in found
-            if luma.shape == one.signals["luma"][0].shape
+            torch.equal(view.signals["luma"][0], luma)
+            for luma in lumas
+            if luma.shape == view.signals["luma"][0].shape
         )
 
 

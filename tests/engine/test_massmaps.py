@@ -20,16 +20,16 @@ def record(adapter, chats, ratio=0.0, backend="drop"):
     return shown(adapter, SITES, NEEDS, chats, ratio, backend=backend)
 
 
-@pytest.mark.parametrize("one", CHATS)
-def test_masses_are_column_means_of_the_eager_head_max_map(folder, double, one):
+@pytest.mark.parametrize("chat", CHATS)
+def test_masses_are_column_means_of_the_eager_head_max_map(folder, double, chat):
     eager = load_llava(folder, attention="eager")
-    inputs = eager.encode([one])
+    inputs = eager.encode([chat])
     with torch.inference_mode():
         maps = eager.model(**inputs, output_attentions=True).attentions
     layout = eager.layout(inputs)
     visual = layout.visual[0].tolist()
     words_after = range(max(visual) + 1, inputs["input_ids"].shape[1])
-    for view, site in zip(record(double, [one]), SITES, strict=True):
+    for view, site in zip(record(double, [chat]), SITES, strict=True):
         largest = maps[site.layer - 1][0].amax(dim=0).tolist()
         for signal, asking in zip(MASSES, (words_after, visual, words_after), strict=True):
             wanted = [sum(largest[q][j] for q in asking) / len(asking) for j in visual]

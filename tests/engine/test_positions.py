@@ -58,12 +58,12 @@ def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, whe
     adapter, eager, method = adapter_of(name), adapter_of(name, attention="eager"), Scatter(where)
     sample_chat = FAMILIES[name].chats[1]
     inputs = adapter.encode([sample_chat])
-    got = run(name, method, [sample_chat])
-    longer = extended(inputs, got.ids[:, :-1])
+    generated = run(name, method, [sample_chat])
+    longer = extended(inputs, generated.ids[:, :-1])
     length, prompt = longer["input_ids"].shape[1], inputs["input_ids"].shape[1]
     visual = adapter.layout(inputs).visual[0]
     masks, places = [], []
-    for alive in living(adapter, inputs, method, got.records[0].kept):
+    for alive in living(adapter, inputs, method, generated.records[0].kept):
         remaining = torch.ones(length, dtype=torch.bool)
         remaining[visual] = False
         remaining[visual[alive]] = True
@@ -74,9 +74,12 @@ def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, whe
         places.append(place)
     assert not torch.equal(places[0], places[-1])
     expected = forward(eager, longer, masks, places).logits[:, prompt - 1 :]
-    assert span(got.logits - expected) < 2e-6 * span(expected)
+    assert span(generated.logits - expected) < 2e-6 * span(expected)
     # The test is not vacuous: neither the positions of the first layer nor a correct prefill suffices.
-    assert span(got.logits - run(name, method, [sample_chat], positions="original").logits) > 1e-3
+    assert (
+        span(generated.logits - run(name, method, [sample_chat], positions="original").logits)
+        > 1e-3
+    )
     first = forward(eager, longer, masks, [places[0]] * DEPTH).logits[:, prompt - 1 :]
     assert span(first - expected) > 1e-3
 
@@ -113,9 +116,9 @@ def test_ratio_0_changes_no_bit(dtype):
     for method in (Scatter((1, 3)), Scatter(("prefix", 2)), RELEASED):
         with Session(tiny.adapter, method, Budget("kept", 0.0), positions="renumbered") as session:
             inputs = tiny.inputs()
-            got = session.generate(inputs, None, **generation(tiny.adapter, inputs))
-        assert torch.equal(got.ids, ids)
-        assert torch.equal(got.logits, logits)
+            generated = session.generate(inputs, None, **generation(tiny.adapter, inputs))
+        assert torch.equal(generated.ids, ids)
+        assert torch.equal(generated.logits, logits)
 
 
 @pytest.mark.parametrize(

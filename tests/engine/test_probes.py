@@ -62,8 +62,8 @@ def test_probes_equal_whole_maps_written_out():
     maps = logits.masked_fill(~visible, -1e30).softmax(-1).mean(1)
     for row, first in ((0, 0), (1, 4)):
         for slot in range(first, 11):
-            got = received_mean(query, key, 0.3, valid, block=3)[row, slot]
-            torch.testing.assert_close(got, maps[row, slot:, slot].mean())
+            mean = received_mean(query, key, 0.3, valid, block=3)[row, slot]
+            torch.testing.assert_close(mean, maps[row, slot:, slot].mean())
     query_slots = torch.tensor([[2, 10], [7, -1]])
     rows = word_rows(query, key, 0.3, valid, query_slots, block=1)
     torch.testing.assert_close(rows[0], maps[0, [2, 10]])

@@ -72,7 +72,7 @@ def equal(actual: Tensor | None, expected: Tensor | None) -> bool:
 def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> None:
     """Rows of unequal numbers of images, videos and words, in one batch and as single rows; one method runs twice."""
     tiny = Tiny(name, "float32")
-    methods = [method_of(one) for one in SHARING]
+    methods = [method_of(label) for label in SHARING]
     for rows in (ROWS, (1,)):
         inputs = tiny.inputs(*rows)
         prompt = shared_prompt(tiny.adapter, inputs, methods)
@@ -179,13 +179,13 @@ def test_the_tower_runs_once_and_its_time_is_the_prompts(monkeypatch: pytest.Mon
     handle = tiny.adapter.tower.register_forward_hook(lambda *_: runs.append(1))
     try:
         prompt = shared_prompt(tiny.adapter, tiny.inputs())
-        got = [answered(tiny, method_of(name), prompt) for name in SHARING]
+        batches = [answered(tiny, method_of(name), prompt) for name in SHARING]
     finally:
         handle.remove()
     assert len(runs) == 1
     assert prompt.times_ms["vision"] > 0
     assert not [name for name in prompt.inputs if "pixel" in name]
-    for record in (row_record for each in got for row_record in each.records):
+    for record in (row_record for each in batches for row_record in each.records):
         assert record.times_ms["vision"] == 0
         assert record.shared == ("vision",)
     single = answered(tiny, method_of("none"), tiny.inputs())

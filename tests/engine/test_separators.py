@@ -105,14 +105,14 @@ def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch,
     for row in (0, 1, 2):
         inputs = tiny.inputs(row)
         with noted(monkeypatch) as caches:
-            got = ran(name, evicting=evicting, rows=(row,), separators="candidates")
+            generated = ran(name, evicting=evicting, rows=(row,), separators="candidates")
         full_cache = DynamicCache()
         with Session(tiny.adapter, NoReduction(), WHOLE) as session:
             session.prefill(inputs, full_cache)
         stores = zip(full_cache.layers, caches[0], strict=True)
         masks = [places(layer.keys[0], keys[0]) for layer, (keys, _) in stores]
-        expected = whole_cache_logits(tiny.adapter, inputs, got.ids, masks)
-        assert (got.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
+        expected = whole_cache_logits(tiny.adapter, inputs, generated.ids, masks)
+        assert (generated.logits[0] - expected).abs().max() < 2e-6 * expected.abs().max()
         layout = tiny.adapter.layout(inputs)
         is_special = torch.ones(masks[0].shape[1], dtype=torch.bool)
         is_special[layout.visual[0]] = False
@@ -120,8 +120,8 @@ def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch,
         assert all(mask[:, words].all() for mask in masks), "words are never evicted"
         n_evicted += sum(int((~mask[:, is_special & ~words]).sum()) for mask in masks)
         # A row of a padded batch equals the single row.
-        assert got.records[0].held == batch.records[row].held
-        assert got.ids[0].tolist() == batch.ids[row].tolist()
+        assert generated.records[0].held == batch.records[row].held
+        assert generated.ids[0].tolist() == batch.ids[row].tolist()
     assert n_evicted > 0, "no separator was evicted"
 
 
@@ -157,9 +157,9 @@ def test_ratio_zero_is_bit_identical(name):
         {"method": build_method("fastv", {"K": 2})},
         {"method": build_method("divprune", {})},
     ):
-        got = ran(name, dtype="float32", separators="candidates", **options)
-        assert torch.equal(plain.ids, got.ids)
-        assert torch.equal(plain.logits, got.logits)
+        generated = ran(name, dtype="float32", separators="candidates", **options)
+        assert torch.equal(plain.ids, generated.ids)
+        assert torch.equal(plain.logits, generated.logits)
 
 
 # ------------------------------------------------------------------------------------ reducers
@@ -214,13 +214,13 @@ def test_separators_leave_like_any_token():
     inputs = Tiny("llava_next").inputs()
     layout = adapter.layout(inputs, "candidates")
     plain = adapter.layout(inputs)
-    got = ran(
+    generated = ran(
         "llava_next",
         build_method("divprune", {}),
         budget=Budget("kept", 0.5),
         separators="candidates",
     )
-    for row, record in enumerate(got.records):
+    for row, record in enumerate(generated.records):
         patches = set(plain.visual[row, : plain.counts[row]].tolist())
         every = layout.visual[row, : layout.counts[row]]
         kept = set(every[record.origin].tolist())

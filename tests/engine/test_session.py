@@ -83,8 +83,8 @@ def test_renumbered_equals_a_prompt_with_fewer_placeholders(double, where):
     """Closing the gaps is the same as feeding only the kept features to a shorter prompt."""
     for row_chat in CHATS:
         inputs = double.encode([row_chat])
-        got = run(double, Scatter(where), MOST, [row_chat], positions="renumbered")
-        kept = got.records[0].origin
+        generated = run(double, Scatter(where), MOST, [row_chat], positions="renumbered")
+        kept = generated.records[0].origin
         ids = inputs["input_ids"][0]
         visual = (ids == IMAGE_ID).nonzero()[:, 0]
         stays = torch.ones(ids.shape[0], dtype=torch.bool)
@@ -103,8 +103,8 @@ def test_renumbered_equals_a_prompt_with_fewer_placeholders(double, where):
                 **GENERATION,
                 return_dict_in_generate=True,
             )
-        assert torch.equal(got.ids, out.sequences)
-        assert (got.logits - torch.stack(out.logits, 1)).abs().max() < 1e-6
+        assert torch.equal(generated.ids, out.sequences)
+        assert (generated.logits - torch.stack(out.logits, 1)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("where", [("prefix",), ("vision",)])

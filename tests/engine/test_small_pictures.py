@@ -20,9 +20,9 @@ from tests.methods.runs import kept_by
 
 def test_a_picture_is_reduced_and_enlarged_as_the_imaging_library_does():
     noise = torch.rand(3, 40, 60, generator=torch.Generator().manual_seed(0))
-    got = coarse(noise, 0.1)
+    pictures = coarse(noise, 0.1)
     small, size = (19, 13), (60, 40)  # sqrt(0.1) of 60 and 40, rounded
-    for channel, expected in zip(got, noise, strict=True):
+    for channel, expected in zip(pictures, noise, strict=True):
         picture = Image.fromarray(expected.numpy()).resize(small, Image.Resampling.BICUBIC)
         enlarged = np.asarray(picture.resize(size, Image.Resampling.BICUBIC))
         assert np.abs(channel.numpy() - enlarged).max() < 1e-5
@@ -54,11 +54,11 @@ def test_patches_are_put_together_as_pictures(name: str):
     pixels = np.broadcast_to(ramp[None, :, None], (84, 56, 3)).copy()
     chat = FAMILIES[name].chats[0]
     inputs = adapter.encode([replaced(chat, Image.fromarray(pixels))])
-    got = adapter.coarse_inputs(inputs, 0.25)
-    change = (got["pixel_values"] - inputs["pixel_values"]).abs()
+    coarse = adapter.coarse_inputs(inputs, 0.25)
+    change = (coarse["pixel_values"] - inputs["pixel_values"]).abs()
     spread = inputs["pixel_values"].std()
     assert change.max() < 0.1 * spread
-    assert got.keys() == inputs.keys()
+    assert coarse.keys() == inputs.keys()
     noisy = {**inputs, "pixel_values": torch.randn_like(inputs["pixel_values"])}
     assert adapter.coarse_inputs(noisy, 0.25)["pixel_values"].std() < 0.7
 
@@ -74,12 +74,14 @@ def replaced(chat: list[dict], picture: Image.Image) -> list[dict]:
 @pytest.mark.parametrize("name", ["llava", "onevision_video"])
 def test_a_run_equals_a_uniform_sample_of_coarse_pictures(name: str):
     adapter, chats = adapter_of(name), list(FAMILIES[name].chats)
-    got = kept_by(adapter, Downsample(), chats, 0.6)
+    generated = kept_by(adapter, Downsample(), chats, 0.6)
     sampled = kept_by(adapter, Uniform(), chats, 0.6)
     coarse_run = run_on(adapter, adapter.coarse_inputs(adapter.encode(chats), 0.4))
-    assert torch.equal(got.logits, coarse_run)
-    assert (got.logits - sampled.logits).abs().max() > 1e-2
-    assert [record.kept for record in got.records] == [record.kept for record in sampled.records]
+    assert torch.equal(generated.logits, coarse_run)
+    assert (generated.logits - sampled.logits).abs().max() > 1e-2
+    assert [record.kept for record in generated.records] == [
+        record.kept for record in sampled.records
+    ]
 
 
 def run_on(adapter, inputs) -> torch.Tensor:

@@ -238,7 +238,9 @@ def test_bytes_are_those_of_one_answer(adapter: Adapter, method: TokenReducer, b
     assert record.kv_bytes == (sum(record.entering) + DEPTH * record.text) * ENTRY
     assert record.kv_entries == sum(record.entering)
     padded = run(adapter, method, CHATS, num_beams=beams)
-    assert {one.kv_bytes for one in padded.records} == {sum(padded.cache_lengths) * ENTRY}
+    assert {padded_record.kv_bytes for padded_record in padded.records} == {
+        sum(padded.cache_lengths) * ENTRY
+    }
 
 
 # ------------------------------------------------------------------ the run's row

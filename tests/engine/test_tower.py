@@ -291,7 +291,7 @@ def test_states_of_the_last_third_are_averaged(count: int, first: int) -> None:
     """State i is what layer i - 1 returns; of 24 layers the states 16 to 24 count."""
     layers = [torch.nn.Identity() for _ in range(count)]
     adapter: Any = SimpleNamespace(
-        tower_layers=lambda: layers, to_units=lambda one: one.flatten(0, 1)
+        tower_layers=lambda: layers, to_units=lambda hidden: hidden.flatten(0, 1)
     )
     context: Any = SimpleNamespace(parts=adapter, class_tokens=1)
     states = TowerStates(context, Site("prefix"), Need("tower_states"))

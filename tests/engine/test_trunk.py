@@ -32,7 +32,7 @@ def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
     names = (
         METHODS if FAMILIES[name].spec.facts.text.linear is None else ("none", "fastv", "divprune")
     )
-    methods: list[TokenReducer] = [method_of(one) for one in names]
+    methods: list[TokenReducer] = [method_of(label) for label in names]
     methods += [Scatter((2,)), Scatter((1, 3)), Scatter(("prefix",))]
     for rows in (ROWS, (1,)):
         inputs = tiny.inputs(*rows)

@@ -71,11 +71,11 @@ def test_pairs_and_their_counts(way: str) -> None:
     visibility: Visibility = WAYS[way]
     slots = torch.arange(SLOTS)
     wanted = pairs(way)
-    got = visibility.sees(slots, SLOTS) & VALID[:, None]
-    assert torch.equal(got, wanted)
+    seen_pairs = visibility.sees(slots, SLOTS) & VALID[:, None]
+    assert torch.equal(seen_pairs, wanted)
     query_slots = torch.tensor([[10, 2, 5], [4, 9, 8]])
-    got = visibility.sees(query_slots, SLOTS) & VALID[:, None]
-    assert torch.equal(got, torch.stack([wanted[row, query_slots[row]] for row in range(2)]))
+    seen_pairs = visibility.sees(query_slots, SLOTS) & VALID[:, None]
+    assert torch.equal(seen_pairs, torch.stack([wanted[row, query_slots[row]] for row in range(2)]))
     counts = visibility.seen_by(VALID).expand(2, SLOTS)
     for row in range(2):
         for key in range(SLOTS):

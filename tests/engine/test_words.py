@@ -29,14 +29,14 @@ def record(adapter, chats, where=BEFORE_2, ratio=0.0, **options):
     return shown(adapter, where, NEEDS, chats, ratio, **options)
 
 
-def close(got, wanted):
-    return (got - wanted).abs().max() <= 2e-5 * wanted.abs().max()
+def close(signal, wanted):
+    return (signal - wanted).abs().max() <= 2e-5 * wanted.abs().max()
 
 
-@pytest.mark.parametrize("one", CHATS)
-def test_signals_equal_what_the_plain_model_computes(single, eager, one):
-    signals = {key: value[0] for key, value in record(single, [one])[0].signals.items()}
-    inputs = eager.encode([one])
+@pytest.mark.parametrize("chat", CHATS)
+def test_signals_equal_what_the_plain_model_computes(single, eager, chat):
+    signals = {key: value[0] for key, value in record(single, [chat])[0].signals.items()}
+    inputs = eager.encode([chat])
     with torch.inference_mode():
         out = eager.model(**inputs, output_attentions=True, output_hidden_states=True)
     layout = eager.layout(inputs)
