@@ -8,5 +8,5 @@ from pkgutil import iter_modules
 from tests.tiny import Family
 
 FAMILIES: dict[str, Family] = {}
-for _module in sorted(one.name for one in iter_modules(__path__)):
+for _module in sorted(module.name for module in iter_modules(__path__)):
     FAMILIES |= import_module(f"{__name__}.{_module}").FAMILIES

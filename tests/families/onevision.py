@@ -57,8 +57,10 @@ def video(seed: int, frames: int = 6, width: int = 40, height: int = 32, rate: i
 def watch(text: str, *media: Any) -> list[dict]:
     """One user turn with videos (paths) and pictures, then the text."""
     parts = [
-        {"type": "video", "video": one} if isinstance(one, str) else {"type": "image", "image": one}
-        for one in media
+        {"type": "video", "video": medium}
+        if isinstance(medium, str)
+        else {"type": "image", "image": medium}
+        for medium in media
     ]
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
