@@ -86,13 +86,15 @@ def fuzz(
                 began = time.monotonic()
                 wrong = worker.outcome(number, case.seconds)
                 done[case.kind.partition(":")[0]] += 1
-                failures += [f"{number} {case.kind}: {case.line}\n    {one}" for one in wrong[:1]]
+                failures += [
+                    f"{number} {case.kind}: {case.line}\n    {failure}" for failure in wrong[:1]
+                ]
                 if verbose or wrong:
                     spent = time.monotonic() - began
                     print(
                         f"{'FAIL' if wrong else 'ok'} {number} {spent:.1f}s {case.kind}: {case.line}"
                     )
-                    print(*(f"    {one}" for one in wrong), sep="\n", flush=True)
+                    print(*(f"    {failure}" for failure in wrong), sep="\n", flush=True)
         finally:
             worker.end()
     kinds = ", ".join(f"{name} {number}" for name, number in sorted(done.items()))

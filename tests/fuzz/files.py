@@ -217,7 +217,9 @@ def files(dice: Random) -> Iterator[Case]:
     """Yield the cases of this module, drawn anew."""
     for _ in range(60):
         file = dice.choice(["row.json", "row.json", "journal.jsonl", "spec.json", "lease", "sweep"])
-        damage = dice.choice([one for one in DAMAGES if file == "row.json" or one is not odd])
+        damage = dice.choice(
+            [choice for choice in DAMAGES if file == "row.json" or choice is not odd]
+        )
         prepare = damaged_store(file, damage, dice.randrange(10**6))
         kind = f"store: {damage.__name__} {file}"
         if dice.random() < 0.25:
@@ -249,8 +251,8 @@ def files(dice: Random) -> Iterator[Case]:
         "{% for a in range(10**9) %}{% endfor %}",
     ):
         made = checkpoint("chat_template.jinja", template, 0)
-        asked = (*line, "model.conversation=checkpoint")
-        yield run("checkpoint: chat template", *asked, prepare=made, refused=True)
+        overrides = (*line, "model.conversation=checkpoint")
+        yield run("checkpoint: chat template", *overrides, prepare=made, refused=True)
     yield from _data()
 
 

@@ -42,8 +42,8 @@ def cases(seed: int) -> list[Case]:
     dice = Random(seed)
     drawn = [*lines(dice), *files(dice), *judges(), *borders(dice)]
     drawn += [
-        Case("locale", "call:locale", (STORE, *map("=".join, one.items())), seconds=120)
-        for one in LOCALES
+        Case("locale", "call:locale", (STORE, *map("=".join, variables.items())), seconds=120)
+        for variables in LOCALES
     ]
     dice.shuffle(drawn)
     return drawn
@@ -70,12 +70,12 @@ def carry_out(case: Case, here: Path, store: Path) -> list[str]:
     with redirect_stdout(out), redirect_stderr(err):
         code, trace = _call(case, arguments)
     out.flush()
-    said = out.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+    printed = out.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
     wrong = [f"traceback: {trace}"] if trace else []
     errors = err.getvalue()
-    if KEY in said + errors:
+    if KEY in printed + errors:
         wrong.append("the key is shown")
-    if "\x1b[2J" in said + errors:
+    if "\x1b[2J" in printed + errors:
         wrong.append("an escape of others reaches the terminal")
     if noise := NOISE.search(errors):
         wrong.append(f"{noise[0]!r} on stderr: {errors[-300:]!r}")
@@ -89,7 +89,7 @@ def carry_out(case: Case, here: Path, store: Path) -> list[str]:
     if code == 0 and case.refused and not trace:
         wrong.append("taken without a word")
     if code == 0 and case.served:
-        wrong += _rows(said, store)
+        wrong += _rows(printed, store)
     wrong += [f"{path.name} is gone or changed" for path in before if _digest(path) != before[path]]
     return wrong
 
@@ -115,10 +115,10 @@ def _call(case: Case, arguments: list[str]) -> tuple[int, str]:
         return 1, f"{type(error).__name__}: {str(error)[:200]} at {last.filename}:{last.lineno}"
 
 
-def _rows(said: str, store: Path) -> list[str]:
+def _rows(printed: str, store: Path) -> list[str]:
     """Return the differences of printed rows from those of the undamaged store."""
     wrong = []
-    for line in said.splitlines():
+    for line in printed.splitlines():
         if line.startswith("{"):
             row: dict[str, Any] = json.loads(line)
             file = store / "runs" / row["run_key"] / "row.json"
