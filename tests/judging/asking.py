@@ -23,8 +23,8 @@ def questions(count: int) -> list[JudgeQuestion]:
 def main(address: str, store: str, count: str) -> None:
     """Ask, two at once."""
     spec = JudgeSpec(address, "referee", concurrency=2)
-    found = collect_verdicts(spec, Path(store), questions(int(count)))
-    print(json.dumps({number: text for (_, number), text in sorted(found.verdicts.items())}))
+    results = collect_verdicts(spec, Path(store), questions(int(count)))
+    print(json.dumps({number: text for (_, number), text in sorted(results.verdicts.items())}))
 
 
 if __name__ == "__main__":

@@ -39,14 +39,14 @@ def question(number: int, answer: str = "yes") -> JudgeQuestion:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
     monkeypatch.setenv("TEST_JUDGE_KEY", KEY)
-    with JudgeServer(judge=lambda messages: "2", key=KEY) as one:
-        yield one
+    with JudgeServer(judge=lambda messages: "2", key=KEY) as judge:
+        yield judge
 
 
 def ask(
     server: JudgeServer, store: Path, *questions: JudgeQuestion, **changes: Any
 ) -> JudgeResults:
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "base_url": server.base_url,
         "model": "referee",
         "key_env": "TEST_JUDGE_KEY",
@@ -54,7 +54,7 @@ def ask(
         "retries": 2,
     }
     return collect_verdicts(
-        JudgeSpec(**told | changes), store, questions or [question(0)], pause=0.01
+        JudgeSpec(**settings | changes), store, questions or [question(0)], pause=0.01
     )
 
 
@@ -67,10 +67,10 @@ def assert_without_key(store: Path, *texts: str) -> None:
 def test_a_question_reaches_the_judge_whole_and_its_verdict_comes_back(
     server: JudgeServer, tmp_path: Path
 ) -> None:
-    found = ask(server, tmp_path, question(7, "{question} \ud800"), seed=3, options={"top_p": 1})
-    assert found.verdicts == {("t", 7): "2"}
-    assert found.served == {"referee-2026-01-01"}
-    assert (found.cached, found.failed, found.unjudged) == (0, 0, {})
+    results = ask(server, tmp_path, question(7, "{question} \ud800"), seed=3, options={"top_p": 1})
+    assert results.verdicts == {("t", 7): "2"}
+    assert results.served == {"referee-2026-01-01"}
+    assert (results.cached, results.failed, results.unjudged) == (0, 0, {})
     assert server.requests == [
         {
             "model": "referee",
@@ -117,9 +117,9 @@ def test_what_is_known_is_not_asked_again_wherever_the_judge_is(
 
 def test_equal_questions_are_one_request(server: JudgeServer, tmp_path: Path) -> None:
     same = [JudgeQuestion(("t", n), WORDS, question(0).parts, question(0).holds) for n in range(5)]
-    found = ask(server, tmp_path, *same)
+    results = ask(server, tmp_path, *same)
     assert len(server.requests) == 1
-    assert found.verdicts == {("t", n): "2" for n in range(5)}
+    assert results.verdicts == {("t", n): "2" for n in range(5)}
 
 
 def test_no_more_are_under_way_than_allowed(server: JudgeServer, tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ PASSING = {
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_is_asked_again(name: str, server: JudgeServer, tmp_path: Path) -> None:
     server.next(PASSING[name], PASSING[name])
-    found = ask(server, tmp_path)
-    assert found.verdicts == {("t", 0): "2"}
-    assert found.failed == 2
+    results = ask(server, tmp_path)
+    assert results.verdicts == {("t", 0): "2"}
+    assert results.failed == 2
     assert len(server.requests) == 3
 
 
@@ -214,8 +214,8 @@ def test_what_lasts_ends_the_asking_and_keeps_what_was_said(
     assert "\n" not in line
     assert len(server.requests) == 4
     # The same command, once the server is well again, asks for the rest alone.
-    found = ask(server, tmp_path, *questions)
-    assert (found.cached, len(found.verdicts), len(server.requests)) == (1, 4, 7)
+    results = ask(server, tmp_path, *questions)
+    assert (results.cached, len(results.verdicts), len(server.requests)) == (1, 4, 7)
 
 
 def test_nobody_there(tmp_path: Path) -> None:
@@ -237,19 +237,19 @@ def test_a_name_that_the_server_lacks_is_not_asked_again(
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("given", [None, KEY + "-old"])
+@pytest.mark.parametrize("key", [None, KEY + "-old"])
 def test_a_wrong_key_or_none_is_told_without_it(
-    given: str | None, server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str | None, server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if given is None:
+    if key is None:
         monkeypatch.delenv("TEST_JUDGE_KEY")
     else:
-        monkeypatch.setenv("TEST_JUDGE_KEY", given)
+        monkeypatch.setenv("TEST_JUDGE_KEY", key)
     with pytest.raises(JudgeLost, match=r"HTTP 401: .*variable TEST_JUDGE_KEY") as lost:
         ask(server, tmp_path)
     assert len(server.requests) == 1
     assert_without_key(tmp_path, str(lost.value), repr(lost.value))
-    assert ("Authorization" in server.headers[0]) == (given is not None)
+    assert ("Authorization" in server.headers[0]) == (key is not None)
 
 
 def test_a_judge_that_repeats_the_key_does_not_get_it_kept(
@@ -257,12 +257,12 @@ def test_a_judge_that_repeats_the_key_does_not_get_it_kept(
 ) -> None:
     server.judge = lambda messages: f"2, dear owner of {KEY}"
     server.next(Answer(200, f"oops {KEY}".encode()))
-    found = ask(server, tmp_path)
-    assert found.verdicts == {("t", 0): "2, dear owner of ***"}
+    results = ask(server, tmp_path)
+    assert results.verdicts == {("t", 0): "2, dear owner of ***"}
     server.next(*[Answer(200, f"oops {KEY}".encode())] * 3)
     with pytest.raises(JudgeLost) as lost:
         ask(server, tmp_path, question(1))
-    assert_without_key(tmp_path, str(lost.value), str(found))
+    assert_without_key(tmp_path, str(lost.value), str(results))
 
 
 def test_one_question_without_a_verdict_is_no_trouble_of_the_others(
@@ -272,9 +272,9 @@ def test_one_question_without_a_verdict_is_no_trouble_of_the_others(
         return "well" if "number 1?" in messages[-1]["content"] else "3"
 
     server.judge = judge
-    found = ask(server, tmp_path, *map(question, range(4)))
-    assert sorted(found.verdicts) == [("t", 0), ("t", 2), ("t", 3)]
-    assert found.unjudged == {("t", 1): "no score in 3 answers of the judge, the last: 'well'"}
+    results = ask(server, tmp_path, *map(question, range(4)))
+    assert sorted(results.verdicts) == [("t", 0), ("t", 2), ("t", 3)]
+    assert results.unjudged == {("t", 1): "no score in 3 answers of the judge, the last: 'well'"}
     assert len(server.requests) == 6
     again = ask(server, tmp_path, *map(question, range(4)))
     assert (again.cached, len(server.requests)) == (3, 9)
@@ -284,8 +284,8 @@ def test_a_question_that_the_server_refuses_is_not_repeated(
     server: JudgeServer, tmp_path: Path
 ) -> None:
     server.next(Answer(), error(400, "the prompt is too long"))
-    found = ask(server, tmp_path, *map(question, range(3)), concurrency=1)
-    assert found.unjudged == {("t", 1): "HTTP 400: the prompt is too long"}
+    results = ask(server, tmp_path, *map(question, range(3)), concurrency=1)
+    assert results.unjudged == {("t", 1): "HTTP 400: the prompt is too long"}
     assert len(server.requests) == 3
 
 

@@ -49,10 +49,10 @@ def fickle() -> JudgeServer:
 def test_a_second_process_asks_nothing(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
         spec = JudgeSpec(server.base_url, "referee")
-        found = collect_verdicts(spec, tmp_path, questions(10))
+        results = collect_verdicts(spec, tmp_path, questions(10))
         assert len(server.requests) == 10
-        said = verdicts(begin(server, tmp_path, 10))
-        assert said == {str(number): text for (_, number), text in found.verdicts.items()}
+        answers = verdicts(begin(server, tmp_path, 10))
+        assert answers == {str(number): text for (_, number), text in results.verdicts.items()}
         assert len(server.requests) == 10
 
 
@@ -83,8 +83,8 @@ def test_a_killed_process_has_kept_what_it_was_told(fickle: JudgeServer, tmp_pat
         process.communicate()
         kept = len(list(tmp_path.glob("judge/*/*.json")))
         assert 0 < kept < 30
-        asked, server.delay = len(server.requests), 0.0
+        requests, server.delay = len(server.requests), 0.0
         assert len(verdicts(begin(server, tmp_path, 30))) == 30
-        assert len(server.requests) == asked + 30 - kept
+        assert len(server.requests) == requests + 30 - kept
         # Only what was under way when it died is asked again: two at once.
-        assert asked - kept <= 2
+        assert requests - kept <= 2

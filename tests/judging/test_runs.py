@@ -37,8 +37,8 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeSer
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache/datasets"))
-    with JudgeServer(key=KEY) as one:
-        yield one
+    with JudgeServer(key=KEY) as judge:
+        yield judge
 
 
 Command = Callable[..., tuple[int, list[dict[str, Any]], str]]
@@ -123,13 +123,13 @@ def test_a_lost_judge_costs_no_answer(
     # Answers are there: the model has nothing to say any more, and one verdict stands.
     monkeypatch.setattr(Session, "generate", lambda *_, **__: pytest.fail("answered again"))
     server._coming.clear()
-    asked = len(server.requests)
+    requests = len(server.requests)
     code, (row,), _ = command()
     assert code == 0
     assert row["status"] == "resumed"
     assert row["extra"]["resumed_samples"] == ANSWERS
     assert row["extra"]["judge"]["cached_share"] == 0.25
-    assert len(server.requests) == asked + 3
+    assert len(server.requests) == requests + 3
 
 
 def test_a_sample_without_verdict_fails_the_run_or_is_left_out_as_allowed(
@@ -176,8 +176,8 @@ def test_words_of_the_users_own_make_another_run(
     assert server.requests[-1]["messages"][0]["role"] == "user"
     assert '{"score": 4}' in server.requests[-1]["messages"][0]["content"]
     assert row["run_key"] != plain["run_key"]
-    judges = [one["extra"]["judge"] for one in (plain, row)]
-    assert [one["prompt"] for one in judges] == ["espalier-v1", "strict"]
+    judges = [block["extra"]["judge"] for block in (plain, row)]
+    assert [block["prompt"] for block in judges] == ["espalier-v1", "strict"]
     assert judges[0]["prompt_hash"] != judges[1]["prompt_hash"]
     assert row["settings"]["judge"]["prompt"] == judges[1]["prompt_hash"]
 
@@ -207,16 +207,16 @@ def test_a_terminated_run_goes_on_with_what_it_has(
     assert process.returncode == 143
     assert err.splitlines()[-1].startswith("error: terminated; finished samples are kept")
     assert KEY not in err
-    kept, asked, server.delay = len([*(tmp_path / "store/judge").glob("*/*.json")]), 2, 0.0
+    kept, requests, server.delay = len([*(tmp_path / "store/judge").glob("*/*.json")]), 2, 0.0
     assert kept >= 1
     code, (row,), _ = command()
     assert (code, row["status"]) == (0, "resumed")
     assert row["extra"]["resumed_samples"] == ANSWERS
-    assert len(server.requests) == asked + ANSWERS - kept
+    assert len(server.requests) == requests + ANSWERS - kept
 
 
 def test_the_fixtures_ask_about_every_group() -> None:
     from espalier.tasks.judged.utils import ABILITIES as GROUPS
 
-    asked = {one for several in ABILITIES for one in several}
-    assert all(asked.intersection(abilities) for abilities in GROUPS.values())
+    covered = {ability for several in ABILITIES for ability in several}
+    assert all(covered.intersection(abilities) for abilities in GROUPS.values())

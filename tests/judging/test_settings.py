@@ -34,7 +34,7 @@ def test_the_config_says_what_a_judge_is_without_it() -> None:
 
 
 def test_every_setting_arrives() -> None:
-    told = {
+    judge_settings = {
         "base_url": "https://host:8000/v1/",
         "model": "m",
         "key_env": "MY_KEY",
@@ -47,9 +47,9 @@ def test_every_setting_arrives() -> None:
         "retries": 0,
         "concurrency": 2,
     }
-    assert set(told) == set(USUAL)
+    assert set(judge_settings) == set(USUAL)
     prompt = ROOT / "tests/judging/words.yaml"
-    assert read_judge(told) == JudgeSpec(
+    assert read_judge(judge_settings) == JudgeSpec(
         *("https://host:8000/v1", "m", "MY_KEY", prompt, None, None, None),
         options={"top_p": 1},
         timeout=3.0,
@@ -108,7 +108,7 @@ def test_a_digest_of_words_changes_with_what_is_said_alone() -> None:
         JudgePrompt("a", "{answer}"),
         JudgePrompt("a", "{answer}", "t"),
     )
-    assert len({words.digest, *(one.digest for one in others)}) == 4
+    assert len({words.digest, *(prompt.digest for prompt in others)}) == 4
 
 
 def test_words_without_a_name_have_the_files(tmp_path: Path) -> None:
