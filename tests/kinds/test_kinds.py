@@ -195,7 +195,7 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
     assert both.row["extra"]["label"] == "KeepCache(tau=0.25)"
     # Each part's hyper-parameters, class and code make another run of it.
     others = [Composed(FASTV, KeepCache(tau=0.5)), Composed(Uniform(), KeepCache(tau=0.25)), FASTV]
-    keys = {admit(alone.job.spec, Digests(), method=one).key for one in others}
+    keys = {admit(alone.job.spec, Digests(), method=method).key for method in others}
     assert len(keys | {both.row["run_key"]}) == 4
 
 
@@ -244,17 +244,15 @@ def test_a_session_carries_token_reducers_only(method: Any) -> None:
 
 
 def test_a_cache_that_lost_entries_is_told() -> None:
-    asked = spec_of("method=none")
-    depth = asked.model.facts.text.layers
+    spec = spec_of("method=none")
+    depth = spec.model.facts.text.layers
     record = SampleRecord("s", 16, 4, (), (), (16,) * depth, 16 * depth, 64, 3)
     short = replace(record, kv_entries=16 * depth - 1)
     method = KeepCache()
-    assert (
-        kind_of(method, asked).account(asked, method, [record]).tokens["kv_entries"] == 16 * depth
-    )
-    for one in (method, Composed(NoReduction(), method)):
+    assert kind_of(method, spec).account(spec, method, [record]).tokens["kv_entries"] == 16 * depth
+    for variant in (method, Composed(NoReduction(), method)):
         with pytest.raises(BudgetMismatch, match=r"the cache holds \d+ visual entries \(16, "):
-            kind_of(one, asked).account(asked, one, [record, short])
+            kind_of(variant, spec).account(spec, variant, [record, short])
 
 
 @pytest.mark.slow
@@ -295,11 +293,11 @@ def test_an_evicting_method_has_the_runs_budget(store: Path) -> None:
 
 
 def test_answers_need_no_benchmark() -> None:
-    asked = AnswerSpec(adapter().spec, MethodSpec("uniform"), Budget("kept", 0.75), EngineSpec())
+    spec = AnswerSpec(adapter().spec, MethodSpec("uniform"), Budget("kept", 0.75), EngineSpec())
     method = Uniform()
-    kind = kind_of(method, asked)
-    settled = kind.normalise(asked, method)
-    assert settled == asked
+    kind = kind_of(method, spec)
+    settled = kind.normalise(spec, method)
+    assert settled == spec
     with kind.open(settled, adapter(), method) as opened:
         inputs = opened.encode([chat_of(0), chat_of(1)])
         done = opened.generator.generate(inputs, ["0", "1"], **GREEDY)
@@ -307,9 +305,9 @@ def test_answers_need_no_benchmark() -> None:
         assert opened.paired is not None
         assert opened.paired.reduced is not opened.paired.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]
-    idle = kind_of(NoReduction(), asked).normalise(asked, NoReduction())
-    assert idle == replace(asked, budget=Budget("kept", 0.0))
-    emulated = replace(asked, engine=EngineSpec(backend="emulate"))
+    idle = kind_of(NoReduction(), spec).normalise(spec, NoReduction())
+    assert idle == replace(spec, budget=Budget("kept", 0.0))
+    emulated = replace(spec, engine=EngineSpec(backend="emulate"))
     with pytest.raises(Refused, match=r"engine\.backend='emulate'"):
         kind_of(VanillaSD(), emulated).normalise(emulated, VanillaSD())
 

@@ -56,7 +56,7 @@ def test_each_of_the_two_has_its_own_ratio_and_hyper_parameters() -> None:
 
 
 def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
-    found = [
+    jobs = [
         build_spec(cell).method
         for cell in commands.cells_of(
             *SEEDLING,
@@ -66,8 +66,8 @@ def test_a_sweep_goes_over_compressors_and_their_ratios() -> None:
             "compressor.ratio=.5,.9",
         )
     ]
-    assert [one.title for one in found[::2]] == ["fastv", "fastv+aircache", "fastv+h2o"]
-    assert [one.compressor.ratio for one in found if one.compressor] == [0.5, 0.9, 0.5, 0.9]
+    assert [job.title for job in jobs[::2]] == ["fastv", "fastv+aircache", "fastv+h2o"]
+    assert [job.compressor.ratio for job in jobs if job.compressor] == [0.5, 0.9, 0.5, 0.9]
 
 
 def test_rows_of_different_settings_share_neither_key_nor_name(tmp_path: Path) -> None:
@@ -84,7 +84,9 @@ def test_rows_of_different_settings_share_neither_key_nor_name(tmp_path: Path) -
     named, keys = set(), set()
     for changes in more:
         stack = [
-            one for one in base if not any(c.startswith(one.split("=")[0] + "=") for c in changes)
+            override
+            for override in base
+            if not any(c.startswith(override.split("=")[0] + "=") for c in changes)
         ]
         job = admit(spec_of(*stack, *changes, f"store={tmp_path}"), Digests())
         cell = job.parts["cell"]
@@ -102,8 +104,8 @@ def row(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     store = tmp_path_factory.mktemp("store")
     assert run.main([*SEEDLING, *STACK, f"store={store}", "engine.warmup=0"]) == 0
     (path,) = store.glob("runs/*/row.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    stored_row: dict[str, Any] = json.loads(path.read_text())
+    return stored_row
 
 
 @pytest.mark.slow
@@ -136,13 +138,13 @@ def test_the_terminal_says_what_both_left(row: dict[str, Any]) -> None:
 
 
 def test_the_next_command_leaves_the_compressor_out(row: dict[str, Any]) -> None:
-    found = hints.next_step(["method=fastv", "compressor=aircache"], [row])
-    assert found is not None
-    assert found[0].endswith("run.py -m method=fastv compressor=none,aircache")
+    hint = hints.next_step(["method=fastv", "compressor=aircache"], [row])
+    assert hint is not None
+    assert hint[0].endswith("run.py -m method=fastv compressor=none,aircache")
     alone = {**row, "method": "h2o"}
-    found = hints.next_step(["method=h2o"], [alone])
-    assert found is not None
-    assert found[0].endswith("run.py -m method=none,random_kv,h2o")
+    hint = hints.next_step(["method=h2o"], [alone])
+    assert hint is not None
+    assert hint[0].endswith("run.py -m method=none,random_kv,h2o")
 
 
 # ------------------------------------------------------------------ counts
@@ -150,8 +152,8 @@ def test_the_next_command_leaves_the_compressor_out(row: dict[str, Any]) -> None
 
 def record(held: list[int], **changes: Any) -> SampleRecord:
     whole = (VISUAL,) * DEPTH
-    found = SampleRecord("s", VISUAL, 4, (), (), whole, sum(held), 64, 3, held=tuple(held))
-    return replace(found, **changes)
+    full_record = SampleRecord("s", VISUAL, 4, (), (), whole, sum(held), 64, 3, held=tuple(held))
+    return replace(full_record, **changes)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +164,12 @@ def test_an_answer_of_one_token_is_decided_before_entries_go(
     tokens: int, ended: bool, decided: bool
 ) -> None:
     evicting = CacheBudget(compressor("aircache"), 0.5)
-    one = record([20] * DEPTH, new_tokens=tokens, ended=ended)
+    short = record([20] * DEPTH, new_tokens=tokens, ended=ended)
     long = record([20] * DEPTH, new_tokens=9, ended=True)
-    assert cache_blocks(evicting, [one, one])["discriminates"] is not decided
-    assert first_token([one, one]) == float(decided)
-    assert cache_blocks(evicting, [one, long])["discriminates"] is True
-    assert first_token([one, long]) == decided / 2
+    assert cache_blocks(evicting, [short, short])["discriminates"] is not decided
+    assert first_token([short, short]) == float(decided)
+    assert cache_blocks(evicting, [short, long])["discriminates"] is True
+    assert first_token([short, long]) == decided / 2
 
 
 def test_a_released_overshoot_is_told_and_anything_beyond_it_refused() -> None:
