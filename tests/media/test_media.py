@@ -280,10 +280,10 @@ def test_only_the_groups_that_hold_wanted_frames_are_decoded(
         return frames
 
     monkeypatch.setattr(decoding, "_through", counted)
-    found = decoding.decode_groups(plain, listed, [0, 30, 59])
-    assert found is not None
+    decoded = decoding.decode_groups(plain, listed, [0, 30, 59])
+    assert decoded is not None
     every, _ = decode_everything(plain)
-    np.testing.assert_array_equal(found, np.stack([every[0], every[30], every[59]]))
+    np.testing.assert_array_equal(decoded, np.stack([every[0], every[30], every[59]]))
     # One frame of the first group of twelve, at most ten of the third, twelve of the last.
     assert len(fed) <= 1 + 10 + 12
 
@@ -423,9 +423,9 @@ def test_files_that_are_no_videos_are_named(folder: Path) -> None:
         "sound.m4a": "no video stream",
     }
     for name, words in cases.items():
-        with pytest.raises(UserError, match=words) as got:
+        with pytest.raises(UserError, match=words) as error:
             sample_frames(folder / name, 2)
-        assert name in str(got.value)
+        assert name in str(error.value)
 
 
 def test_cover_art_is_no_video_wherever_it_stands() -> None:
@@ -489,13 +489,13 @@ def test_damage_ends_in_a_clip_or_in_one_line(folder: Path) -> None:
 
 def test_processors_take_a_clip_as_it_is(plain: Path) -> None:
     clip = sample_frames(plain, 4)
-    given = {"videos": clip.frames, "video_metadata": clip.metadata(), "return_tensors": "pt"}
-    given |= {"do_sample_frames": False, "return_metadata": True}
-    args = LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28})(**given)
+    arguments = {"videos": clip.frames, "video_metadata": clip.metadata(), "return_tensors": "pt"}
+    arguments |= {"do_sample_frames": False, "return_metadata": True}
+    args = LlavaOnevisionVideoProcessor(size={"height": 28, "width": 28})(**arguments)
     assert args["pixel_values_videos"].shape == (1, 4, 3, 28, 28)
     assert args["video_metadata"][0].frames_indices == list(clip.indices)
     assert args["video_metadata"][0].timestamps == pytest.approx(list(clip.timestamps))
-    qwen = Qwen2VLVideoProcessor()(**given)
+    qwen = Qwen2VLVideoProcessor()(**arguments)
     assert qwen["video_grid_thw"][0, 0] == 2  # four frames in two pairs
     assert qwen["video_metadata"][0].sampled_fps == pytest.approx(4 / clip.duration)
 
