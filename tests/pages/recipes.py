@@ -65,12 +65,12 @@ def pages(root: Path) -> list[Path]:
 
 def steps_of(page: Path) -> list[Step]:
     """The steps of a page, in order."""
-    found = [
-        Step(*one.groups(default="")) for one in STEP.finditer(page.read_text(encoding="utf-8"))
+    steps = [
+        Step(*match.groups(default="")) for match in STEP.finditer(page.read_text(encoding="utf-8"))
     ]
-    unknown = {step.action for step in found} - set(ACTIONS)
+    unknown = {step.action for step in steps} - set(ACTIONS)
     assert not unknown, f"{page.name}: {unknown}; valid: {', '.join(ACTIONS)}"
-    return found
+    return steps
 
 
 def environment() -> dict[str, str]:
@@ -79,10 +79,10 @@ def environment() -> dict[str, str]:
     What make, pytest or git told their own children is left out.
     """
     inherited = ("MAKE", "MFLAGS", "PYTEST_", "GIT_", "ARGS")
-    own = {key: value for key, value in os.environ.items() if not key.startswith(inherited)}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(inherited)}
     cache = str(ROOT / ".mypy_cache")  # most files of the clone were checked here
     return {
-        **own,
+        **variables,
         "VENV": sys.prefix,
         "TOKENIZERS_PARALLELISM": "false",
         "MYPY_CACHE_DIR": cache,

@@ -41,10 +41,10 @@ def test_columns_may_stand_apart_but_words_are_whole() -> None:
 
 
 def test_what_is_not_printed_or_fails_ends_the_recipe(tmp_path: Path) -> None:
-    said = Step("run", "", "echo one\necho two\n")
-    assert follow([said, Step("see", "", "two\n")], tmp_path) == "one\ntwo\n"
+    step = Step("run", "", "echo one\necho two\n")
+    assert follow([step, Step("see", "", "two\n")], tmp_path) == "one\ntwo\n"
     with pytest.raises(AssertionError, match=r"not printed: \['three'\]"):
-        follow([said, Step("see", "", "two\nthree\n")], tmp_path)
+        follow([step, Step("see", "", "two\nthree\n")], tmp_path)
     with pytest.raises(AssertionError, match="before"):
         follow([Step("run", "", "echo before\nfalse\necho behind\n")], tmp_path)
 

@@ -19,8 +19,8 @@ from lab.pages.denoising_time_page import MODEL, POINT, picture, timed
 @pytest.mark.slow
 def test_a_step_for_each_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--write", str(tmp_path), "--scene", "0", "--ratio", "0.9"]) == 0
-    told, *paths = capsys.readouterr().out.splitlines()
-    assert told.startswith("scene 0: ")
+    summary, *paths = capsys.readouterr().out.splitlines()
+    assert summary.startswith("scene 0: ")
     assert [Path(path).name for path in paths] == ["steps.png", "steps.svg"]
     picture = (tmp_path / "steps.svg").read_text()
     assert f">step {PLACES}<" in picture

@@ -45,5 +45,5 @@ def test_a_named_test_speaks_of_the_method(name: str) -> None:
         parts = DEFINED[test].read_text().split("\n\n\n")
         body = next(part for part in parts if f"def {test}(" in part).lower()
         cls = type(build_method(name, {})).__name__.lower()
-        said = f"{name}|{cls}" + "|elite" * (name == "aircache")
-        assert re.search(said, body), test
+        words = f"{name}|{cls}" + "|elite" * (name == "aircache")
+        assert re.search(words, body), test

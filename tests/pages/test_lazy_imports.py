@@ -20,7 +20,7 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 def unexplained(source: str) -> list[int]:
     """Return the lines of imports inside functions that have no reason: beside them, above, or above their run."""
     lines = source.splitlines()
-    found: set[int] = set()
+    numbers: set[int] = set()
     for function in (node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)):
         for block in blocks(function):
             explained = False  # what follows an explained import without a gap shares its reason
@@ -32,8 +32,8 @@ def unexplained(source: str) -> list[int]:
                 near = [lines[statement.lineno - 2].strip(), *lines[statement.lineno - 1 : last]]
                 explained = explained or near[0].startswith("#") or any(map(reason, near[1:]))
                 if not explained:
-                    found.add(statement.lineno)
-    return sorted(found)
+                    numbers.add(statement.lineno)
+    return sorted(numbers)
 
 
 def blocks(function: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -73,7 +73,9 @@ def test_controls_name_no_paper_and_published_methods_do(text: str) -> None:
     controls = {"none", "random", "uniform", "pooled", "center", "autoregressive"}
     controls |= {"random_kv", "uniform_kv", "recent_kv"}
     assert all("control" in rows[name][4:] for name in controls)
-    official = {one.name for one in map(OmegaConf.load, FILES) if one.variant == "official"}
+    official = {
+        config.name for config in map(OmegaConf.load, FILES) if config.variant == "official"
+    }
     assert len(official) > 5
     assert not [name for name in official if "control" in rows[name][4:]]
 

@@ -103,9 +103,9 @@ def test_command_lines_of_run_compose(line: str, activate: str, tmp_path: Path) 
 def test_targets_of_make_exist_and_call_what_is_there(
     line: str, activate: str, tmp_path: Path
 ) -> None:
-    found = shell(f"{line} --dry-run", home=tmp_path)
-    assert found.returncode == 0, found.stderr
-    called = shlex.split(found.stdout.splitlines()[-1])
+    process = shell(f"{line} --dry-run", home=tmp_path)
+    assert process.returncode == 0, process.stderr
+    called = shlex.split(process.stdout.splitlines()[-1])
     assert called[0] == ".venv/bin/python"
     if called[1] == "run.py":
         done = composed(activate, shlex.join(called[2:]), tmp_path)
@@ -117,9 +117,9 @@ def test_targets_of_make_exist_and_call_what_is_there(
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("python -m")])
 def test_commands_of_modules_are_there(line: str, activate: str, tmp_path: Path) -> None:
     module = line.split()[2]
-    found = shell(activate, f"python -m {module} --help", home=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout
+    process = shell(activate, f"python -m {module} --help", home=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout
 
 
 def test_every_command_is_of_a_kind_that_is_tried() -> None:

@@ -34,15 +34,15 @@ def root(tmp_path: Path) -> Path:
 
 
 def content(root: Path) -> dict[str, object]:
-    found = gather([root], "original")
-    unscored(found)
-    page_panels, means = panels(found)
+    gathered = gather([root], "original")
+    unscored(gathered)
+    page_panels, means = panels(gathered)
     return {
         "stores": ["made up"],
         "positions": "original",
         "kinds": ["unpruned", "control", "before the LLM", "inside the LLM"],
-        "rows": lines(found.rows),
-        "styles": styles(lines(found.rows)),
+        "rows": lines(gathered.rows),
+        "styles": styles(lines(gathered.rows)),
         "panels": page_panels,
         "averages": means,
         "overlays": {"pictures": [], "curves": {}},
@@ -56,8 +56,8 @@ def content(root: Path) -> dict[str, object]:
             }
             for paper, number in (("one", 1), ("one", 2), ("two", 1))
         ],
-        "left_out": found.left_out,
-        "notes": found.notes,
+        "left_out": gathered.left_out,
+        "notes": gathered.notes,
     }
 
 
@@ -80,16 +80,16 @@ def test_a_row_with_an_infinite_number_is_named(root: Path) -> None:
     row["memory"] = {"kv_bytes": float("inf")}
     row["flops"]["share_of_full"] = float("inf")
     (run / "row.json").write_text(json.dumps(row))
-    found = content(root)
-    assert "clever" in json.dumps(found["left_out"])
-    json.loads(re.search(r'id="data">(.*?)</script>', assemble(found), re.DOTALL)[1])
+    page = content(root)
+    assert "clever" in json.dumps(page["left_out"])
+    json.loads(re.search(r'id="data">(.*?)</script>', assemble(page), re.DOTALL)[1])
 
 
 def test_infinite_numbers_are_gaps(root: Path) -> None:
-    found = gather([root], "original")
-    for result in found.rows:
+    gathered = gather([root], "original")
+    for result in gathered.rows:
         result.row["flops"]["share_of_full"] = float("inf")
-    assert set(lines(found.rows)["columns"]["flops"]) == {None}
+    assert set(lines(gathered.rows)["columns"]["flops"]) == {None}
 
 
 def test_bad_rows_are_named_and_left_out(root: Path) -> None:
@@ -114,19 +114,19 @@ def test_bad_rows_are_named_and_left_out(root: Path) -> None:
     Store(root).run("old").commit({**old, "run_key": "old"})
     twice = json.loads((root / "runs" / "boxes-clever--0.5-200" / "row.json").read_text())
     Store(root).run("twice").commit({**twice, "run_key": "twice"})
-    found = gather([root], "original")
-    said = {reason: " ".join(cases) for reason, cases in found.left_out.items()}
-    assert "8 and not 200" in said["another number of samples"]
-    assert "renumbered" in said["another position policy than original"]
-    assert said["the run is not finished"] == "half"
-    assert "torn" in said["the file is damaged, or of another version"]
-    assert "budget_rule" in said["the row is incomplete"]
-    assert said["the row is of an older version without settings"].startswith("old:")
+    gathered = gather([root], "original")
+    reasons = {reason: " ".join(cases) for reason, cases in gathered.left_out.items()}
+    assert "8 and not 200" in reasons["another number of samples"]
+    assert "renumbered" in reasons["another position policy than original"]
+    assert reasons["the run is not finished"] == "half"
+    assert "torn" in reasons["the file is damaged, or of another version"]
+    assert "budget_rule" in reasons["the row is incomplete"]
+    assert reasons["the row is of an older version without settings"].startswith("old:")
     assert (
         "boxes-clever--0.5-200"
-        in said["the cell was run twice, by other code; the newer row counts"]
+        in reasons["the cell was run twice, by other code; the newer row counts"]
     )
-    keys = {row.row["run_key"] for row in found.rows}
+    keys = {row.row["run_key"] for row in gathered.rows}
     assert keys == {"boxes-none--0.0-200", "boxes-random--0.5-200", "boxes-random--0.9-200",
                     "boxes-clever--0.9-200", "twice"}  # fmt: skip
 
@@ -140,10 +140,10 @@ def test_versions_of_code_are_named(root: Path) -> None:
 
 def test_rows_that_no_curve_can_hold_are_named(root: Path) -> None:
     add_run(root, "clever", 0.75, 0.8, under={"model_revision": "other"})
-    found = gather([root], "original")
-    assert panels(found) == ([], [])
-    assert "model.revision" in " ".join(found.left_out["no curves of tiny on boxes"])
-    assert len(lines(found.rows)["columns"]["ratio"]) == 6
+    gathered = gather([root], "original")
+    assert panels(gathered) == ([], [])
+    assert "model.revision" in " ".join(gathered.left_out["no curves of tiny on boxes"])
+    assert len(lines(gathered.rows)["columns"]["ratio"]) == 6
 
 
 def test_kinds_are_where_methods_act() -> None:

@@ -119,14 +119,14 @@ def test_filters_sorting_and_tabs(browser: Any, root: Path, tmp_path: Path) -> N
             "return [...document.querySelectorAll('main > section')].filter((one) => !one.hidden).map((one) => one.id)"
         )
         assert seen == [part]
-    assert [one for one in browser.get_log("browser") if one["level"] == "SEVERE"] == []
-    messages = [json.loads(one["message"])["message"] for one in browser.get_log("performance")]
-    asked = [
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [
         message["params"]["request"]["url"]
         for message in messages
         if message["method"] == "Network.requestWillBeSent"
     ]
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert [url for url in urls if not url.startswith(("file:", "data:"))] == []
 
 
 @pytest.mark.parametrize("part", ["leaders", "board", "curves", "cost", "methods"])
@@ -163,9 +163,9 @@ def saved(browser: Any, kind: str) -> str:
 def test_the_leaderboard_has_a_line_for_each_method(
     browser: Any, root: Path, tmp_path: Path
 ) -> None:
-    found = content(root)
-    opened(browser, assemble(found), tmp_path / "page.html", "")
-    (panel,) = found["panels"]
+    page = content(root)
+    opened(browser, assemble(page), tmp_path / "page.html", "")
+    (panel,) = page["panels"]
     clever, random = (
         next(c for c in panel["curves"] if c["name"] == n) for n in ("clever", "random")
     )
@@ -174,7 +174,7 @@ def test_the_leaderboard_has_a_line_for_each_method(
     assert list(lines) == ["unpruned", "clever", "random"]
     for name, point in at.items():
         shown = [float(number) for number in re.findall(r"[\d.]+", lines[name][2])]
-        average = next(m for m in found["averages"] if (m["curve"], m["ratio"]) == (name, 0.9))
+        average = next(m for m in page["averages"] if (m["curve"], m["ratio"]) == (name, 0.9))
         assert shown == pytest.approx([100 * end for end in average["retention"]], abs=0.051)
         assert float(lines[name][3].split()[0]) == pytest.approx(100 * point["score"][0], abs=0.051)
     gain = at["clever"]["gain"]
@@ -187,12 +187,12 @@ def test_the_leaderboard_has_a_line_for_each_method(
 
 
 def test_what_is_shown_can_be_saved(browser: Any, root: Path, tmp_path: Path) -> None:
-    found = content(root)
-    opened(browser, assemble(found), tmp_path / "page.html", "#/leaders")
+    page = content(root)
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders")
     table = pd.read_csv(io.StringIO(saved(browser, "csv"))).set_index("method")
-    curves = {curve["name"]: curve for curve in found["panels"][0]["curves"]}
+    curves = {curve["name"]: curve for curve in page["panels"][0]["curves"]}
     assert sorted(table.index) == sorted(curves)
-    benchmark = found["panels"][0]["benchmark"]
+    benchmark = page["panels"][0]["benchmark"]
     for name, curve in curves.items():
         assert table.loc[name, benchmark] == curve["points"][-1]["score"][0]
         assert table.loc[name, "average_kept"] == curve["points"][-1]["retention"][0]
@@ -257,26 +257,26 @@ def test_tabs_follow_the_arrow_keys(browser: Any, root: Path, tmp_path: Path) ->
 
 
 def test_hostile_rows_are_shown(browser: Any, root: Path, tmp_path: Path) -> None:
-    found = content(root)
+    page = content(root)
     name = "<img src=x onerror=alert(1)>" + "y" * 300
-    texts = found["rows"]["texts"]["curve"]
+    texts = page["rows"]["texts"]["curve"]
     texts[texts.index("clever")] = name
-    for curve in found["panels"][0]["curves"]:
+    for curve in page["panels"][0]["curves"]:
         curve["name"] = name if curve["name"] == "clever" else curve["name"]
-    found["styles"][name] = found["styles"].pop("clever")
-    for line in found["averages"]:
+    page["styles"][name] = page["styles"].pop("clever")
+    for line in page["averages"]:
         line["curve"] = name if line["curve"] == "clever" else line["curve"]
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",
         {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": False},
     )
-    opened(browser, assemble(found), tmp_path / "page.html", "#/leaders")
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders")
     assert name in [cells[0] for cells in leaders(browser)]
     for part in ("leaders", "board"):
         click(browser, f"#tab-{part}")
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert [one for one in browser.get_log("browser") if one["level"] == "SEVERE"] == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def many(few: dict[str, Any], benchmarks: int, methods: int, ratios: int) -> dict[str, Any]:
@@ -296,14 +296,14 @@ def many(few: dict[str, Any], benchmarks: int, methods: int, ratios: int) -> dic
     columns["flops"] = [1 - r / ratios for _, _, r in cells]
 
     def points(b: int, m: int) -> list[dict[str, Any]]:
-        found = []
+        curve_points = []
         for r in range(ratios):
             value = ((7 * b + 13 * m + r) % 97) / 97
             ends = [value, value - 0.03, value + 0.03]
-            found.append(
+            curve_points.append(
                 {"ratio": r / ratios, "flops": 1 - r / ratios, "score": ends, "retention": ends}
             )
-        return found
+        return curve_points
 
     curve = {"kind": "before the LLM", "floor": None}
     panels = [
@@ -328,8 +328,8 @@ def test_ten_thousand_rows_answer_at_once(browser: Any, root: Path, tmp_path: Pa
         "times.push(performance.now() - start); } return times"
     )
     # Words are found anywhere: a 3 in the method or in the benchmark.
-    found = 10 * sum("3" in f"{b} {m}" for b in range(20) for m in range(50))
-    assert browser.find_element("id", "count").text == f"{found} of 10000 rows"
+    count = 10 * sum("3" in f"{b} {m}" for b in range(20) for m in range(50))
+    assert browser.find_element("id", "count").text == f"{count} of 10000 rows"
     assert min(took) < 200
     click(browser, "#tab-curves")
     assert 0 < browser.execute_script("return document.querySelectorAll('g.curve').length") <= 48
