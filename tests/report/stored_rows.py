@@ -25,11 +25,11 @@ USUAL: dict[str, Any] = {
 
 def settings(**changes: object) -> dict[str, Any]:
     """Return the usual settings with some changed: `engine_positions="renumbered"` by block and name."""
-    found = deepcopy(USUAL)
+    blocks = deepcopy(USUAL)
     for key, value in changes.items():
         block, _, name = key.partition("_")
         if name:
-            found[block] = {**(found[block] or {}), name: value}
+            blocks[block] = {**(blocks[block] or {}), name: value}
         else:
-            found[block] = value
-    return found
+            blocks[block] = value
+    return blocks

@@ -39,21 +39,23 @@ def made_up(model: str, benchmark: str, metric: str, value: float, **more: Any) 
 def test_every_anchor_is_a_preset_that_runs_its_cell() -> None:
     command = read_command(["-m", "+experiment=anchors", "model.weights=random"])
     assert command.sweep
-    found = {}
+    specs = {}
     for cell in command.cells:
         spec = build_spec(cell)
         assert (spec.method.name, spec.budget.ratio) == ("none", 0)
-        found[spec.model.name, spec.model.prompt.name, spec.benchmark.name] = spec
+        specs[spec.model.name, spec.model.prompt.name, spec.benchmark.name] = spec
     listed = read_anchors()
-    assert set(found) == {(one.model, one.prompt, one.benchmark) for one in listed}
+    assert set(specs) == {(anchor.model, anchor.prompt, anchor.benchmark) for anchor in listed}
     assert len(command.cells) == len(listed)
-    assert {one.name for one in listed} == {
+    assert {anchor.name for anchor in listed} == {
         line.split()[0] for line in listing("anchor").splitlines()[1:]
     }
-    for one in listed:
-        assert one.metric in found[one.model, one.prompt, one.benchmark].benchmark.metrics
-        assert 0 < one.published < 100
-        assert one.url.startswith("https://arxiv.org/abs/")
+    for anchor in listed:
+        assert (
+            anchor.metric in specs[anchor.model, anchor.prompt, anchor.benchmark].benchmark.metrics
+        )
+        assert 0 < anchor.published < 100
+        assert anchor.url.startswith("https://arxiv.org/abs/")
 
 
 def test_measured_and_published_stand_side_by_side() -> None:
@@ -66,25 +68,27 @@ def test_measured_and_published_stand_side_by_side() -> None:
         made_up("llava_ov_7b", "textvqa", "exact_match", 0.7, prompt="vlmevalkit"),
         made_up("llava_ov_7b", "mmbench_en", "gpt_eval_score", 82.3),  # under other prompts
     ]
-    found = {one.anchor.name: one for one in compare_anchors(read_anchors(), rows)}
-    pope = found["llava15_7b_pope"]
+    comparisons = {
+        comparison.anchor.name: comparison for comparison in compare_anchors(read_anchors(), rows)
+    }
+    pope = comparisons["llava15_7b_pope"]
     assert pope.measured == pytest.approx(85.41)
     assert (pope.verdict, pope.samples) == ("near", 9000)
-    gqa = found["llava15_7b_gqa"]
+    gqa = comparisons["llava15_7b_gqa"]
     assert gqa.difference == pytest.approx(61.31 - 61.9)
     assert gqa.verdict == "FAR"
-    assert found["llava15_7b_mmbench_en"].verdict == "near"  # exactly half a point
-    assert found["llava_ov_7b_textvqa"].verdict == "FAR"
+    assert comparisons["llava15_7b_mmbench_en"].verdict == "near"  # exactly half a point
+    assert comparisons["llava_ov_7b_textvqa"].verdict == "FAR"
     other_prompts = "not run (model.prompt=original, not vlmevalkit)"
-    assert found["llava_ov_7b_mmbench_en"].verdict == other_prompts
-    lines = table(list(found.values())).splitlines()
+    assert comparisons["llava_ov_7b_mmbench_en"].verdict == other_prompts
+    lines = table(list(comparisons.values())).splitlines()
     assert any("| 61.3 | 61.9 | -0.6 | FAR | 12,578 |" in line for line in lines)
 
 
 def test_a_part_of_a_benchmark_yields_to_the_whole_and_is_told() -> None:
     part = made_up("llava15_7b", "gqa", "exact_match", 0.62, limit=50, samples=50)
     whole = made_up("llava15_7b", "gqa", "exact_match", 0.5)
-    listed = [one for one in read_anchors() if one.name == "llava15_7b_gqa"]
+    listed = [anchor for anchor in read_anchors() if anchor.name == "llava15_7b_gqa"]
     assert compare_anchors(listed, [part])[0].verdict == "near, of a part"
     assert compare_anchors(listed, [whole, part])[0].measured == pytest.approx(50.0)
 
@@ -102,7 +106,7 @@ def test_a_part_of_a_benchmark_yields_to_the_whole_and_is_told() -> None:
     ],
 )
 def test_a_row_of_other_settings_is_no_anchors(key: str, value: str) -> None:
-    listed = [one for one in read_anchors() if one.name == "llava15_7b_gqa"]
+    listed = [anchor for anchor in read_anchors() if anchor.name == "llava15_7b_gqa"]
     other = made_up("llava15_7b", "gqa", "exact_match", 0.62, settings={key: value})
     (compared,) = compare_anchors(listed, [other])
     assert compared.measured is None

@@ -40,7 +40,7 @@ def add(
     """Write a run whose scores share each sample's difficulty with all others; `cache` is the share evicted."""
     difficulty = np.random.default_rng(0).permutation(N) / N
     directory = Store(root).run(f"{benchmark}-{method}-{label}-{ratio}")
-    scores = {(benchmark, i): {"acc": float(one < mean)} for i, one in enumerate(difficulty)}
+    scores = {(benchmark, i): {"acc": float(level < mean)} for i, level in enumerate(difficulty)}
     directory.journal.append(*score_entries(scores))
     drops = method.split("+")[0] in ("random", "clever")
     tokens = VISUAL * (1 - ratio) if drops else VISUAL

@@ -252,9 +252,9 @@ def test_a_method_between_layers_is_compared_with_random_between_layers(against:
     (strict,) = read_panels(against, ["boxes"])
     (near,) = read_panels(against, ["boxes"], nearest=True)
     floors = [floors_of(panel) for panel in (strict, near)]
-    assert [found["pyramiddrop paper"] for found in floors] == [None, "random layer=2"]
-    assert all(found["divprune"] == "random" for found in floors)
-    assert all(found["fastv paper"] == "random layer=2" for found in floors)
+    assert [floor["pyramiddrop paper"] for floor in floors] == [None, "random layer=2"]
+    assert all(floor["divprune"] == "random" for floor in floors)
+    assert all(floor["fastv paper"] == "random layer=2" for floor in floors)
     # Nothing else moves, but corrections for the number of comparisons: what has a floor of its own place keeps it.
     kept, moved = (
         panel.points[panel.points.floor.notna()].drop(columns="gain_p_holm")
@@ -384,30 +384,32 @@ def test_names_of_config_files_are_found_by_their_settings() -> None:
     assert names["pyramiddrop paper"] == "pyramiddrop_paper"
 
 
-def add_f1(root: Path, method: str, ratio: float, right: float, told: bool = True) -> float:
+def add_f1(root: Path, method: str, ratio: float, right: float, shares: bool = True) -> float:
     """Write a run whose headline is F1, as scoring leaves it, and return its F1; units are pairs of samples."""
     rng = np.random.default_rng(7)
     wants, ease = rng.random(N) < 0.5, np.repeat(rng.random(N // 2), 2)
-    said = np.where(ease < right, wants, ~wants)
+    answers = np.where(ease < right, wants, ~wants)
     raw = [
         {"prediction": "yes" if a else "no", "ground_truth": "yes" if t else "no"}
-        for a, t in zip(said, wants, strict=True)
+        for a, t in zip(answers, wants, strict=True)
     ]
     units = [i // 2 for i in range(N)]
-    found = influence(pope_aggregate_f1_score, raw, units)
+    contributions = influence(pope_aggregate_f1_score, raw, units)
     add_run(root, method, ratio, right, benchmark="yes_no", n=N)
     run = next(
-        one for one, row in Store(root).finished() if row["run_key"].startswith(f"yes_no-{method}-")
+        directory
+        for directory, row in Store(root).finished()
+        if row["run_key"].startswith(f"yes_no-{method}-")
     )
     run.journal.clear()
-    scores = {("yes_no", i): {"acc": float(one)} for i, one in enumerate(found.values)}
+    scores = {("yes_no", i): {"acc": float(value)} for i, value in enumerate(contributions.values)}
     of = {("yes_no", i): {"acc": i - i % 2} for i in range(N)}
-    run.journal.append(*score_entries(scores if told else {}, of))
+    run.journal.append(*score_entries(scores if shares else {}, of))
     row = run.row()
     assert row is not None
-    note = None if told else "benchmark.blocks=0: computed once only"
-    counts = {"samples": len(scores) if told else 0, "units": N // 2, "note": note}
-    row["extra"]["aggregation"] = {"acc": {"how": "influence" if told else "once", **counts}}
+    note = None if shares else "benchmark.blocks=0: computed once only"
+    counts = {"samples": len(scores) if shares else 0, "units": N // 2, "note": note}
+    row["extra"]["aggregation"] = {"acc": {"how": "influence" if shares else "once", **counts}}
     run.commit(row)
     return float(pope_aggregate_f1_score(raw))
 
@@ -429,7 +431,7 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
 
 
 def test_a_headline_without_contributions_says_why_there_is_no_curve(tmp_path: Path) -> None:
-    add_f1(tmp_path, "none", 0.0, 0.95, told=False)
+    add_f1(tmp_path, "none", 0.0, 0.95, shares=False)
     with pytest.raises(UserError, match=r"acc: benchmark\.blocks=0: computed once"):
         read_panels(tmp_path, ["yes_no"])
 
@@ -444,10 +446,10 @@ def test_runs_with_other_units_do_not_stand_beside_each_other(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("whole", "evicted", "told"), [(1, 1, True), (0.5, 1, False), (1, 0.5, False)]
+    ("whole", "evicted", "noted"), [(1, 1, True), (0.5, 1, False), (1, 0.5, False)]
 )
 def test_curves_that_evict_behind_answers_of_one_token_say_so(
-    tmp_path: Path, whole: float, evicted: float, told: bool
+    tmp_path: Path, whole: float, evicted: float, noted: bool
 ) -> None:
     def extra(first_token: float, **more: object) -> dict[str, object]:
         return {"headline": "acc", "label": "", "sites": [], "first_token": first_token, **more}
@@ -457,8 +459,8 @@ def test_curves_that_evict_behind_answers_of_one_token_say_so(
         cache = {"cache": {"ratio": 0.9}, "discriminates": evicted < 1}
         add_run(tmp_path, name, 0.9, 0.9, extra=extra(evicted, **cache))
     (panel,) = read_panels(tmp_path, ())
-    assert (len(panel.notes) == 1) == told
-    if told:
+    assert (len(panel.notes) == 1) == noted
+    if noted:
         assert panel.notes[0].startswith("aircache, random+h2o: every answer is one token")
     assert not panel.points.floor.any()
 

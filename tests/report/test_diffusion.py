@@ -33,7 +33,7 @@ def add(
     """Write a run whose scores share each sample's difficulty with all others; an answer takes a millisecond a step."""
     difficulty = np.random.default_rng(0).permutation(N) / N
     directory = Store(root).run(f"{method}-{steps}-{ratio}-{length}")
-    scores = {("reading", i): {"acc": float(one < mean)} for i, one in enumerate(difficulty)}
+    scores = {("reading", i): {"acc": float(level < mean)} for i, level in enumerate(difficulty)}
     directory.journal.append(*score_entries(scores))
     acts = method != "none"
     directory.commit(
@@ -136,14 +136,14 @@ def test_the_sweep_asks_for_the_same_samples_of_every_cell() -> None:
         methods
     )
     assert (len(ratios), len(benchmarks)) == (5, 2)
-    found = [
+    sweeps = [
         specs("+experiment=diffusion", f"method={method}", f"benchmark={benchmark}", "ratio=0.9")
         for method, benchmark in (("d3tom_t_reversed", "seedling_ocr"), ("none", "seedling_vqa"))
     ]
-    for cells in found:
+    for cells in sweeps:
         # The tasks' own length, which the model was trained with.
-        asked = [Denoising.of(cell.generation, cell.model.facts.diffusion) for cell in cells]
-        assert [one.steps for one in asked] == [16, 8, 4]
+        settings = [Denoising.of(cell.generation, cell.model.facts.diffusion) for cell in cells]
+        assert [denoising.steps for denoising in settings] == [16, 8, 4]
         assert {cell.benchmark.limit for cell in cells} == {swept["limit"]}
         assert {cell.model.name for cell in cells} == {"seedling_diffusion"}
 

@@ -71,9 +71,9 @@ def test_numbers_beside_ratios_stand_at_their_share(root: Path) -> None:
 def test_tables_have_a_column_of_numbers(root: Path) -> None:
     add_run(root, "clever", 0.5, 0.85)
     rows = results.load(root)
-    found = rows[(rows.benchmark == "boxes") & (rows.method == "clever")].set_index("ratio").keep
-    assert found[2 / 3] == 192
-    assert found.isna()[0.5]
+    keep = rows[(rows.benchmark == "boxes") & (rows.method == "clever")].set_index("ratio").keep
+    assert keep[2 / 3] == 192
+    assert keep.isna()[0.5]
     points = results.compare(root, ["boxes"])
     kept = points[points.curve == "clever"].set_index("ratio").keep
     assert kept[8 / 9] == 64
@@ -92,11 +92,11 @@ def test_a_number_has_one_column_in_latex_and_in_the_file(root: Path, tmp_path: 
 
 
 def test_the_report_page_has_the_numbers(root: Path) -> None:
-    found = gather([root], "original")
-    columns = lines(found.rows)["columns"]
+    gathered = gather([root], "original")
+    columns = lines(gathered.rows)["columns"]
     assert sorted(keep for keep in columns["keep"] if keep) == [64] * 4 + [192] * 4
-    (boxes, _), means = panels(found)
+    (boxes, _), means = panels(gathered)
     assert [point["keep"] for point in boxes["curves"][0]["points"]] == [192, 64]
-    assert [(one["curve"], one["keep"]) for one in means] == [
+    assert [(mean["curve"], mean["keep"]) for mean in means] == [
         *(("clever", 192), ("clever", 64), ("random", 192), ("random", 64))
     ]

@@ -34,10 +34,16 @@ def test_above_a_twentieth(unparsed: int | None, samples: int, marked: bool | No
 
 def test_curves_mark_such_points_and_say_what_it_means(root: Path, tmp_path: Path) -> None:
     _, svg, table, latex, _ = write_curves(root, tmp_path / "curves")
-    lines = [one for one in table.read_text().splitlines() if one.startswith("| clever")]
+    lines = [
+        text_line
+        for text_line in table.read_text().splitlines()
+        if text_line.startswith("| clever")
+    ]
     assert len(lines) == 3  # score, retention, against random
-    assert all(MARK in one for one in lines)
-    assert not any(MARK in one for one in table.read_text().splitlines() if "| random" in one)
+    assert all(MARK in text_line for text_line in lines)
+    assert not any(
+        MARK in text_line for text_line in table.read_text().splitlines() if "| random" in text_line
+    )
     assert f"{FOOTNOTE}." in table.read_text()
     assert MEANS in svg.read_text()
     assert r"70.0}\ddag{}" in latex.read_text() or r"70.0\ddag{}" in latex.read_text()
@@ -46,8 +52,8 @@ def test_curves_mark_such_points_and_say_what_it_means(root: Path, tmp_path: Pat
 
 def test_without_such_points_nothing_is_said_of_them(root: Path, tmp_path: Path) -> None:
     keys = [f"boxes-{name}-{N}" for name in ("none--0.0", "random--0.5")]
-    found = [entry.key for entry in entries(root) if entry.key.startswith(tuple(keys))]
-    _, svg, table, latex, _ = write_curves(root, tmp_path / "curves", run_keys=found)
+    run_keys = [entry.key for entry in entries(root) if entry.key.startswith(tuple(keys))]
+    _, svg, table, latex, _ = write_curves(root, tmp_path / "curves", run_keys=run_keys)
     assert MARK not in table.read_text() + svg.read_text()
     assert MEANS not in svg.read_text()
     assert r"\ddag" not in latex.read_text()
@@ -60,14 +66,14 @@ def test_the_page_of_a_sweep_marks_them(root: Path, tmp_path: Path) -> None:
 
 
 def test_the_report_marks_them(root: Path) -> None:
-    found = content(root)
-    columns = found["rows"]["columns"]  # type: ignore[index]
+    page = content(root)
+    columns = page["rows"]["columns"]  # type: ignore[index]
     assert sorted(columns["unread"]) == [0, 0, 1]
-    (panel,) = found["panels"]  # type: ignore[misc]
+    (panel,) = page["panels"]  # type: ignore[misc]
     unread = {curve["name"]: curve["points"][0]["unread"] for curve in panel["curves"]}
     assert unread == {"random": 0, "clever": 1}
-    assert FOOTNOTE in str(found["notes"])
-    assert "could not be read" in assemble(found)
+    assert FOOTNOTE in str(page["notes"])
+    assert "could not be read" in assemble(page)
 
 
 def test_a_list_of_runs_says_so(root: Path) -> None:
