@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def printed_errors(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
@@ -100,8 +100,8 @@ def test_units_outlive_the_tables(tmp_path: Path) -> None:
         | {"ratio": 0.0, "n_samples": 2, "extra": {}}
     )
     write_tables(tmp_path, tmp_path / "small")
-    ((_, told),) = read_tables(tmp_path / "small")
-    assert [one["units"] for one in told] == [{}, {"acc": 0}]
+    ((_, stored_entries),) = read_tables(tmp_path / "small")
+    assert [entry["units"] for entry in stored_entries] == [{}, {"acc": 0}]
 
 
 def test_what_is_passed_over_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,14 +115,14 @@ def test_what_is_passed_over_is_named(root: Path, capsys: pytest.CaptureFixture[
     damaged = Store(root).run("damaged").path / "row.json"
     damaged.write_text('{"schema": 1, "run')
     assert len(results.load(root)) == 5
-    said = told(capsys)
+    notes = printed_errors(capsys)
     for line in (
         "1 row passed over: without settings, from an older version",
         "1 row passed over: of other code, a newer one has their place",
         "2 rows passed over: not finished, or damaged",
         "damaged/row.json is damaged",
     ):
-        assert line in said
+        assert line in notes
 
 
 def test_nothing_is_read_from_damaged_tables(root: Path, tmp_path: Path) -> None:
@@ -169,4 +169,4 @@ def test_the_demo_rows_load(capsys: pytest.CaptureFixture[str]) -> None:
     means = ours.groupby("run_key").score.mean()
     assert means[headline.index].to_list() == pytest.approx(headline.value.to_list())
     assert sum(path.stat().st_size for path in (ROOT / "results/demo").iterdir()) < 2_000_000
-    assert "passed over" not in told(capsys)
+    assert "passed over" not in printed_errors(capsys)
