@@ -19,10 +19,10 @@ from espalier.harness.evaluation.scoring.text_scores import (
 TEXTS = st.text("ab \u4eca", max_size=12)
 
 
-def table(one: str, other: str) -> list[list[int]]:
+def table(text: str, other: str) -> list[list[int]]:
     """Return the whole table of edit distances between prefixes, cell by cell."""
     rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one, start=1):
+    for i, letter in enumerate(text, start=1):
         row = [i]
         for j, second in enumerate(other, start=1):
             row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != second)))
@@ -30,15 +30,15 @@ def table(one: str, other: str) -> list[list[int]]:
     return rows
 
 
-def plain(one: str, other: str) -> int:
-    return table(one, other)[-1][-1]
+def plain(text: str, other: str) -> int:
+    return table(text, other)[-1][-1]
 
 
 @given(TEXTS, TEXTS)
-def test_a_distance_is_the_plain_one_over_the_longer_text(one: str, other: str) -> None:
-    longer = max(len(one), len(other))
-    assert normalised_distance(one, other) == pytest.approx(
-        plain(one, other) / longer if longer else 0
+def test_a_distance_is_the_plain_one_over_the_longer_text(text: str, other: str) -> None:
+    longer = max(len(text), len(other))
+    assert normalised_distance(text, other) == pytest.approx(
+        plain(text, other) / longer if longer else 0
     )
 
 
@@ -49,8 +49,8 @@ def test_a_window_is_the_nearest_of_its_length(part: str, whole: str, below: flo
         plain(part, whole[at : at + size]) / size for at in range(len(whole) - size + 1) if size
     ]
     wanted = min(nearest, default=1.0)
-    found = window_distance(part, whole, below)
-    assert found == pytest.approx(wanted if wanted < below else 1.0)
+    distance = window_distance(part, whole, below)
+    assert distance == pytest.approx(wanted if wanted < below else 1.0)
 
 
 @given(st.text("ab ", min_size=1, max_size=6), TEXTS, st.integers(0, 2))
@@ -61,12 +61,12 @@ def test_near_matches_are_found_where_the_plain_search_finds_one(
         start: min(plain(pattern, text[start:end]) for end in range(start, len(text) + 1))
         for start in range(len(text))
     }
-    found = near_matches(pattern, text, edits)
-    assert bool(found) == any(cost <= edits for cost in costs.values())
-    assert all(place.edits == costs[place.start] <= edits for place in found)
-    assert found == sorted(found, key=lambda place: place.start)
-    if found:
-        assert min(place.edits for place in found) == min(costs.values())
+    matches = near_matches(pattern, text, edits)
+    assert bool(matches) == any(cost <= edits for cost in costs.values())
+    assert all(place.edits == costs[place.start] <= edits for place in matches)
+    assert matches == sorted(matches, key=lambda place: place.start)
+    if matches:
+        assert min(place.edits for place in matches) == min(costs.values())
 
 
 @pytest.mark.parametrize(

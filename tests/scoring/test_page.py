@@ -137,17 +137,17 @@ SCORED: tuple[tuple[dict[str, Any], str, dict[str, Any]], ...] = (
 
 @pytest.mark.parametrize(("right", "answer", "scores"), SCORED)
 def test_pages_by_hand(right: dict[str, Any], answer: str, scores: dict[str, Any]) -> None:
-    found = score_page(right, answer)
+    page_scores = score_page(right, answer)
     for name, value in scores.items():
         is_number = isinstance(value, int | float)
-        assert getattr(found, name) == (pytest.approx(value) if is_number else value), name
+        assert getattr(page_scores, name) == (pytest.approx(value) if is_number else value), name
 
 
 def test_matching_by_hand() -> None:
     # One is found, two are one text of the answer, and the last has no partner but what is left.
     right = ["alpha beta gamma", "one two three", "four five six", "nothing"]
-    said = ["one two three four five six", "alpha beta gamme", "zzz"]
-    assert sorted(quick_match(right, said), key=lambda pair: pair.page) == [
+    lines = ["one two three four five six", "alpha beta gamme", "zzz"]
+    assert sorted(quick_match(right, lines), key=lambda pair: pair.page) == [
         BlockMatch((0,), (1,)),
         BlockMatch((1, 2), (0,)),
         BlockMatch((3,), (2,)),
@@ -160,10 +160,10 @@ def test_matching_by_hand() -> None:
     st.lists(st.text("abcd ", min_size=1, max_size=12), max_size=5),
 )
 @settings(deadline=None)
-def test_every_text_of_a_page_is_in_one_pair(right: list[str], said: list[str]) -> None:
-    pairs = quick_match(right, said)
+def test_every_text_of_a_page_is_in_one_pair(right: list[str], lines: list[str]) -> None:
+    pairs = quick_match(right, lines)
     assert sorted(place for pair in pairs for place in pair.page) == list(range(len(right)))
-    assert all(set(pair.answer) <= set(range(len(said))) for pair in pairs)
+    assert all(set(pair.answer) <= set(range(len(lines))) for pair in pairs)
 
 
 def test_overall_is_the_mean_of_what_pages_have() -> None:
@@ -195,9 +195,9 @@ BAD = [
 @pytest.mark.parametrize("number", range(len(BAD)))
 def test_bad_answers_are_wrong_in_bounded_time(number: int) -> None:
     start = time.process_time()
-    found = score_page(PAGE, BAD[number])
+    page_scores = score_page(PAGE, BAD[number])
     assert time.process_time() - start < 20
-    assert found.text_edit is not None
-    assert found.text_edit > 0.5
-    assert found.table_teds is not None
-    assert found.table_teds < 0.5
+    assert page_scores.text_edit is not None
+    assert page_scores.text_edit > 0.5
+    assert page_scores.table_teds is not None
+    assert page_scores.table_teds < 0.5

@@ -68,13 +68,19 @@ def test_tests_of_one_page_are_one_sample_and_each_file_has_one_as_a_whole(tmp_p
 
 def test_a_page_that_has_its_own_test_as_a_whole_gets_no_second_one(tmp_path: Path) -> None:
     _, file, listing = written(tmp_path, "olmocr_bench")
-    own = {"pdf": "old_scans/1.pdf", "page": 1, "id": "b", "type": "baseline", "max_repeats": 50}
-    file.write_text(file.read_text() + json.dumps(own) + "\n\n")
+    page_test = {
+        "pdf": "old_scans/1.pdf",
+        "page": 1,
+        "id": "b",
+        "type": "baseline",
+        "max_repeats": 50,
+    }
+    file.write_text(file.read_text() + json.dumps(page_test) + "\n\n")
     tests = [
         test
         for row in listing()
         for test in json.loads(str(row["tests"]))
-        if test["pdf"] == own["pdf"]
+        if test["pdf"] == page_test["pdf"]
     ]
     assert [(test["type"], test["category"]) for test in tests] == [
         ("present", "old_scans"),
@@ -92,7 +98,7 @@ def test_all_parts_of_ocean_ocr_are_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda file: file.unlink(), "does not exist"),
         (lambda file: file.write_bytes(file.read_bytes()[:-40]), "damaged"),
@@ -116,11 +122,11 @@ def test_all_parts_of_ocean_ocr_are_listed(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_named_with_its_file(
-    tmp_path: Path, name: str, damage: Callable[[Path], object], told: str
+    tmp_path: Path, name: str, damage: Callable[[Path], object], message: str
 ) -> None:
     _, file, listing = written(tmp_path, name)
     damage(file)
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=message) as error:
         listing()
     assert str(tmp_path) in str(error.value)
 
@@ -161,8 +167,8 @@ def test_a_page_is_what_the_renderer_draws(tmp_path: Path, monkeypatch: pytest.M
     picture(3).save(source, "PDF")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     command(tmp_path / "bin", f'echo "$@" > {tmp_path}/said; cat {drawn}')
-    found = images.page_image(source, 2, 512)
-    assert list(found.getdata()) == list(Image.open(drawn).getdata())
+    image = images.page_image(source, 2, 512)
+    assert list(image.getdata()) == list(Image.open(drawn).getdata())
     assert (tmp_path / "said").read_text().split() == [
         *("-png", "-f", "2", "-l", "2", "-singlefile", "-scale-to", "512", str(source))
     ]

@@ -38,27 +38,27 @@ def tree(rows: Sequence[Sequence[str]]) -> Node:
     return root
 
 
-def cost(one: object, other: object) -> float:
+def cost(element: object, other: object) -> float:
     """Return what it costs to turn one element into the other; into or from nothing, 1."""
-    if not one or not other:
+    if not element or not other:
         return 1.0
-    assert isinstance(one, tuple)
+    assert isinstance(element, tuple)
     assert isinstance(other, tuple)
-    if one[0] != other[0]:
+    if element[0] != other[0]:
         return 1.0
-    longer = max(len(one[1]), len(other[1]))
-    return plain(one[1], other[1]) / longer if longer else 0.0
+    longer = max(len(element[1]), len(other[1]))
+    return plain(element[1], other[1]) / longer if longer else 0.0
 
 
 @settings(deadline=None, max_examples=60)
 @given(ROWS, ROWS)
 def test_similarity_is_one_minus_the_tree_distance_over_the_elements(
-    said: list[list[str]], right: list[list[str]]
+    answer: list[list[str]], right: list[list[str]]
 ) -> None:
-    bare = [[[""] * len(row) for row in rows] for rows in (said, right)]
-    elements = max(sum(1 + len(row) for row in rows) for rows in (said, right))
-    for found, trees in zip(
-        table_similarity(html(said), html(right)), ((said, right), bare), strict=True
+    bare = [[[""] * len(row) for row in rows] for rows in (answer, right)]
+    elements = max(sum(1 + len(row) for row in rows) for rows in (answer, right))
+    for similarity, trees in zip(
+        table_similarity(html(answer), html(right)), ((answer, right), bare), strict=True
     ):
         far = distance(
             *map(tree, trees),
@@ -67,7 +67,7 @@ def test_similarity_is_one_minus_the_tree_distance_over_the_elements(
             lambda n: 1,
             lambda a, b: cost(a.label, b.label),
         )
-        assert found == pytest.approx(max(0.0, 1 - far / elements))
+        assert similarity == pytest.approx(max(0.0, 1 - far / elements))
 
 
 def test_similarity_by_hand() -> None:
@@ -94,8 +94,8 @@ def test_similarity_by_hand() -> None:
 def test_how_a_table_is_written_does_not_count(same: str) -> None:
     if "</table>" not in same:
         same += "</tr></table></div>"
-    found = table_similarity(same, html([["a", "b"], ["c", "d"]]))
-    assert found[1] == pytest.approx(1, abs=0.15)
+    similarity = table_similarity(same, html([["a", "b"], ["c", "d"]]))
+    assert similarity[1] == pytest.approx(1, abs=0.15)
     assert "<th" not in normalised_table(same)
     assert "thead" not in normalised_table(same)
 

@@ -30,41 +30,45 @@ HTML = (
 PIPES = "| Year | North |\n|---|---|\n| 2019 | 4.5% |\n| 2020 | 2.4% |"
 
 
-def asked(kind: str, **more: Any) -> dict[str, Any]:
+def page_test(kind: str, **more: Any) -> dict[str, Any]:
     return {"id": "t", "type": kind, "pdf": "a.pdf", "page": 1, **more}
 
 
 @pytest.mark.parametrize(
     ("test", "answer", "wanted"),
     [
-        (asked("present", text="the end"), "It is **the** end.", True),
-        (asked("present", text="the end"), "It is The End.", False),
-        (asked("present", text="the end", case_sensitive=False), "It is The End.", True),
-        (asked("present", text="the end", max_diffs=1), "It is tea emd.", False),
-        (asked("present", text="the end", max_diffs=1), "It is tha end.", True),
-        (asked("present", text="the end"), "end", False),
-        (asked("absent", text="the end"), " ", True),
-        (asked("present", text="the end", first_n=6), "It is the end.", False),
-        (asked("present", text="\u2018a\u2019 \u2013 b"), "'a' - b", True),
-        (asked("absent", text="page 3"), "text\n\npage 3", False),
-        (asked("absent", text="page 3", last_n=5), "page 3 and more", True),
-        (asked("absent", text="page 3"), "", True),
-        (asked("order", before="one", after="two"), "one, two", True),
-        (asked("order", before="two", after="one"), "one, two", False),
-        (asked("order", before="one", after="one"), "only one", False),
-        (asked("order", before="three", after="four", max_diffs=1), "thre, fuor four", True),
-        (asked("order", before="one", after="two"), "one", False),
-        (asked("baseline"), "some words", True),
-        (asked("baseline"), " .,; \n", False),
-        (asked("baseline"), "so " + "ab" * 33, False),
-        (asked("baseline"), "some \u4eca words", False),
-        (asked("baseline", check_disallowed_characters=False), "some \u4eca words", True),
-        (asked("baseline", max_length=3), "abc", True),
-        (asked("baseline", max_length=3), "abcd", False),
-        (asked("baseline", max_length=0, max_length_skips_image_alt_tags=True), "![a](b)", True),
+        (page_test("present", text="the end"), "It is **the** end.", True),
+        (page_test("present", text="the end"), "It is The End.", False),
+        (page_test("present", text="the end", case_sensitive=False), "It is The End.", True),
+        (page_test("present", text="the end", max_diffs=1), "It is tea emd.", False),
+        (page_test("present", text="the end", max_diffs=1), "It is tha end.", True),
+        (page_test("present", text="the end"), "end", False),
+        (page_test("absent", text="the end"), " ", True),
+        (page_test("present", text="the end", first_n=6), "It is the end.", False),
+        (page_test("present", text="\u2018a\u2019 \u2013 b"), "'a' - b", True),
+        (page_test("absent", text="page 3"), "text\n\npage 3", False),
+        (page_test("absent", text="page 3", last_n=5), "page 3 and more", True),
+        (page_test("absent", text="page 3"), "", True),
+        (page_test("order", before="one", after="two"), "one, two", True),
+        (page_test("order", before="two", after="one"), "one, two", False),
+        (page_test("order", before="one", after="one"), "only one", False),
+        (page_test("order", before="three", after="four", max_diffs=1), "thre, fuor four", True),
+        (page_test("order", before="one", after="two"), "one", False),
+        (page_test("baseline"), "some words", True),
+        (page_test("baseline"), " .,; \n", False),
+        (page_test("baseline"), "so " + "ab" * 33, False),
+        (page_test("baseline"), "some \u4eca words", False),
+        (page_test("baseline", check_disallowed_characters=False), "some \u4eca words", True),
+        (page_test("baseline", max_length=3), "abc", True),
+        (page_test("baseline", max_length=3), "abcd", False),
+        (
+            page_test("baseline", max_length=0, max_length_skips_image_alt_tags=True),
+            "![a](b)",
+            True,
+        ),
         # Half of a cell must be right whatever a test allows.
-        (asked("table", cell="2.4%", max_diffs=4), "a | b\n2.5% | d", True),
-        (asked("table", cell="2.4%", max_diffs=4), "a | b\nc | d", False),
+        (page_test("table", cell="2.4%", max_diffs=4), "a | b\n2.5% | d", True),
+        (page_test("table", cell="2.4%", max_diffs=4), "a | b\nc | d", False),
     ],
 )
 def test_answers_by_hand(test: dict[str, Any], answer: str, wanted: bool) -> None:
@@ -87,7 +91,7 @@ def test_answers_by_hand(test: dict[str, Any], answer: str, wanted: bool) -> Non
     ],
 )
 def test_cells_by_hand(around: dict[str, str], html: bool, pipes: bool) -> None:
-    test = asked("table", cell="2.4%", **around)
+    test = page_test("table", cell="2.4%", **around)
     assert passes(test, f"Before\n\n{HTML}\n\nafter") is html
     assert passes(test, f"Before\n\n{PIPES}\n\nafter") is pipes
 
@@ -130,9 +134,9 @@ def test_formulas_by_hand(wanted: str, answer: str, has: bool) -> None:
 
 @given(st.text("{}^_ab\\$ ", max_size=20))
 def test_a_formula_stands_in_itself(latex: str) -> None:
-    found = tokens(latex)
-    assert contains(found, found) is bool(found)
-    assert all(isinstance(one, str) for one in equations(f"\\[{latex}\\]"))
+    formula = tokens(latex)
+    assert contains(formula, formula) is bool(formula)
+    assert all(isinstance(equation, str) for equation in equations(f"\\[{latex}\\]"))
 
 
 @pytest.mark.parametrize(
@@ -153,10 +157,10 @@ def test_a_formula_stands_in_itself(latex: str) -> None:
 def test_bad_answers_fail_in_bounded_time(answer: str) -> None:
     start = time.process_time()
     tests = (
-        asked("present", text="not on the page", max_diffs=2),
-        asked("order", before="not on it", after="nor this one", max_diffs=3),
-        asked("table", cell="2.4%", up="4.5%"),
-        asked("math", math="x^2"),
+        page_test("present", text="not on the page", max_diffs=2),
+        page_test("order", before="not on it", after="nor this one", max_diffs=3),
+        page_test("table", cell="2.4%", up="4.5%"),
+        page_test("math", math="x^2"),
     )
     assert not any(passes(test, answer) for test in tests)
     assert time.process_time() - start < 10
@@ -164,10 +168,10 @@ def test_bad_answers_fail_in_bounded_time(answer: str) -> None:
 
 def test_a_test_of_another_kind_is_named() -> None:
     with pytest.raises(UserError, match=r"test 't': type='footnote'; valid: present, absent"):
-        passes(asked("footnote"), "")
+        passes(page_test("footnote"), "")
     for kind in set(CHECKS) - {"baseline"}:
         with pytest.raises(UserError, match=f"of type '{kind}' has no"):
-            passes(asked(kind), "$a$ | b\n | c")
+            passes(page_test(kind), "$a$ | b\n | c")
 
 
 def test_tables_and_plain_text() -> None:

@@ -109,42 +109,44 @@ def test_the_dictionary_is_read_in_silence_and_no_copy_is_kept_or_taken(
     (tmp_path / "jieba.cache").write_bytes(marshal.dumps((poisoned, 1002)))
     text_scores._jieba.cache_clear()
     assert words("\u516c\u56ed\u6563\u6b65", "")[0] == ["\u516c\u56ed", "\u6563\u6b65"]
-    assert [one.name for one in tmp_path.iterdir()] == ["jieba.cache"]
+    assert [file.name for file in tmp_path.iterdir()] == ["jieba.cache"]
     assert capfd.readouterr() == ("", "")
 
 
 @given(SENTENCES, FULL)
-def test_shares_are_those_of_nltk(said: list[str], right: list[str]) -> None:
-    one, other = set(said), set(right)
-    wanted = [measure(other, one) or 0.0 for measure in (precision, recall, f_measure)]
-    assert shares(said, right) == pytest.approx(wanted)
+def test_shares_are_those_of_nltk(answer: list[str], right: list[str]) -> None:
+    answer_words, other = set(answer), set(right)
+    wanted = [measure(other, answer_words) or 0.0 for measure in (precision, recall, f_measure)]
+    assert shares(answer, right) == pytest.approx(wanted)
 
 
 @given(FULL, FULL)
-def test_bleu_is_that_of_sacrebleu(said: list[str], right: list[str]) -> None:
+def test_bleu_is_that_of_sacrebleu(answer: list[str], right: list[str]) -> None:
     reference = BLEU(
         smooth_method="none", tokenize="none", max_ngram_order=4, effective_order=False
     )
-    wanted = reference.corpus_score([" ".join(said)], [[" ".join(right)]]).score / 100
-    assert bleu(said, right) == pytest.approx(wanted, abs=1e-9)
+    wanted = reference.corpus_score([" ".join(answer)], [[" ".join(right)]]).score / 100
+    assert bleu(answer, right) == pytest.approx(wanted, abs=1e-9)
 
 
 @given(SENTENCES, FULL)
-def test_meteor_is_nltks_without_synonyms(said: list[str], right: list[str]) -> None:
-    wanted = meteor_score([right], said, wordnet=NoSynonyms()) if said else 0.0
-    assert meteor(said, right) == pytest.approx(wanted)
+def test_meteor_is_nltks_without_synonyms(answer: list[str], right: list[str]) -> None:
+    wanted = meteor_score([right], answer, wordnet=NoSynonyms()) if answer else 0.0
+    assert meteor(answer, right) == pytest.approx(wanted)
 
 
 def test_blanks_and_marks_are_words_where_a_text_is_chinese() -> None:
-    said, right = "\u516c\u56ed \u6563\u6b65", "\u516c\u56ed \u5929\u6c14"
-    one, other = words(said, right)
-    assert (one, other) == (
+    answer, right = "\u516c\u56ed \u6563\u6b65", "\u516c\u56ed \u5929\u6c14"
+    answer_words, other = words(answer, right)
+    assert (answer_words, other) == (
         ["\u516c\u56ed", " ", "\u6563\u6b65"],
         ["\u516c\u56ed", " ", "\u5929\u6c14"],
     )
-    found = read_scores(said, right)
-    assert found["precision"] == found["recall"] == pytest.approx(2 / 3)
-    assert found["meteor"] == pytest.approx(meteor_score([other], one, wordnet=NoSynonyms()))
+    scores = read_scores(answer, right)
+    assert scores["precision"] == scores["recall"] == pytest.approx(2 / 3)
+    assert scores["meteor"] == pytest.approx(
+        meteor_score([other], answer_words, wordnet=NoSynonyms())
+    )
 
 
 def test_all_scores_of_a_text() -> None:
