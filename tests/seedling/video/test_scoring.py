@@ -82,7 +82,7 @@ def test_an_event_is_right_only_as_a_whole():
 
 
 @pytest.mark.parametrize(
-    ("family", "answer", "said"),
+    ("family", "answer", "word"),
     [
         ("how_many", "red star blue frame 2", "2"),
         ("how_many", "0", "0"),
@@ -96,8 +96,8 @@ def test_an_event_is_right_only_as_a_whole():
         ("what", "red star", "red star"),
     ],
 )
-def test_a_count_is_the_last_word_and_an_order_what_is_no_time(family, answer, said):
-    assert conclusion(family, answer) == said
+def test_a_count_is_the_last_word_and_an_order_what_is_no_time(family, answer, word):
+    assert conclusion(family, answer) == word
 
 
 def test_order_counts():
@@ -130,7 +130,7 @@ def test_no_events_at_all():
 
 
 @pytest.mark.parametrize(
-    ("answer", "found", "near"),
+    ("answer", "hit", "near"),
     [
         ("t4 <loc_2> <loc_2> <loc_7> <loc_7>", True, True),
         ("t5 <loc_2> <loc_2> <loc_7> <loc_7>", True, True),
@@ -141,9 +141,9 @@ def test_no_events_at_all():
         ("<loc_2> <loc_2> <loc_7> <loc_7>", False, False),
     ],
 )
-def test_found_is_the_moment_and_the_box(answer, found, near):
+def test_found_is_the_moment_and_the_box(answer, hit, near):
     score = moment_score(answer, 4, (6, 6, 24, 24))
-    assert (score["found"], score["moment_near"]) == (found, near)
+    assert (score["found"], score["moment_near"]) == (hit, near)
     assert score["unparsed"] != (answer.count("t") == 1 and answer.count("loc") == 4)
 
 
