@@ -135,7 +135,7 @@ def served(
     return [ids[: record.new_tokens] for ids, record in rows]
 
 
-def own(spec: AnswerSpec, side: Side) -> tuple[list[list[int]], list[Tensor]]:
+def harness_answers(spec: AnswerSpec, side: Side) -> tuple[list[list[int]], list[Tensor]]:
     """Answers of the harness's engine, prompt by prompt, and the logits (T, V) of each."""
     method = build_method(spec.method.name, {})
     # Of InternVL's videos each frame would be an item.
@@ -179,7 +179,7 @@ def test_answers_equal_those_of_the_harness(
         pytest.skip("the method compares frames")
     spec = request_of(side.adapter, name, ratio, positions)
     try:
-        expected, logits = own(spec, side)
+        expected, logits = harness_answers(spec, side)
     except (UserError, MethodError) as error:  # windows of a tower, crops that are not stitched
         with pytest.raises(UserError, match=r"espalier\.method"):
             served(engine, spec, side)
@@ -210,7 +210,7 @@ def test_pruning_of_vllm_keeps_as_many_tokens(
     spec = request_of(side.adapter, name, 0.5, "original")
     spec = replace(spec, budget=replace(spec.budget, down=True))
     first, second = (served(engine, spec, side, built_in=True) for _ in range(2))
-    expected, _ = own(spec, side)
+    expected, _ = harness_answers(spec, side)
     print(f"equal {sum(map(list.__eq__, first, expected))} of {len(first)}", end=" ")
     assert first == second
     assert len({tuple(answer) for answer in first}) > 1

@@ -109,11 +109,11 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
         wrong = espalier(
             tmp_path / "b", *RUN, "model=seedling_full", f"backend.url={url}", "limit=1"
         )
-    own = row_of(espalier(tmp_path / "c", *settings, "engine.paired=0"))
+    row = row_of(espalier(tmp_path / "c", *settings, "engine.paired=0"))
     for key in ("metrics", "tokens", "flops"):
-        assert served[key] == own[key]
-    assert served["extra"]["answers"] == own["extra"]["answers"]
-    assert served["extra"]["achieved"] == own["extra"]["achieved"]
+        assert served[key] == row[key]
+    assert served["extra"]["answers"] == row["extra"]["answers"]
+    assert served["extra"]["achieved"] == row["extra"]["achieved"]
     assert served["settings"]["backend"]["version"] == "0.32.0"
     assert wrong.returncode != 0
     assert "valid for model='seedling_full': a server of" in wrong.stderr
@@ -146,9 +146,9 @@ def test_the_printed_request_gets_the_answers_of_the_harness(code: Path, tmp_pat
             assert reply["usage"]["prompt_tokens"] == length
     table.write_text("\n".join(records), encoding="utf-8")
     setting = json.loads(printed[2])["mm_processor_kwargs"][KEY]
-    own = [f"method={setting['method']}", f"keep={setting['keep']}", "engine.paired=0"]
-    own += ["benchmark=data", f"benchmark.path={table}", "+benchmark.prompt.post_prompt=''"]
-    row_of(espalier(tmp_path / "store", *own))
+    overrides = [f"method={setting['method']}", f"keep={setting['keep']}", "engine.paired=0"]
+    overrides += ["benchmark=data", f"benchmark.path={table}", "+benchmark.prompt.post_prompt=''"]
+    row_of(espalier(tmp_path / "store", *overrides))
     entries = [
         json.loads(line)
         for path in (tmp_path / "store").rglob("*.jsonl")

@@ -76,8 +76,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def engine(config: Any, **changes: Any) -> SimpleNamespace:
     """An engine with all that the plug-in refuses: a compiled and captured tower, the second runner."""
     compilation = SimpleNamespace(compile_mm_encoder=True, cudagraph_mm_encoder=True)
-    given = {"compilation_config": compilation, "use_v2_model_runner": True, **changes}
-    return SimpleNamespace(model_config=ModelConfig(config), **given)
+    settings = {"compilation_config": compilation, "use_v2_model_runner": True, **changes}
+    return SimpleNamespace(model_config=ModelConfig(config), **settings)
 
 
 @pytest.mark.parametrize("installed", ["0.32.0+cpu", "0.32.1", "0.99.0"])
@@ -115,10 +115,10 @@ def test_a_version_that_was_not_tested_refuses_the_setting_alone(
     assert "vllm==0.32.1 was not tested with this plug-in, which does nothing" in record.message
     assert not vllm.registered
     assert not any(hasattr(runner.load_model, "of_espalier") for runner in vllm.runners)
-    asked = engine(llava_config(espalier={}))
+    engine_config = engine(llava_config(espalier={}))
     for check, part in (
-        (vllm.checks[NAME].verify_and_update_model_config, asked.model_config),
-        (vllm.checks[NAME].verify_and_update_config, asked),
+        (vllm.checks[NAME].verify_and_update_model_config, engine_config.model_config),
+        (vllm.checks[NAME].verify_and_update_config, engine_config),
     ):
         with pytest.raises(SettingError) as error:
             check(part)

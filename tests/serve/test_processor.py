@@ -145,7 +145,7 @@ def processor(**setting: Any) -> Processor:
     return Processor(config)
 
 
-def asked(prompt: list[int], *pictures: str, **setting: Any) -> Any:
+def outcome_of(prompt: list[int], *pictures: str, **setting: Any) -> Any:
     """The prompt's outcome on an engine whose default keeps four tokens."""
     inputs = Inputs(prompt, {"espalier": setting, "crop": 1}, pictures or ("cat",))
     return processor(method="random", keep=4).apply(inputs, None)
@@ -159,7 +159,7 @@ def test_the_key_of_a_method_that_reads_words_holds_the_prompt() -> None:
         ({"method": "divprune"}, True),
         ({"method": "none"}, True),
     ):
-        keys = [asked(prompt, **setting).hashes for prompt in (first, first, second)]
+        keys = [outcome_of(prompt, **setting).hashes for prompt in (first, first, second)]
         assert keys[0] == keys[1]
         assert (keys[1] == keys[2]) is equal, setting
 
@@ -168,12 +168,14 @@ def test_the_key_of_a_picture_holds_the_setting_and_what_stands_beside_it() -> N
     prompt = [1, PICTURE, 2]
     settings: list[dict[str, Any]] = [{"keep": 4}, {"keep": 5}, {"ratio": 0.5}, {"method": "none"}]
     settings += [{"seed": 1}, {"sample": "a"}, {"method": "cdpruner", "keep": 4}]
-    keys = [asked(prompt, **setting).hashes[0] for setting in settings]
+    keys = [outcome_of(prompt, **setting).hashes[0] for setting in settings]
     assert len(set(keys)) == len(keys)
     assert all(key.startswith("cat-") for key in keys)
     pair = [1, PICTURE, PICTURE, 2]
     for method, equal in (("divprune", True), ("cdpruner", False)):
-        beside = [asked(pair, "cat", other, method=method).hashes[0] for other in ("dog", "cow")]
+        beside = [
+            outcome_of(pair, "cat", other, method=method).hashes[0] for other in ("dog", "cow")
+        ]
         assert (beside[0] == beside[1]) is equal
 
 
@@ -191,7 +193,7 @@ def test_where_words_count_all_items_are_processed_or_none() -> None:
 
 def test_a_prompt_is_shortened_by_the_request_over_the_engine() -> None:
     for setting, kept in (({}, 4), ({"keep": 3}, 3), ({"ratio": 0.5}, 8), ({"method": "none"}, 16)):
-        outcome = asked([1, PICTURE, 2], **setting)
+        outcome = outcome_of([1, PICTURE, 2], **setting)
         assert outcome.ids == [1, *[PICTURE] * kept, 2]
         assert outcome.kwargs == {"crop": 1}  # the model's own options alone go on
         read, counts, layout, question = read_fields(outcome.data[0])
@@ -201,9 +203,9 @@ def test_a_prompt_is_shortened_by_the_request_over_the_engine() -> None:
 
 
 def test_the_question_is_the_prompt_without_pictures() -> None:
-    outcome = asked([1, PICTURE, 2, PICTURE, 3], "cat", "dog", method="cdpruner")
+    outcome = outcome_of([1, PICTURE, 2, PICTURE, 3], "cat", "dog", method="cdpruner")
     assert [entry[QUESTION].tolist() for entry in outcome.data] == [[1, 2, 3]] * 2
-    assert asked([1, PICTURE, 2]).data[0][QUESTION].numel() == 0
+    assert outcome_of([1, PICTURE, 2]).data[0][QUESTION].numel() == 0
 
 
 def test_the_encoder_is_sized_for_whole_pictures() -> None:
@@ -221,8 +223,8 @@ def test_a_refused_request_is_one_line_and_the_next_one_runs() -> None:
         ({"method": "evs"}, "'evs' compares frames; valid: videos"),
     ):
         with pytest.raises(SettingError, match=line):
-            asked([1, PICTURE], **setting)
-    assert len(asked([1, PICTURE]).ids) == 5
+            outcome_of([1, PICTURE], **setting)
+    assert len(outcome_of([1, PICTURE]).ids) == 5
 
 
 def test_words_between_frames_become_embeddings_of_the_item(monkeypatch: Any) -> None:
