@@ -107,8 +107,8 @@ def journal(store: Path, key: str) -> list[dict[str, Any]]:
 
 def answers(store: Path, key: str) -> list[tuple[str, int, str]]:
     """Return every answer in the journal of a run, so that one given twice stands there twice."""
-    given = (entry for entry in journal(store, key) if "answer" in entry)  # and not scores
-    return sorted((entry["task"], entry["doc_id"], entry["answer"]) for entry in given)
+    entries = (entry for entry in journal(store, key) if "answer" in entry)  # and not scores
+    return sorted((entry["task"], entry["doc_id"], entry["answer"]) for entry in entries)
 
 
 def rows(store: Path) -> dict[str, dict[str, Any]]:
