@@ -278,8 +278,8 @@ def test_wrong_samples_are_drawn_into_a_folder_with_a_page(
 ) -> None:
     key, other = (row_of(made, method)["run_key"] for method in ("fastv", "none"))
     folder = tmp_path / "new" / "pictures"
-    given = ["show", key[:8], "--store", str(made), "--pictures", str(folder)]
-    assert main([*given, "--wrong"]) == 0
+    command = ["show", key[:8], "--store", str(made), "--pictures", str(folder)]
+    assert main([*command, "--wrong"]) == 0
     page = (folder / "index.html").read_text(encoding="utf-8")
     names = re.findall(r'<img src="([^"]+)"', page)
     assert names == ["seedling_vqa-3.png"]
@@ -287,13 +287,13 @@ def test_wrong_samples_are_drawn_into_a_folder_with_a_page(
     assert "how many shapes are there ?" in page
     assert "1 samples drawn in" in capsys.readouterr().err
     # Against the unpruned model: what broke, with both answers.
-    assert main([*given, "--against", other]) == 0
+    assert main([*command, "--against", other]) == 0
     page = (folder / "index.html").read_text(encoding="utf-8")
     assert re.findall(r'<img src="([^"]+)"', page) == ["seedling_vqa-3.png"]
     assert "<dt>answer against</dt><dd>2</dd>" in page
     # Nothing broke the other way.
-    given[1] = other
-    assert main([*given, "--against", key]) == 0
+    command[1] = other
+    assert main([*command, "--against", key]) == 0
     assert "no sample to draw" in capsys.readouterr().err
 
 
@@ -301,13 +301,13 @@ def test_a_folder_that_is_a_file_and_stray_overrides_are_refused(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    given = ["show", row_of(made, "fastv")["run_key"], "--store", str(made)]
+    command = ["show", row_of(made, "fastv")["run_key"], "--store", str(made)]
     for arguments, words in (
         (["--pictures", str(tmp_path / "file")], "cannot be written"),
         (["--set", "model.path=/x"], "is for --pictures"),
         (["--pictures", str(tmp_path / "new"), "--set", "modle.path=/x"], "modle"),
     ):
-        assert main([*given, *arguments]) == 2
+        assert main([*command, *arguments]) == 2
         assert words in capsys.readouterr().err
 
 
@@ -317,15 +317,15 @@ def test_runs_are_removed_by_key_into_the_trash(
     store = tmp_path / "store"
     shutil.copytree(made, store)
     key, other = (row_of(made, method)["run_key"] for method in ("fastv", "none"))
-    given = ["rm", key[:9], key, "--store", str(store)]
-    assert main(given) == 0
+    command = ["rm", key[:9], key, "--store", str(store)]
+    assert main(command) == 0
     assert "1 may go" in capsys.readouterr().err
     assert (store / "runs" / key / "row.json").is_file()
-    assert main([*given, "--yes"]) == 0
+    assert main([*command, "--yes"]) == 0
     assert [row["run_key"] for row in Store(store).rows()] == [other]
     (moved,) = store.glob(f".trash/*/runs/{key}")
     assert (moved / "row.json").is_file()
-    assert main([*given, "--yes"]) == 2
+    assert main([*command, "--yes"]) == 2
     assert f"key='{key[:9]}': no run of 1" in capsys.readouterr().err
     # Moved back, it is in the store again.
     shutil.move(moved, store / "runs" / key)

@@ -175,10 +175,10 @@ def test_the_disk_of_the_store_is_the_one_that_is_asked(
 ) -> None:
     plain = tempfile.TemporaryFile
 
-    def full(*given: Any, **more: Any) -> Any:
+    def full(*arguments: Any, **more: Any) -> Any:
         if more.get("dir") == tmp_path / "runs":
             raise OSError(28, "No space left on device")
-        return plain(*given, **more)
+        return plain(*arguments, **more)
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(UserError, match="cannot be written: No space left"):

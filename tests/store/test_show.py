@@ -30,7 +30,7 @@ def add(
     how: str = "mean",
     values: Sequence[Any] | None = None,
     units: Sequence[int] | None = None,
-    asked: bool = True,
+    with_question: bool = True,
     **extra: Any,
 ) -> None:
     """Write a finished run with answers `right` or `wrong <i>`."""
@@ -43,7 +43,7 @@ def add(
         }
         answer = "right" if score > 0.99 else f"wrong {i}"
         entry = {"task": "t", "doc_id": i, "answer": answer}
-        run.journal.append({**entry, "asked": about} if asked else entry)
+        run.journal.append({**entry, "asked": about} if with_question else entry)
     for i, score in enumerate(scores):
         scoring: dict[str, Any] = {"task": "t", "doc_id": i, "scores": {"acc": score}}
         if values is not None:
@@ -208,7 +208,7 @@ def test_of_a_metric_that_is_no_mean_scores_come_from_scoring(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["a"], "key='a' is the beginning of 2 runs: aa11, ab22"),
         (["c"], "key='c': no finished run of 2 in store="),
@@ -218,12 +218,12 @@ def test_of_a_metric_that_is_no_mean_scores_come_from_scoring(tmp_path: Path) ->
     ],
 )
 def test_errors_are_one_line(
-    argv: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["show", *argv, "--store", str(root)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"error: {said}")
+    assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
 
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
 def test_journals_of_earlier_versions_have_answers_without_questions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add(tmp_path, "aa", [1, 0], asked=False)
+    add(tmp_path, "aa", [1, 0], with_question=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
     assert printed(capsys)[0][1] == ["t/1", "0", "", "wrong 1", "", ""]
 

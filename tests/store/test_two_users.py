@@ -52,10 +52,10 @@ def by_another_user(work: Callable[[], object]) -> object:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             try:
-                given: object = work()
+                result: object = work()
             except (UserError, StoreLost) as error:
-                given = f"{type(error).__name__}: {error}"
-            os.write(writing, pickle.dumps(given))
+                result = f"{type(error).__name__}: {error}"
+            os.write(writing, pickle.dumps(result))
             code = 0
         except BaseException:
             traceback.print_exc()
