@@ -16,5 +16,5 @@ from espalier.harness.paths import ROOT
     ["dataset_path", "test_split", "output_type", "generation_kwargs", "lmms_eval_specific_kwargs"],
 )
 def test_questions_are_those_of_lmms_eval(ours: str, theirs: str, key: str) -> None:
-    (own,), (other,) = index_of(ROOT / "tasks").leaves(ours), library().leaves(theirs)
-    assert own.settings[key] == other.settings[key]
+    (leaf,), (other,) = index_of(ROOT / "tasks").leaves(ours), library().leaves(theirs)
+    assert leaf.settings[key] == other.settings[key]

@@ -33,19 +33,20 @@ def slow_cider(samples: list[tuple[str, list[str]]]) -> float:
     """CIDEr-D as its paper has it: clipped tf-idf cosine of 1 to 4 words, a Gaussian of the lengths, times 10."""
     seen: Counter[tuple[str, ...]] = Counter()
     for _, references in samples:
-        seen.update({one for text in references for n in range(1, 5) for one in grams(text, n)})
-    weight = {one: math.log(len(samples)) - math.log(count) for one, count in seen.items()}
+        seen.update({ngram for text in references for n in range(1, 5) for ngram in grams(text, n)})
+    weight = {ngram: math.log(len(samples)) - math.log(count) for ngram, count in seen.items()}
 
     def vector(text: str, n: int) -> dict[tuple[str, ...], float]:
         rare = math.log(len(samples))
-        return {one: count * weight.get(one, rare) for one, count in grams(text, n).items()}
+        return {ngram: count * weight.get(ngram, rare) for ngram, count in grams(text, n).items()}
 
     def alike(answer: str, reference: str, n: int) -> float:
         ours, theirs = vector(answer, n), vector(reference, n)
         product = sum(
-            min(value, theirs.get(one, 0.0)) * theirs.get(one, 0.0) for one, value in ours.items()
+            min(value, theirs.get(words, 0.0)) * theirs.get(words, 0.0)
+            for words, value in ours.items()
         )
-        norms = [math.sqrt(sum(x * x for x in one.values())) for one in (ours, theirs)]
+        norms = [math.sqrt(sum(x * x for x in words.values())) for words in (ours, theirs)]
         if not all(norms):
             return 0.0
         # The released metric counts pairs of words, one fewer than words, on both sides.
@@ -53,7 +54,7 @@ def slow_cider(samples: list[tuple[str, list[str]]]) -> float:
         return product / (norms[0] * norms[1]) * math.exp(-(apart**2) / (2 * 6.0**2))
 
     return sum(
-        10 * sum(alike(answer, one, n) for one in references for n in range(1, 5)) / 4 / len(references)
+        10 * sum(alike(answer, reference, n) for reference in references for n in range(1, 5)) / 4 / len(references)
         for answer, references in samples
     ) / len(samples)  # fmt: skip
 
@@ -74,13 +75,13 @@ def made(seed: int, count: int = 6) -> list[Sample]:
 
 
 def plain(samples: list[Sample]) -> dict[str, str]:
-    return {text: text for one in samples for text in (one["answer"], *one["references"])}
+    return {text: text for sample in samples for text in (sample["answer"], *sample["references"])}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_metric_is_its_formula(seed: int) -> None:
     samples = made(seed)
-    wanted = slow_cider([(one["answer"], one["references"]) for one in samples])
+    wanted = slow_cider([(sample["answer"], sample["references"]) for sample in samples])
     assert cider(samples, plain(samples)) == pytest.approx(wanted, abs=1e-9)
 
 
@@ -106,12 +107,15 @@ def test_it_is_what_the_whole_procedure_of_pycocoevalcap_gives(tmp_path: Any) ->
         return text.capitalize() + rng.choice([".", "!", ", isn't it?", "", " (left)"])
 
     samples = [
-        {"answer": dressed(one["answer"]), "references": [dressed(r) for r in one["references"]]}
-        for one in made(1, 8)
+        {
+            "answer": dressed(sample["answer"]),
+            "references": [dressed(r) for r in sample["references"]],
+        }
+        for sample in made(1, 8)
     ]
     results = [
-        {"answer": one["references"], "pred": one["answer"], "image_id": number}
-        for number, one in enumerate(samples)
+        {"answer": sample["references"], "pred": sample["answer"], "image_id": number}
+        for number, sample in enumerate(samples)
     ]
     args = type("Args", (), {"output_path": str(tmp_path)})()
     assert task.consensus(samples) == pytest.approx(
@@ -121,20 +125,20 @@ def test_it_is_what_the_whole_procedure_of_pycocoevalcap_gives(tmp_path: Any) ->
 
 def test_captions_are_tokenized_line_by_line() -> None:
     odd = ["Two\ndogs, here.", "", "  ", "A\u2028B\x0bC\rD", "fin", "Ça va — été"]
-    found = tokenized(odd)
-    assert found["Two\ndogs, here."] == "two dogs here"
-    assert found[""] == found["  "] == ""
-    assert found["A\u2028B\x0bC\rD"] == "a b c d"
-    assert found["fin"] == "fin"
+    captions = tokenized(odd)
+    assert captions["Two\ndogs, here."] == "two dogs here"
+    assert captions[""] == captions["  "] == ""
+    assert captions["A\u2028B\x0bC\rD"] == "a b c d"
+    assert captions["fin"] == "fin"
     assert tokenized([]) == {}
 
 
 def test_a_task_tokenizes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[set[str]] = []
+    batches: list[set[str]] = []
 
     def note(texts: Any) -> dict[str, str]:
-        asked.append(set(texts))
-        return {one: one for one in asked[-1]}
+        batches.append(set(texts))
+        return {text: text for text in batches[-1]}
 
     monkeypatch.setattr(task, "tokenized", note)
     captions = object.__new__(task.CaptionTask)
@@ -143,7 +147,7 @@ def test_a_task_tokenizes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     assert captions.cider(samples) == pytest.approx(cider(samples, plain(samples)))
     assert captions.cider(samples[1:]) == pytest.approx(cider(samples[1:], plain(samples)))
     assert captions.cider([*samples[:2], samples[0]]) >= 0
-    assert asked == [set(plain(samples)), set(), set()]
+    assert batches == [set(plain(samples)), set(), set()]
 
 
 @pytest.mark.parametrize(
@@ -151,8 +155,8 @@ def test_a_task_tokenizes_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     [(["a dog"], "a dog", 0), ([""], "", 1), ([], "", 1), ([None], "", 1), (["...\n"], "...\n", 1)],
 )
 def test_whatever_is_said_is_scored(results: list[Any], answer: str, unparsed: int) -> None:
-    found = task.process_results({"text": ["a dog"]}, results)
-    assert found == {"CIDEr": {"answer": answer, "references": ["a dog"]}, "unparsed": unparsed}
+    scores = task.process_results({"text": ["a dog"]}, results)
+    assert scores == {"CIDEr": {"answer": answer, "references": ["a dog"]}, "unparsed": unparsed}
 
 
 @pytest.mark.parametrize(
@@ -194,5 +198,5 @@ def test_descriptions_go_by_the_nearest_reference(
     results: list[Any], rouge: float, words: int, unparsed: int
 ) -> None:
     doc = {"GT_Caption_GPT4O": "a dog runs", "GT_Caption_GPT4V": "", "GT_Caption_Gemini15Pro": "it"}
-    found = dense.process_results(doc, results)
-    assert found == {"rouge_l": pytest.approx(rouge), "words": words, "unparsed": unparsed}
+    scores = dense.process_results(doc, results)
+    assert scores == {"rouge_l": pytest.approx(rouge), "words": words, "unparsed": unparsed}

@@ -109,8 +109,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     def loaded(name: str, root: Path) -> Task:
         data = LocalData(Copies(root), tmp_path / "home/local")
         with quiet():
-            found: LoadedBenchmark = load_tasks(name, ROOT / "tasks", data=data)
-        (task,) = found.tasks
+            benchmark: LoadedBenchmark = load_tasks(name, ROOT / "tasks", data=data)
+        (task,) = benchmark.tasks
         return task
 
     return loaded
@@ -223,14 +223,14 @@ def test_our_words_name_every_part_and_no_other(file: Path, load: Load, tmp_path
     if judge is None:
         return
     assert judge["name"] == "espalier-v1"
-    said = judge["user"]
+    template = judge["user"]
     places = {"llava_bench": {"context"}}.get(file.stem, set()) | {
         "question",
         "reference",
         "answer",
     }
-    assert {one for one in places if f"{{{one}}}" in said} == places
-    assert said.count("{") == len(places)
+    assert {place for place in places if f"{{{place}}}" in template} == places
+    assert template.count("{") == len(places)
 
 
 def test_the_question_of_llava_bench_is_the_data_sets_own(load: Load, tmp_path: Path) -> None:
@@ -249,4 +249,4 @@ def test_the_data_sets_are_those_of_the_tasks() -> None:
         task = yaml.safe_load((JUDGED / f"{name}.yaml").read_text().replace("!function", ""))
         assert conf["dataset"]["path"] == task["dataset_path"]
         assert conf["dataset"]["split"] == task["test_split"]
-        assert set(conf["metrics"]) == {one["metric"] for one in task["metric_list"]}
+        assert set(conf["metrics"]) == {entry["metric"] for entry in task["metric_list"]}

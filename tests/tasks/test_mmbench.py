@@ -46,8 +46,8 @@ def test_letters(answer: str, wanted: str) -> None:
     [(["B"], True, 0), (["A"], False, 0), ([""], False, 1), ([], False, 1), ([None], False, 1)],
 )
 def test_perfect_wrong_and_empty_answers(results: list[Any], right: bool, unparsed: int) -> None:
-    found = process_results(OPTIONS | {"index": 7, "answer": "B"}, results)
-    assert found == {"accuracy": {"index": 7, "right": right}, "unparsed": unparsed}
+    scores = process_results(OPTIONS | {"index": 7, "answer": "B"}, results)
+    assert scores == {"accuracy": {"index": 7, "right": right}, "unparsed": unparsed}
 
 
 def test_a_question_counts_if_every_rotation_is_right_by_hand() -> None:
@@ -65,25 +65,25 @@ def test_a_question_counts_if_every_rotation_is_right_by_hand() -> None:
 
 def items(rng: random.Random) -> list[dict[str, Any]]:
     """Make questions in one to four rotations, with answers of every kind."""
-    found = []
+    docs = []
     for question in range(1, 9):
         for turn in range(rng.randint(1, 4)):
             options = OPTIONS | ({"C": None} if question % 3 == 0 else {})
-            found.append(
+            docs.append(
                 options
                 | {
                     "index": question + turn * ROTATION,
                     "answer": rng.choice("AB"),
                     "prediction": rng.choice(
-                        [*(said for said in SAID if said != "A or B"), "A", "B"]
+                        [*(text for text in SAID if text != "A or B"), "A", "B"]
                     ),
                     "question": "?",
                     "category": "c",
                     "L2-category": "l",
                 }
             )
-    rng.shuffle(found)
-    return found
+    rng.shuffle(docs)
+    return docs
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -96,12 +96,12 @@ def test_clear_answers_score_as_by_lmms_evals_static_evaluation(
         raise AssertionError("a connection")
 
     monkeypatch.setattr(socket, "socket", refuse)
-    asked = items(random.Random(seed))
+    docs = items(random.Random(seed))
     samples = [
-        {"index": one["index"], "right": letter_of(one | {"prediction": one["prediction"].strip()}) == one["answer"]}
-        for one in asked
+        {"index": doc["index"], "right": letter_of(doc | {"prediction": doc["prediction"].strip()}) == doc["answer"]}
+        for doc in docs
     ]  # fmt: skip
-    stripped = [one | {"prediction": one["prediction"].strip()} for one in asked]
+    stripped = [doc | {"prediction": doc["prediction"].strip()} for doc in docs]
     with redirect_stdout(StringIO()):
         wanted, _, _ = mmbench_evaluator.eval_result(stripped, eval_method="static")
     assert share_of_questions(samples) == pytest.approx(wanted)

@@ -71,15 +71,15 @@ def test_no_answer_raises_and_an_empty_one_is_unparsed(tmp_path: Path, name: str
 
 def test_a_page_is_left_out_of_the_means_of_what_it_has_not() -> None:
     doc = {"annotation": json.dumps(PAGES[1]), "language": "simplified_chinese"}
-    found = utils.omnidocbench(doc, ["nothing of it"])
-    assert set(found) == {
+    scores = utils.omnidocbench(doc, ["nothing of it"])
+    assert set(scores) == {
         "text_edit",
         "text_edit_zh",
         "order_edit",
         "overall_formula_edit",
         "unparsed",
     }
-    assert found["overall_formula_edit"] == [0.0, None, None]
+    assert scores["overall_formula_edit"] == [0.0, None, None]
 
 
 def test_a_category_is_the_share_of_its_tests_and_overall_the_mean_of_categories() -> None:
@@ -123,12 +123,12 @@ def test_the_revision_that_is_set_is_the_one_that_is_read(tmp_path: Path, name: 
     with (
         mock.patch.object(
             huggingface_hub, "snapshot_download", return_value=str(tmp_path / str(data.path))
-        ) as asked,
+        ) as loader,
         quiet(),
     ):
         load_tasks(name, TASKS, pinned=data.pinned)
-    assert asked.call_args.args == (data.path,)
-    assert asked.call_args.kwargs["revision"] == "a" * 40
+    assert loader.call_args.args == (data.path,)
+    assert loader.call_args.kwargs["revision"] == "a" * 40
 
 
 def test_a_pdf_page_is_drawn_when_it_is_asked_for(tmp_path: Path) -> None:
@@ -149,19 +149,19 @@ def test_the_papers_overall_is_refused_where_formulas_cannot_be_drawn(
 def test_the_papers_overall_takes_formulas_as_they_are_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[PageFormula] = []
+    pairs: list[PageFormula] = []
 
     def scores(formulas: Any) -> list[float]:
-        asked.extend(formulas)
+        pairs.extend(formulas)
         return [0.25, 0.75][: len(formulas)]
 
     monkeypatch.setattr(utils, "drawn_scores", scores)
     doc = {"annotation": json.dumps(PAGES[2]), "language": "en_ch_mixed"}
-    found = utils.omnidocbench_cdm(doc, [ANSWERS["omnidocbench"](doc)])
-    assert found["formula_cdm"] == 0.5
-    assert found["overall"] == [None, 0.5, None]
-    assert [one.reference == one.answer for one in asked] == [False, False]
-    assert len(asked) == 2
+    page_scores = utils.omnidocbench_cdm(doc, [ANSWERS["omnidocbench"](doc)])
+    assert page_scores["formula_cdm"] == 0.5
+    assert page_scores["overall"] == [None, 0.5, None]
+    assert [pair.reference == pair.answer for pair in pairs] == [False, False]
+    assert len(pairs) == 2
     page = {"annotation": json.dumps(PAGES[1]), "language": "simplified_chinese"}
     assert "formula_cdm" not in utils.omnidocbench_cdm(page, ["x"])
 

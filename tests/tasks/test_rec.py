@@ -142,22 +142,22 @@ def test_pixels_are_those_of_the_processor(size: tuple[int, int], share: tuple[f
     ],
 )  # fmt: skip
 def test_odd_answers(answer: str, boxes: str, hit: int, unparsed: int) -> None:
-    found = judge(answer, boxes)
-    assert (found["acc_at_50"], found["unparsed"]) == (hit, unparsed)
+    scores = judge(answer, boxes)
+    assert (scores["acc_at_50"], scores["unparsed"]) == (hit, unparsed)
 
 
 @given(st.text(alphabet="[](),. -0123456789\nabx<>", max_size=200), st.sampled_from(BOXES))
 def test_whatever_is_said_has_a_score(answer: str, boxes: str) -> None:
-    found = judge(answer, boxes)
-    assert 0 <= found["mean_iou"] <= 1
-    assert found["acc_at_50"] == float(found["mean_iou"] >= 0.5)
-    assert found["unparsed"] == 0 or found["mean_iou"] == 0
+    scores = judge(answer, boxes)
+    assert 0 <= scores["mean_iou"] <= 1
+    assert scores["acc_at_50"] == float(scores["mean_iou"] >= 0.5)
+    assert scores["unparsed"] == 0 or scores["mean_iou"] == 0
 
 
 @given(st.lists(st.floats(-2000, 2000), min_size=4, max_size=4), st.text("abc \n", max_size=9))
 def test_what_is_written_as_a_box_is_read_as_one(numbers: list[float], around: str) -> None:
-    written = [f"{one:.3f}" for one in numbers]
-    wanted = tuple(float(one) for one in written)
+    written = [f"{number:.3f}" for number in numbers]
+    wanted = tuple(float(number) for number in written)
     assert parse(f"{around}[{', '.join(written)}]{around}") == wanted
     assert parse(f"{around}({written[0]},{written[1]}),({written[2]},{written[3]})") == wanted
 
@@ -175,7 +175,7 @@ def test_pictures_are_fetched_when_a_sample_is_read(tmp_path: Path) -> None:
     rows = Dataset.from_dict({"image": [{"path": str(picture), "bytes": None}]})
     samples = Dataset.from_dict({"row": [0, 0], "expression": ["one", "two"]})
     read = referring.with_pictures(samples, rows)
-    assert [one["expression"] for one in read] == ["one", "two"]
+    assert [doc["expression"] for doc in read] == ["one", "two"]
     assert read[1]["image"].size == (8, 6)
     assert read.data.column_names == ["row", "expression"]
     assert referring.doc_to_visual(read[0])[0].getpixel((0, 0)) == (255, 0, 0)
@@ -210,9 +210,11 @@ def test_a_task_is_told_how_the_model_writes_boxes(
 ) -> None:
     spec, task = spec_of(f"model={model}", "benchmark=refcoco_val", "method=none"), FakeTask()
     fill_box_settings([task], spec.model, spec.benchmark)  # type: ignore[list-item]
-    told = task.lmms_eval_specific_kwargs
-    assert (told["boxes"], told["resized"]) == (boxes, resized)
-    assert referring.doc_to_text({"expression": "the dog"}, told) == question(boxes, "the dog")
+    box_settings = task.lmms_eval_specific_kwargs
+    assert (box_settings["boxes"], box_settings["resized"]) == (boxes, resized)
+    assert referring.doc_to_text({"expression": "the dog"}, box_settings) == question(
+        boxes, "the dog"
+    )
 
 
 def test_what_the_user_sets_of_the_prompt_stays() -> None:

@@ -68,22 +68,22 @@ def test_weird_answers_never_raise_and_score_nothing(name, answer):
 
 def test_a_time_may_be_near_without_being_right():
     sample = {"family": "when", "answer": "t12"}
-    said = benchmarks.qa_metrics(sample, "t13")
-    assert (said["accuracy"], said["near_when"], said["unparsed"]) == (0.0, 1.0, 0.0)
+    scores = benchmarks.qa_metrics(sample, "t13")
+    assert (scores["accuracy"], scores["near_when"], scores["unparsed"]) == (0.0, 1.0, 0.0)
     assert benchmarks.qa_metrics(sample, "t14")["near_when"] == 0.0
 
 
 def test_families_are_asked_as_often_as_each_other():
-    asked = [one["family"] for one in benchmarks.samples(**data_of("seedling_video_qa"))]
-    assert {asked.count(family) for family in asked} == {50}
+    families = [sample["family"] for sample in benchmarks.samples(**data_of("seedling_video_qa"))]
+    assert {families.count(family) for family in families} == {50}
 
 
 def test_benchmarks_use_clips_of_their_own():
     taken: set[int] = set()
     for name in METRICS:
-        found = data_of(name)
-        used = set(range(found["first"], found["first"] + found["count"]))
-        assert (found["split"], found["frames"], len(used)) == ("test", 112, METRICS[name][2])
+        clips = data_of(name)
+        used = set(range(clips["first"], clips["first"] + clips["count"]))
+        assert (clips["split"], clips["frames"], len(used)) == ("test", 112, METRICS[name][2])
         assert not used & taken
         taken |= used
 

@@ -67,9 +67,9 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("own", "theirs", "doc"), ASKED)
-def test_questions_are_asked_as_in_lmms_eval(own: Any, theirs: Any, doc: dict[str, Any]) -> None:
-    (ask, name), (module, file, family) = own, theirs
+@pytest.mark.parametrize(("reader", "theirs", "doc"), ASKED)
+def test_questions_are_asked_as_in_lmms_eval(reader: Any, theirs: Any, doc: dict[str, Any]) -> None:
+    (ask, name), (module, file, family) = reader, theirs
     their_text = getattr(module, f"{module.__name__.split('.')[-2]}_doc_to_text")
     text = ask(doc, ours(name)[family])
     assert text == their_text(doc, settings(module, f"{file}.yaml")[family])

@@ -49,10 +49,10 @@ def copy_task(folder: Path, name: str, **metadata: object) -> Path:
     """Return a folder with the task's files and other entries in its metadata."""
     shutil.copytree(FOLDER, folder / "tasks", ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / f"tasks/{name}.yaml"
-    text, found = re.subn(
+    text, replaced = re.subn(
         r"^metadata:\n(  .*\n)*", yaml.dump({"metadata": metadata}), file.read_text(), flags=re.M
     )
-    assert found == 1
+    assert replaced == 1
     file.write_text(text)
     return folder / "tasks"
 
@@ -61,10 +61,10 @@ def copy_task(folder: Path, name: str, **metadata: object) -> Path:
 def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Videos of 59, 60 and 61 seconds and what else is asked for, one frame a second."""
     folder = tmp_path_factory.mktemp("clips")
-    found = {seconds: folder / f"{seconds}.mp4" for seconds in (4, 59, 60, 61)}
-    for seconds, path in found.items():
+    paths = {seconds: folder / f"{seconds}.mp4" for seconds in (4, 59, 60, 61)}
+    for seconds, path in paths.items():
         write_clip(path, frames=seconds, height=32, width=32, fps=1)
-    return found
+    return paths
 
 
 def stand_in(path: Path, clip: Path) -> None:
@@ -116,7 +116,7 @@ def test_each_video_is_asked_about_once(load: Any, name: str) -> None:
     task = load(name)
     docs = list(task.eval_docs)
     key = next(iter(doc))
-    assert sorted(one[key] for one in docs) == [doc[key].format(n=n) for n in range(3)]
+    assert sorted(sample[key] for sample in docs) == [doc[key].format(n=n) for n in range(3)]
     (turn,) = task.config.doc_to_messages(docs[0])
     video, text = turn["content"]
     number = [doc[key].format(n=n) for n in range(3)].index(docs[0][key])
@@ -131,7 +131,7 @@ def test_each_video_is_asked_about_once(load: Any, name: str) -> None:
 
 def test_the_order_is_drawn_once(load: Any) -> None:
     orders = [
-        [one["video_name"] for one in load("video_detail_caption").eval_docs] for _ in range(2)
+        [doc["video_name"] for doc in load("video_detail_caption").eval_docs] for _ in range(2)
     ]
     assert orders[0] == orders[1] != sorted(orders[0])
 
@@ -143,7 +143,7 @@ def test_short_videos_are_left_out_before_a_sample_is_drawn(
     doc, _, _ = DOCS[name]
     key = next(iter(doc))
     docs = load(name, (59, 61, 4, 60)).eval_docs
-    assert sorted(one[key] for one in docs) == [doc[key].format(n=n) for n in (1, 3)]
+    assert sorted(sample[key] for sample in docs) == [doc[key].format(n=n) for n in (1, 3)]
     # Not a terminal: one line, no bar.
     assert capsys.readouterr().err == f"{name}: 2 of 4 videos last at least 60 s\n"
 
@@ -220,10 +220,10 @@ def test_a_length_that_no_header_states_is_counted(load: Any, tmp_path: Path, cl
 def mvbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[int, Path]) -> Any:
     """Load MVBench: each subtask asks twice about a long video of its folder and once about a short one."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def of_subtask(**wanted: Any) -> DatasetDict:
-        asked.append(wanted)
+        requests.append(wanted)
         names = ["long.mp4", "long.mp4", "short.mp4"]
         return DatasetDict({"train": Dataset.from_list([{"video": name} for name in names])})
 
@@ -233,23 +233,28 @@ def mvbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: dict[int, Pa
     monkeypatch.setattr("datasets.load_dataset", of_subtask)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     (tmp_path / "datasets" / "OpenGVLab___mv_bench").mkdir(parents=True)
-    return asked, lambda tasks=FOLDER: only("mvbench_describe", tasks)
+    return requests, lambda tasks=FOLDER: only("mvbench_describe", tasks)
 
 
 def test_mvbench_is_all_subtasks_each_video_once(
     mvbench: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked, opened = mvbench
+    requests, opened = mvbench
     task = opened()
-    assert len(asked) == 20
-    assert {one["name"] for one in asked} == set(DATA_LIST)
-    assert all((one["path"], one["revision"]) == ("OpenGVLab/MVBench", "video") for one in asked)
+    assert len(requests) == 20
+    assert {request["name"] for request in requests} == set(DATA_LIST)
+    assert all(
+        (request["path"], request["revision"]) == ("OpenGVLab/MVBench", "video")
+        for request in requests
+    )
     # What lmms-eval alone understands is no argument of the data library.
-    assert not any({"video", "create_link"} & one.keys() for one in asked)
+    assert not any({"video", "create_link"} & request.keys() for request in requests)
     folders = set(DATA_LIST.values())
     docs = list(task.eval_docs)
     # Subtasks share folders, and equal names in different folders are different videos.
-    assert sorted(doc["video_path"] for doc in docs) == sorted(f"{one}/long.mp4" for one in folders)
+    assert sorted(doc["video_path"] for doc in docs) == sorted(
+        f"{folder}/long.mp4" for folder in folders
+    )
     assert [doc["video_path"] for doc in docs] != sorted(doc["video_path"] for doc in docs)
     assert all(DATA_LIST[doc["subtask"]] in doc["video_path"] for doc in docs)
     counted = f"{len(folders)} of {2 * len(folders)} videos last at least 60 s"
