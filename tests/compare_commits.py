@@ -189,7 +189,7 @@ def report(old: Sequence[Cell], new: Sequence[Cell]) -> int:
             continue
         before, after = ours[identity], theirs[identity]
         differing = [
-            key for key, one in before["samples"].items() if one != after["samples"].get(key)
+            key for key, answer in before["samples"].items() if answer != after["samples"].get(key)
         ]
         if differing or before["metrics"] != after["metrics"]:
             print(
@@ -204,11 +204,11 @@ def report(old: Sequence[Cell], new: Sequence[Cell]) -> int:
 def numbered(cells: Sequence[Cell]) -> dict[tuple[Any, ...], Cell]:
     """Index cells by identity and by how often it came before."""
     seen: Counter[tuple[Any, ...]] = Counter()
-    found = {}
+    cells_by_identity = {}
     for cell in cells:
         seen[cell["identity"]] += 1
-        found[(*cell["identity"], seen[cell["identity"]])] = cell
-    return found
+        cells_by_identity[(*cell["identity"], seen[cell["identity"]])] = cell
+    return cells_by_identity
 
 
 if __name__ == "__main__":

@@ -169,8 +169,8 @@ def test_schedules_are_bounded_ordered_and_the_nearest_to_the_rule(
         return
 
     def miss(last: int) -> float:
-        got = getattr(equivalent_tokens(method, facts, n, text, (*kept[:-1], last)), rule)
-        return abs(got - (1 - ratio) * n)
+        tokens = getattr(equivalent_tokens(method, facts, n, text, (*kept[:-1], last)), rule)
+        return abs(tokens - (1 - ratio) * n)
 
     assert len(kept) == len(method.places)
     assert all(isinstance(count, int) and 1 <= count <= n for count in kept)

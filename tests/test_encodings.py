@@ -28,10 +28,10 @@ def bare(tree: ast.AST) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        given = {keyword.arg for keyword in node.keywords}
-        text = given & {"text", "universal_newlines"} and name in ("run", "Popen", "check_output")
+        keys = {keyword.arg for keyword in node.keywords}
+        text = keys & {"text", "universal_newlines"} and name in ("run", "Popen", "check_output")
         reads = name in ("read_text", "write_text") and len(node.args) <= (name == "write_text")
-        if (text or reads) and "encoding" not in given:
+        if (text or reads) and "encoding" not in keys:
             yield f"line {node.lineno}: {ast.unparse(node)[:80]}"
 
 

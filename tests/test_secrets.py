@@ -117,9 +117,9 @@ def test_other_settings_hold_no_keys(argument: str) -> None:
 @pytest.mark.parametrize("name", ["api_key", "X-Api-Key", "token", "auth_token"])
 def test_a_key_among_the_judge_s_options_is_refused_without_it(name: str) -> None:
     for table in ({name: "hunter22"}, {"extra": {name: "hunter22"}}):
-        with pytest.raises(UserError, match="not for options") as got:
+        with pytest.raises(UserError, match="not for options") as error:
             _read_options("judge.options", table)
-        assert "hunter22" not in str(got.value)
+        assert "hunter22" not in str(error.value)
     assert _read_options("judge.options", {"top_p": 0.5, "max_tokens": 4}) == {
         "top_p": 0.5,
         "max_tokens": 4,

@@ -230,7 +230,7 @@ def test_borders_of_generation_settings(
 
 def test_every_generation_setting_has_a_range_or_is_checked_by_the_library() -> None:
     ranged = {name for names, _, _ in RANGES for name in names.split()}
-    assert ranged == {name for name, known in GENERATION.items() if known.hint not in (None, Any)}
+    assert ranged == {name for name, field in GENERATION.items() if field.hint not in (None, Any)}
 
 
 def test_the_least_tokens_may_be_as_many_as_the_most() -> None:

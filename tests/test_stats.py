@@ -56,13 +56,13 @@ def test_retention_is_the_bayesian_bootstrap_with_one_broken_or_one_mended(lost:
 def test_a_mean_and_a_difference_are_so_too() -> None:
     """On skewed scores, where the normal interval is off by a tenth of its width."""
     scores = np.random.default_rng(7).beta(0.3, 2.0, 20)
-    ones = np.ones(21)
-    low, _ = dirichlet(np.append(scores, 0.0), ones)
-    _, high = dirichlet(np.append(scores, 1.0), ones)
+    weights = np.ones(21)
+    low, _ = dirichlet(np.append(scores, 0.0), weights)
+    _, high = dirichlet(np.append(scores, 1.0), weights)
     interval = stats.mean_interval(scores)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.02 * (high - low))
-    low, _ = dirichlet(np.append(-scores, -1.0), ones)
-    _, high = dirichlet(np.append(-scores, 1.0), ones)
+    low, _ = dirichlet(np.append(-scores, -1.0), weights)
+    _, high = dirichlet(np.append(-scores, 1.0), weights)
     interval = stats.difference_interval(np.zeros(20), scores)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.02 * (high - low))
     middle, half = interval.value, 1.96 * scores.std(ddof=1) / math.sqrt(20)

@@ -171,7 +171,8 @@ def picture(seed: int, width: int = IMAGE, height: int = IMAGE) -> Image.Image:
 def chat(text: str, *media: Any) -> list[dict]:
     """One user turn with an image for each seed or picture, then the text."""
     images = [
-        {"type": "image", "image": picture(one) if isinstance(one, int) else one} for one in media
+        {"type": "image", "image": picture(medium) if isinstance(medium, int) else medium}
+        for medium in media
     ]
     return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
