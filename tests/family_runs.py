@@ -171,12 +171,12 @@ def calls_of(module: nn.Module) -> Iterator[list[Call]]:
 def layers_given(adapter: Adapter, changes: Callable[[int], Mapping[str, Any]]) -> Iterator[None]:
     """Give each decoder layer other keyword arguments, by its number, within the block."""
 
-    def given(layer: int) -> Callable[..., Any]:
+    def hook_of(layer: int) -> Callable[..., Any]:
         return lambda _, args, kwargs: (args, {**kwargs, **changes(layer)})
 
     with ExitStack() as stack:
         for layer, module in enumerate(adapter.decoder.layers):
-            handle = module.register_forward_pre_hook(given(layer), with_kwargs=True)
+            handle = module.register_forward_pre_hook(hook_of(layer), with_kwargs=True)
             stack.callback(handle.remove)
         yield
 
