@@ -23,7 +23,6 @@ from espalier.harness.cost.memory import DeviceMemory, peak_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.data_sources import AllowedSources
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.prefetch import ReadingTimes
 from espalier.harness.evaluation.prompt_text import Messages, chat_of
 from espalier.harness.evaluation.samples import (
@@ -37,6 +36,7 @@ from espalier.harness.kinds.kind import OpenMethod, Prepare
 from espalier.harness.media.images import complete_only
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.specs.generation import ENDS, Settings, cut, spoken
+from espalier.harness.store.answer_digest import Key
 from espalier.methods.base import MethodError
 
 log = logging.getLogger(__name__)

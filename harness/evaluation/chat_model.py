@@ -22,7 +22,6 @@ from espalier.harness.evaluation.batch_answers import (
     key_of,
 )
 from espalier.harness.evaluation.data_sources import AllowedSources
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.evaluation.prompt_text import worded
@@ -39,6 +38,7 @@ from espalier.harness.models.chat_media import Chat
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings_of
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.answer_digest import Key
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]

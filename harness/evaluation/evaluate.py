@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.metered import (
     MeteredGenerator,
     open_meters,
@@ -27,6 +26,7 @@ from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks, without_launcher
 from espalier.harness.specs.generation import settings_of
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.answer_digest import Key
 from espalier.methods.base import Method
 
 if TYPE_CHECKING:

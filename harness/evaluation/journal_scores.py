@@ -9,11 +9,9 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 from espalier.harness.errors import tell_once
+from espalier.harness.store.answer_digest import Key
 
 Item = TypeVar("Item")
-
-#: Identity of a sample inside a run: (task, doc id).
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import Any
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.judging.judge_prompt import (
     JudgePrompt,
     JudgeQuestion,
@@ -25,6 +24,7 @@ from espalier.harness.evaluation.judging.judge_prompt import (
 )
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.answer_digest import Key
 
 #: Functions that a task's file must name besides the prompt.
 FUNCTIONS = ("parts", "holds")

@@ -33,7 +33,6 @@ from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.evaluation.batch_answers import key_of, ran_out
 from espalier.harness.evaluation.chat_model import ChatModel
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.evaluation.synthetic_prompts import PromptComposition, compose_prompt, parts
 from espalier.harness.kinds.kind import Generator, OpenMethod, PairedSessions
@@ -41,6 +40,7 @@ from espalier.harness.kinds.sample_counts import flops_of
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import Auto, RunSpec
+from espalier.harness.store.answer_digest import Key
 
 #: Share of the run's samples that `engine.paired=auto` spends, so that it costs less than a tenth of the run: a sample
 #: of a small batch costs more than one of the run.

@@ -15,11 +15,11 @@ import numpy as np
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.samples import Failure
 from espalier.harness.evaluation.stated_answers import strict_scoring
 from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec, Derived
+from espalier.harness.store.answer_digest import Key
 
 #: Bootstrap resamples: enough for two digits of a standard error.
 RESAMPLES = 500

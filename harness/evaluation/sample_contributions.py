@@ -21,7 +21,6 @@ from lmms_eval.api.task import Task
 from numpy.typing import NDArray
 
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import metric_names
 from espalier.harness.evaluation.metric_scores import (
     Metrics,
@@ -32,6 +31,7 @@ from espalier.harness.evaluation.metric_scores import (
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.stats import by_unit
+from espalier.harness.store.answer_digest import Key
 
 #: {doc id: the first doc id of its unit}.
 Units = Mapping[int, int]

@@ -15,14 +15,10 @@ from PIL import Image
 
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.errors import text_of
-from espalier.harness.evaluation.journal_scores import (
-    Key,
-    check,
-    sound_entries,
-    type_test,
-)
+from espalier.harness.evaluation.journal_scores import check, sound_entries, type_test
 from espalier.harness.media.frames import Clip
 from espalier.harness.specs.generation import spoken
+from espalier.harness.store.answer_digest import Key
 
 #: Largest number of characters of a text, and of entries of a list or table, that is kept.
 TEXT, ENTRIES = 4000, 200

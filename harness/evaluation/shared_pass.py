@@ -25,7 +25,6 @@ from espalier.harness.engine.sites import unreduced_layers
 from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_names
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.evaluate import Progress
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.samples import AnswerJournal, Sample, finished_samples
 from espalier.harness.kinds.kind import OpenMethod
@@ -34,6 +33,7 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.store.answer_digest import Key
 from espalier.methods.base import Method, TokenReducer
 
 log = logging.getLogger(__name__)

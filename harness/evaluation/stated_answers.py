@@ -17,7 +17,6 @@ from lmms_eval.api.metrics import mean
 from lmms_eval.api.task import Task
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.evaluation.samples import Sample
 from espalier.harness.evaluation.scoring.choices import (
     is_brief,
@@ -27,6 +26,7 @@ from espalier.harness.evaluation.scoring.choices import (
     yes_or_no,
 )
 from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec
+from espalier.harness.store.answer_digest import Key
 
 #: Suffix of metrics by the task's own reading.
 OWN = "_lmms_eval"

@@ -20,8 +20,8 @@ from espalier.methods.base import Method
 
 if TYPE_CHECKING:
     from espalier.harness.api.overlay import Drawing
-    from espalier.harness.evaluation.journal_scores import Key
     from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.answer_digest import Key
 
 #: Signs of a task's name that stay in a file name.
 _UNSAFE = re.compile(r"[^\w.-]+")

@@ -28,7 +28,7 @@ from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.served.engine_pool import EnginePool
 from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.specs.comparable import settings_digest
-from espalier.harness.store import RunDir, Store, Unreadable, failures
+from espalier.harness.store import RunDir, Store, Unreadable
 from espalier.harness.store.answer_digest import digest_of
 from espalier.harness.store.files.digests import digest
 
@@ -89,9 +89,7 @@ class CellRunner:
             mirrored = wandb_log.mirrored(directory, job.parts, job.label, job.spec, self.group)
         with mirrored as mirror:
             if row is None:
-                noted = failures.record_failure(
-                    directory.path, self.argv, quiet=self.ranks.rank > 0
-                )
+                noted = directory.failure_recorded(self.argv, quiet=self.ranks.rank > 0)
                 with self._claim(job, directory), noted:
                     # Another command may have finished it in the meantime.
                     row = self.stored(job) or self._evaluate(job, directory, mirror)

@@ -15,17 +15,18 @@ import os
 import pwd
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import FOREIGN, UserError, first_words, tell_once
-from espalier.harness.store import failures
+from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
 from espalier.harness.store.answer_digest import matches_row
 from espalier.harness.store.claims import WITHOUT_LOCKS, claim, tidy
 from espalier.harness.store.files import durable
+from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.files.folder_checks import below
 from espalier.harness.store.files.journal import Journal
 from espalier.harness.store.files.lease import DEFAULT_TERMS, Terms
@@ -36,6 +37,9 @@ __all__ = ["BLOCKS", "RUN_KEY", "SCHEMA", "SHAPE", "WITHOUT_LOCKS", "RunDir", "S
 
 #: Form of a run key, the name of a run's folder.
 RUN_KEY = re.compile(r"[0-9a-f]{16}")
+
+#: The reason why a run has no row; the file is removed when it succeeds.
+FAILED = "failed.json"
 
 #: Bytes that a store must have room for, about one row.
 PROBE = 16_384
@@ -77,9 +81,45 @@ class RunDir:
         if forced and not self._replaced(row):
             self.journal.replace_by(self.forced)
         _write(self.path / "row.json", row)
-        failures.clear(self.path)
+        (self.path / FAILED).unlink(missing_ok=True)
         if forced:
             self.forced.clear()
+
+    @contextmanager
+    def failure_recorded(self, argv: Sequence[str], quiet: bool = False) -> Iterator[None]:
+        """Write an exception of the block to the run's folder, and raise it again; an interruption is not a failure.
+
+        Args:
+            argv: the command line of the run.
+            quiet: whether another process of the run writes the file.
+        """
+        try:
+            yield
+        except StoreLost:
+            raise
+        except Exception as error:
+            if not quiet:
+                failure = {
+                    "cause": " ".join(str(error).split()) or type(error).__name__,
+                    "error": type(error).__name__,
+                    "when": time.time(),
+                    "argv": list(argv),
+                    **durable.this_process(),
+                }
+                # The error itself must be reported, not a full disk.
+                with suppress(StoreLost):
+                    content = f"{json.dumps(failure, indent=1)}\n".encode()
+                    durable.replace(self.path / FAILED, content)
+            raise
+
+    def failure(self) -> dict[str, Any] | None:
+        """Return the run's failure: `cause`, `error`, `when`, host; None if there is none or it cannot be read."""
+        try:
+            failure = read_json(self.path / FAILED)
+        except FOREIGN:
+            return None
+        is_failure = isinstance(failure, dict) and isinstance(failure.get("cause"), str)
+        return failure if is_failure else None
 
     def _replaced(self, row: Mapping[str, Any]) -> bool:
         """Return whether another command has already committed the forced journal, and this one is newer."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.store import failures
+from espalier.harness.store import RunDir
 from espalier.harness.store.files.lease import LEASE, Terms, file_time, read_lease
 from espalier.harness.store.index import Row, walk
 from espalier.harness.store.row_text import MEANS, amount_text, is_marked
@@ -83,7 +83,7 @@ def unfinished(path: Path, now: float) -> list[RunEntry]:
         return [RunEntry(path, DAMAGED, {"problem": str(error)}, changed)]
     if lease is not None and now - lease.beat_time <= lease.expiry(Terms().expiry):
         return [RunEntry(path, RUNNING, {**lease.owner, "beaten": lease.beat_time}, changed)]
-    failure = failures.read(path)
+    failure = RunDir(path).failure()
     if failure is not None:  # until a new attempt ends
         return [RunEntry(path, FAILED, failure, changed)]
     return [RunEntry(path, UNFINISHED, {}, changed)]

@@ -9,9 +9,8 @@ import pytest
 
 from espalier.harness.evaluation.samples import Failure, SampleErrors
 from espalier.harness.runs.hints import commands
-from espalier.harness.store import SCHEMA, Store
+from espalier.harness.store import SCHEMA, RunDir, Store
 from espalier.harness.store.answer_digest import digest_of, journal_answers, matches_row
-from espalier.harness.store.failures import read
 from espalier.harness.store.run_entries import DONE, FAILED, UNFINISHED, entries
 from espalier.harness.store.sweep_files import find
 from tests.runs.helpers import Bench
@@ -44,7 +43,7 @@ def test_a_failed_run_says_why_until_it_succeeds(bench: Bench) -> None:
     failed = bench("method=random")
     assert failed.code == 1
     (entry,) = entries(bench.store)
-    cause = read(entry.path)
+    cause = RunDir(entry.path).failure()
     assert cause is not None
     assert entry.state == FAILED
     assert failed.err.splitlines()[-1] == f"error: {cause['cause']}"

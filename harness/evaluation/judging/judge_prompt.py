@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from espalier.harness.errors import UserError, foreign
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.settings import Text, check_keys, read_value
+from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.files.digests import digest
 
 #: A placeholder for a part of a sample. Other braces, such as those of JSON, stay.

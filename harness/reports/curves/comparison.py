@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FLOORS,
@@ -44,6 +43,7 @@ from espalier.harness.stats import (
     paired_pvalue,
 )
 from espalier.harness.stats import retention_interval as retained
+from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.row_text import FOOTNOTE, amount_text, is_marked, mark
 
 #: A method at one amount: the name of its curve, the share removed, and the tokens kept where these were set.

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.journal_scores import Key, SampleScores, read_scorings
+from espalier.harness.evaluation.journal_scores import SampleScores, read_scorings
 from espalier.harness.reports.frame import ROWS, at
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (
@@ -24,6 +24,7 @@ from espalier.harness.specs.comparable import (
 )
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.store import RunDir, Store
+from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.exports import is_table, read_tables
 
 #: Help text of the `--where` option of the report commands.

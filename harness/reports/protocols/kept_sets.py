@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.figures import INK, Plot, Series, marker, percent_spot
 from espalier.harness.reports.curves.stored_rows import StoredResult, with_settings
 from espalier.harness.reports.protocols.protocol_table import Line, ProtocolTable
@@ -15,6 +14,7 @@ from espalier.harness.specs.comparable import Row, amount, brief, differences, i
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.specs.row_settings import COSTS
 from espalier.harness.stats import Interval, mean_interval
+from espalier.harness.store.answer_digest import Key
 
 #: The kept tokens and the answer of each sample.
 Kept = dict[Key, tuple[frozenset[int], str]]

@@ -10,7 +10,6 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.comparison import MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
 from espalier.harness.reports.curves.figures import COLOURS, Plot, marker
@@ -25,6 +24,7 @@ from espalier.harness.reports.protocols.protocol_table import (
     plots_by_method,
 )
 from espalier.harness.stats import average_retention, by_unit
+from espalier.harness.store.answer_digest import Key
 
 #: UniPruneBench's abilities, by the benchmarks of its paper as they are named here.
 ABILITIES: Mapping[str, tuple[str, ...]] = {

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from espalier.harness.errors import UserError
-from espalier.harness.evaluation.journal_scores import Key
 from espalier.harness.reports.curves.comparison import ComparedRuns
 from espalier.harness.reports.curves.figures import NOTE, Plot, Series, Spot, marker
 from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
@@ -24,6 +23,7 @@ from espalier.harness.reports.protocols.protocol_table import (
     kept_text,
 )
 from espalier.harness.stats import Interval
+from espalier.harness.store.answer_digest import Key
 
 Array = NDArray[np.float64]
 Setting = Mapping[str, str | None]
