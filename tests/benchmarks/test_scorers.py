@@ -182,6 +182,7 @@ def test_an_option_of_mmmu_is_read_and_never_drawn(
 ) -> None:
     metrics = scored("mmmu").metrics(lambda doc: form.format(doc["answer"]))
     assert metrics["mmmu_acc"] == pytest.approx(right, abs=1e-4)
+    assert right or metrics["mmmu_acc_lmms_eval"] == 0
     assert metrics["unparsed"] == pytest.approx(unparsed)
 
 
