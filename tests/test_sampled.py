@@ -30,7 +30,7 @@ def item(test: str, value: str, *marks: pytest.MarkDecorator) -> Any:
 
 
 def test_every_nth_instance_of_each_test_is_everydays_and_variants_do_not_count() -> None:
-    third = pytest.mark.sampled(9)
+    third = pytest.mark.sampled(3)
     items = [
         *(item("a.py::one", value, third) for value in ("a", VARIANTS[0], "b", "c", "d")),
         *(item("a.py::other", value, third) for value in "ef"),
@@ -47,7 +47,7 @@ def test_every_nth_instance_of_each_test_is_everydays_and_variants_do_not_count(
 
 def test_ci_takes_its_share_of_the_rest_whatever_the_order_of_the_instances() -> None:
     items = [
-        item("a.py::test", f"{number}-{number % 4}", pytest.mark.sampled(12))
+        item("a.py::test", f"{number}-{number % 4}", pytest.mark.sampled(4))
         for number in range(1200)
     ]
     pytest_collection_modifyitems(items)

@@ -42,7 +42,6 @@ def instances(of_run: bool) -> list[Any]:
     ]
 
 
-@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("_program", "command", "words"), instances(of_run=True))
 def test_a_command_is_refused_with_one_line(
     _program: str,
