@@ -16,7 +16,7 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
-from espalier.harness.decoding.speculative.speculation import Speculation
+from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
 from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import Refused, UserError
@@ -310,9 +310,8 @@ def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):
     spec = asked_of(name, "parallelvlm", engine, draft=draft)
     spec = replace(spec, model=adapter.spec)
     with Speculation(spec, adapter, method) as both:
-        (record,) = both.generate(
-            both.encode([chat]), ["0"], max_new_tokens=STEPS, do_sample=False
-        ).records
+        inputs = adapter.to_device(with_chats(adapter, [chat]))
+        (record,) = both.generate(inputs, ["0"], max_new_tokens=STEPS, do_sample=False).records
     decoding = DecodingRecord.from_entry(record.decoding)
     assert decoding.mismatch is None
     positions = plain.visual + plain.special
