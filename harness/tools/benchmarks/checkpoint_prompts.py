@@ -17,10 +17,11 @@ from espalier.harness.errors import UserError
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, quiet
 from espalier.harness.evaluation.prompt_text import chat_of, worded
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.models.build_adapter import load_adapter_without_weights
+from espalier.harness.models.build_adapter import build_skeleton
 from espalier.harness.models.chat_media import Chat
 from espalier.harness.models.checkpoint_files import check_checkpoint
 from espalier.harness.models.conversations import other_template
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.quantisation import checkpoint_folder
 from espalier.harness.ranks import without_launcher
 from espalier.harness.specs.run_spec import RunSpec
@@ -159,7 +160,10 @@ def same_tokens(spec: RunSpec, loaded: LoadedBenchmark) -> tuple[str, str]:
     """
     if spec.model.weights == "random":
         raise NotHere(f"model={spec.model.name} has random weights")
-    adapter = load_adapter_without_weights(spec.model)
+    family = ADAPTERS.load(spec.model.adapter)
+    config = family.checkpoint_config(spec.model)
+    skeleton = build_skeleton(family.class_of(config), config, spec.model)
+    adapter = family(skeleton, family.load_processor(spec.model), spec.model)
     task = loaded.tasks[0]
     name = task.config.task
     wording = partial(worded, spec.benchmark.text, {name: task})
