@@ -66,8 +66,6 @@ EXCLUDED = {
     "espalier.harness.specs.conflicts": "refuses runs",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
     "espalier.harness.kinds.kind": "names of rows and curves",
-    "espalier.harness.specs.row_settings": "writes the settings, which are hashed",
-    "espalier.harness.specs.registry": "finds classes by name; the chosen ones are entries",
     "espalier.harness.store": "stores rows",
 }
 
