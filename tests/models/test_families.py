@@ -288,6 +288,6 @@ def test_chats_without_pictures_are_answered_as_by_the_library(name, chats, deco
     for where in (("prefix",), ("vision",), (1,)):
         batch = generated(adapter, inputs, Scatter(where), NONE, decode=decode)
         assert torch.equal(batch.ids, ids)
-        # The layers of a padded batch add up in another order.
-        assert span(batch.logits - logits) <= 1e-6 * span(logits)
+        # One chat is exact; the layers of a padded batch add up in another order.
+        assert span(batch.logits - logits) <= 1e-6 * span(logits) * (len(chats) > 1)
         assert batch.records[0].visual == 0
