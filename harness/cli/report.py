@@ -14,7 +14,7 @@ from typing import Any
 from espalier.harness.errors import print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES, read_selection, write_selection
-from espalier.harness.reports.curves.stored_rows import StoredResult
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.html.page import LIMIT, PageResults, assemble, collect
 from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
 from espalier.harness.reports.protocols.equal_cost import equal_cost

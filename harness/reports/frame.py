@@ -1,4 +1,4 @@
-"""The columns of all tables of results, with types, units and sources in a row, and the frames that have them.
+"""Stored results, the columns of all tables of them, and the frames that have these columns.
 
 `make docs` writes the columns into docs/rows.md.
 """
@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pandas as pd
 
+from espalier.harness.errors import tell_once
+from espalier.harness.evaluation.journal_scores import SampleScores, read_scorings
 from espalier.harness.reports.printed_text import escape_latex, readable, render
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.specs.run_spec import METERS
-from espalier.harness.store.exports import dated_rows, is_table
+from espalier.harness.store import RunDir
+from espalier.harness.store.answer_digest import Key
+from espalier.harness.store.exports import JournalEntry, dated_rows, is_table, read_scores
 from espalier.harness.store.index import ReadRun, Walk, walk
 from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
 
@@ -199,25 +204,61 @@ POINTS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def dated_rows_of(
-    store: Path, blocks: Collection[str], skip: Callable[[ReadRun], None], read: Walk = walk
-) -> Iterator[tuple[float, Row]]:
-    """Yield when each row of a store, or of a folder of tables, was committed, and the row.
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """A finished run: its folder, its row, when that was committed, and the entries of its journal from a table."""
+
+    path: Path
+    row: Row
+    committed: float
+    entries: Sequence[JournalEntry] | None = None
+
+    def journal(self) -> Sequence[JournalEntry]:
+        """Return the entries of its samples; those of a table hold scores alone, no answers."""
+        return RunDir(self.path).journal.entries() if self.entries is None else self.entries
+
+    def scorings(self) -> dict[Key, SampleScores]:
+        """Return the scores of each sample."""
+        return read_scorings(self.journal())
+
+
+def stored_results(
+    store: Path,
+    blocks: Collection[str],
+    skip: Callable[[ReadRun], None],
+    read: Walk = walk,
+    scored: bool = True,
+) -> Iterator[StoredResult]:
+    """Yield the results of a store, ordered by key, or of a folder of tables, oldest first.
 
     Args:
         store: the folder.
         blocks: the blocks of a row that the caller needs.
         skip: receives runs without a row: damaged ones, and those that are not finished.
         read: reads run stores.
+        scored: whether the caller needs scores of samples.
+
+    Raises:
+        UserError: a table is damaged.
     """
     if is_table(store):
-        yield from dated_rows(store)
+        rows = dated_rows(store)
+        entries = read_scores(store, (row["run_key"] for _, row in rows)) if scored else {}
+        for committed, row in rows:
+            key = row["run_key"]
+            yield StoredResult(store / key, row, committed, entries.get(key))
         return
     for run in read(store, blocks):
         if run.row is None:
             skip(run)
         else:
-            yield run.committed, run.row
+            yield StoredResult(run.path, run.row, run.committed)
+
+
+def report_damaged(run: ReadRun) -> None:
+    """Report a row that cannot be read on stderr; a run that is not finished has none."""
+    if run.problem is not None:
+        tell_once(f"passed over: {run.problem}")
 
 
 def metric_lines(row: Row) -> Iterator[tuple[Any, ...]]:

@@ -27,13 +27,12 @@ from espalier.harness.reports.frame import (
     ROWS,
     SAMPLES,
     PointFrame,
-    dated_rows_of,
     metric_lines,
+    report_damaged,
+    stored_results,
     typed,
 )
 from espalier.harness.specs.comparable import identity, passed_over, settings_digest
-from espalier.harness.store import Store
-from espalier.harness.store.exports import is_table, read_samples
 from espalier.harness.store.files.folder_checks import existing_store
 from espalier.harness.store.index import ReadRun, memoized
 
@@ -56,17 +55,17 @@ def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     older = superseded = 0
     digested = memoized(settings_digest)
     skipped: list[ReadRun] = []
-    for committed, row in dated_rows_of(folder, BLOCKS, skipped.append):
+    for result in stored_results(folder, BLOCKS, skipped.append, scored=False):
+        row = result.row
         if "settings" not in row:
             older += 1
             continue
         cell = (*identity(row), digested(row["settings"]))
         superseded += cell in lines
-        if cell not in lines or committed >= lines[cell][0]:
-            lines[cell] = (committed, list(metric_lines(row)))
+        if cell not in lines or result.committed >= lines[cell][0]:
+            lines[cell] = (result.committed, list(metric_lines(row)))
     for run in skipped:
-        if run.problem is not None:
-            tell_once(f"passed over: {run.problem}")
+        report_damaged(run)
     _print_notes(folder, passed_over(len(skipped), "not finished, or damaged"))
     if not lines:
         raise UserError(
@@ -89,23 +88,17 @@ def samples(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:
     Raises:
         UserError: there are no rows, or a table is damaged.
     """
-    # Imports torch.
-    from espalier.harness.evaluation.journal_scores import read_scorings
-
     folder, types = _folder(path), {name: dtype for name, (dtype, _) in SAMPLES.items()}
-    if is_table(folder):
-        lines = read_samples(folder)
-    else:
-        lines = [
-            (run.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
-            for run, _ in Store(folder).finished()
-            for key, scoring in read_scorings(run.journal.entries()).items()
-            for metric, score in scoring.scores.items()
-        ]
-        if not lines:
-            raise UserError(
-                f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
-            )
+    lines = [
+        (result.path.name, *key, metric, score, scoring.units.get(metric, key[1]))
+        for result in stored_results(folder, (), report_damaged)
+        for key, scoring in result.scorings().items()
+        for metric, score in scoring.scores.items()
+    ]
+    if not lines:
+        raise UserError(
+            f"results.samples: {str(folder)!r} holds no scores; valid: {short_path(DEMO)}"
+        )
     return pd.DataFrame(lines, columns=list(types)).astype(types)
 
 

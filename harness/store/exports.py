@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -74,14 +74,17 @@ def is_table(folder: Path) -> bool:
     return (folder / ROWS).is_file()
 
 
-def read_tables(folder: Path) -> list[tuple[Row, Sequence[JournalEntry]]]:
-    """Return rows, the oldest first, each with scoring entries in the form of a journal.
+def read_scores(folder: Path, keys: Iterable[str]) -> dict[str, Sequence[JournalEntry]]:
+    """Return the scores of runs, as entries of their journals.
+
+    Args:
+        folder: the tables.
+        keys: of all runs in `rows.parquet`.
 
     Raises:
-        UserError: a file is missing, damaged or of other columns, a row is of another version, or a run occurs twice.
+        UserError: as `dated_rows`, or scores are of another run.
     """
-    rows = [row for _, row in dated_rows(folder)]
-    entries: dict[str, dict[tuple[str, int], dict[str, Any]]] = {row["run_key"]: {} for row in rows}
+    entries: dict[str, dict[tuple[str, int], dict[str, Any]]] = {key: {} for key in keys}
     for key, task, doc_id, metric, score, unit in read_samples(folder):
         if key not in entries:
             raise UserError(
@@ -93,11 +96,15 @@ def read_tables(folder: Path) -> list[tuple[Row, Sequence[JournalEntry]]]:
         entry["scores"][metric] = score
         if unit != doc_id:
             entry["units"][metric] = unit
-    return [(row, list(entries[row["run_key"]].values())) for row in rows]
+    return {key: list(samples.values()) for key, samples in entries.items()}
 
 
 def dated_rows(folder: Path) -> list[tuple[float, Row]]:
-    """Return when each row was committed, in seconds, and the row; raises UserError as `read_tables`."""
+    """Return when each row was committed, in seconds, and the row, oldest first.
+
+    Raises:
+        UserError: a file is missing, damaged or of other columns, a row is of another version, or a run occurs twice.
+    """
     lines = sorted(_read(folder / ROWS), key=lambda line: line[1])
     duplicates = [key for key, count in Counter(key for key, *_ in lines).items() if count > 1]
     if duplicates:
@@ -116,7 +123,7 @@ def dated_rows(folder: Path) -> list[tuple[float, Row]]:
 
 
 def read_samples(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the scores of samples, in the order of their columns; raises UserError as `read_tables`."""
+    """Return the scores of samples, in the order of their columns; raises UserError as `dated_rows`."""
     return _read(folder / SAMPLES)
 
 

@@ -18,7 +18,7 @@ from espalier.harness.reports import results
 from espalier.harness.reports.curves.comparison import read_panels
 from espalier.harness.reports.frame import POINTS, ROWS, SAMPLES
 from espalier.harness.store import SCHEMA, Store
-from espalier.harness.store.exports import read_tables, write_tables
+from espalier.harness.store.exports import read_scores, write_tables
 from lab.pages import rows_page
 from tests.report.test_curves import add_run
 
@@ -100,7 +100,7 @@ def test_units_outlive_the_tables(tmp_path: Path) -> None:
         | {"ratio": 0.0, "n_samples": 2, "extra": {}}
     )
     write_tables(tmp_path, tmp_path / "small")
-    ((_, stored_entries),) = read_tables(tmp_path / "small")
+    stored_entries = read_scores(tmp_path / "small", ["a"])["a"]
     assert [entry["units"] for entry in stored_entries] == [{}, {"acc": 0}]
 
 

@@ -22,7 +22,7 @@ from espalier.harness.store.exports import (
     ROWS,
     SAMPLES,
     ExportResult,
-    read_tables,
+    dated_rows,
     write_tables,
 )
 from espalier.harness.store.files import durable
@@ -302,7 +302,7 @@ def test_a_store_that_lost_its_rows_leaves_the_tables_alone(store: Path, tmp_pat
         write_tables, store, folder
     )
     assert content(folder) == before
-    assert len(read_tables(folder)) == 4
+    assert len(dated_rows(folder)) == 4
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from espalier.harness.cli.store import main
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_digest import digest_of
-from espalier.harness.store.exports import read_tables
+from espalier.harness.store.exports import dated_rows, read_scores
 from espalier.harness.store.files.lease import file_time
 from espalier.harness.store.run_entries import (
     UNFINISHED,
@@ -306,7 +306,7 @@ def test_a_row_of_an_older_version_is_lifted_and_its_file_left_alone(
     assert run_cli(capsys, "ls", "--store", store)[0] == 0
     assert run_cli(capsys, "verify", "--store", store)[0] == 0
     run_cli(capsys, "export", tmp_path / "tables", "--store", store)
-    assert sorted(row["schema"] for row, _ in read_tables(tmp_path / "tables")) == [SCHEMA] * 2
+    assert sorted(row["schema"] for _, row in dated_rows(tmp_path / "tables")) == [SCHEMA] * 2
     assert (run.path / "row.json").read_bytes() == written
 
 
@@ -333,10 +333,12 @@ def test_tables_of_an_export_are_never_half_there(
         plain(path, content)
         if path.name == "samples.parquet":
             # Scores are there before their rows: a reader is refused, and reads no run without its scores.
-            assert "run cccccccccccccccc is not in rows.parquet" in refused(read_tables, folder)
+            keys = [row["run_key"] for _, row in dated_rows(folder)]
+            refusal = refused(read_scores, folder, keys)
+            assert "run cccccccccccccccc is not in rows.parquet" in refusal
 
     with monkeypatch.context() as patch:
         patch.setattr(durable, "replace", between)
         write_tables(store, folder)
-    assert len(read_tables(folder)) == 3
+    assert len(dated_rows(folder)) == 3
     assert sorted(path.name for path in folder.iterdir()) == ["rows.parquet", "samples.parquet"]

@@ -17,13 +17,13 @@ from espalier.harness.reports.curves.curve_points import FULL, percent, share
 from espalier.harness.reports.curves.curve_table import Columns, cell_table, gains_over, grid_table
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import (
-    StoredResult,
     newest_per_cell,
     read_results,
     read_run_scores,
     results_of,
     tidy,
 )
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.specs.comparable import amount
 from espalier.harness.stats import mean_interval
 from espalier.harness.store.row_text import is_marked, mark

@@ -23,7 +23,6 @@ from espalier.harness.reports.curves.curve_points import (
 )
 from espalier.harness.reports.curves.stored_rows import (
     RunScores,
-    StoredResult,
     filter_results,
     newest_per_cell,
     read_results,
@@ -31,7 +30,7 @@ from espalier.harness.reports.curves.stored_rows import (
     select_model,
     with_settings,
 )
-from espalier.harness.reports.frame import POINTS, UNPRUNED, PointFrame, typed
+from espalier.harness.reports.frame import POINTS, UNPRUNED, PointFrame, StoredResult, typed
 from espalier.harness.specs.comparable import Row, passed_over, policy, sweep_names
 from espalier.harness.stats import (
     Interval,

@@ -31,12 +31,8 @@ from espalier.harness.reports.curves.figures import (
     percent_spot,
     save,
 )
-from espalier.harness.reports.curves.stored_rows import (
-    StoredResult,
-    filter_results,
-    read_results,
-    with_settings,
-)
+from espalier.harness.reports.curves.stored_rows import filter_results, read_results, with_settings
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.printed_text import readable
 from espalier.harness.specs.comparable import settings
 from espalier.harness.stats import Interval

@@ -31,13 +31,13 @@ from espalier.harness.reports.curves.figures import (
 )
 from espalier.harness.reports.curves.report_page import CurvesPage, Report
 from espalier.harness.reports.curves.stored_rows import (
-    StoredResult,
     newest_per_cell,
     read_results,
     results_of,
     tidy,
 )
 from espalier.harness.reports.curves.terminal_tables import FIGURES
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.specs.comparable import amount, identity, passed_over
 from espalier.harness.stats import Interval, share_interval
 from espalier.harness.store import RunDir

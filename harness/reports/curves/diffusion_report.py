@@ -35,12 +35,8 @@ from espalier.harness.reports.curves.figures import (
     percent_spot,
 )
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
-from espalier.harness.reports.curves.stored_rows import (
-    StoredResult,
-    read_results,
-    results_of,
-    tidy,
-)
+from espalier.harness.reports.curves.stored_rows import read_results, results_of, tidy
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.printed_text import readable
 from espalier.harness.specs.commands import RUN
 from espalier.harness.store.row_text import FOOTNOTE

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
-from espalier.harness.evaluation.journal_scores import SampleScores, read_scorings
-from espalier.harness.reports.frame import ROWS, at
+from espalier.harness.reports.frame import ROWS, StoredResult, at, report_damaged, stored_results
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (
     Row,
@@ -23,9 +21,8 @@ from espalier.harness.specs.comparable import (
     text,
 )
 from espalier.harness.specs.comparable import name as name_of
-from espalier.harness.store import RunDir, Store
 from espalier.harness.store.answer_digest import Key
-from espalier.harness.store.exports import is_table, read_tables
+from espalier.harness.store.index import BLOCKS, EXTRA
 
 #: Help text of the `--where` option of the report commands.
 WHERE = "only rows with this setting, key=value as in a row's `settings`; may be repeated"
@@ -34,21 +31,8 @@ WHERE = "only rows with this setting, key=value as in a row's `settings`; may be
 UNCONCERNED = ("engine", "draft")
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResult:
-    """A finished run: its folder, its row, and its journal `entries` if the rows came from a table."""
-
-    path: Path
-    row: Row
-    entries: Sequence[Mapping[str, Any]] | None = None
-
-    def journal(self) -> Sequence[Mapping[str, Any]]:
-        """Return the entries of its samples; those of a table hold scores alone, no answers."""
-        return RunDir(self.path).journal.entries() if self.entries is None else self.entries
-
-    def scorings(self) -> dict[Key, SampleScores]:
-        """Return the scores of each sample."""
-        return read_scorings(self.journal())
+#: Blocks of a row that reports show or compare.
+REPORTED = (*(name for name in BLOCKS if EXTRA not in name), EXTRA)
 
 
 def read_results(store: Path) -> list[StoredResult]:
@@ -56,13 +40,8 @@ def read_results(store: Path) -> list[StoredResult]:
 
     `store` can also be a folder of tables (harness/store/exports.py).
     """
-    if is_table(store):
-        return [
-            StoredResult(store / row["run_key"], row, entries)
-            for row, entries in read_tables(store)
-        ]
-    finished = sorted(Store(store).finished(), key=lambda pair: pair[0].committed)
-    return [StoredResult(run.path, row) for run, row in finished]
+    results = stored_results(store, REPORTED, report_damaged)
+    return sorted(results, key=lambda result: result.committed)
 
 
 def results_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite
@@ -25,15 +25,13 @@ from espalier.harness.reports.curves.comparison import averages, panel_of
 from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, CurvePanel
 from espalier.harness.reports.curves.figures import UNDRAWABLE, looks
 from espalier.harness.reports.curves.report_page import Report
-from espalier.harness.reports.curves.stored_rows import StoredResult
-from espalier.harness.reports.frame import at
+from espalier.harness.reports.frame import StoredResult, at, stored_results
 from espalier.harness.reports.printed_text import readable, render
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import fragment
 from espalier.harness.specs.comparable import CELL, Row, amount, identity, name, settings_digest
 from espalier.harness.stats import Interval
-from espalier.harness.store.exports import is_table, read_tables
-from espalier.harness.store.index import Walk, memoized, walk, walk_once
+from espalier.harness.store.index import ReadRun, Walk, memoized, walk, walk_once
 from espalier.harness.store.row_text import is_marked
 
 #: Blocks of a row that the page shows or compares.
@@ -57,6 +55,14 @@ class PageResults:
     def drop(self, reason: str, case: str) -> None:
         """Record an excluded case."""
         self.left_out.setdefault(reason, []).append(case)
+
+    def skip(self, run: ReadRun) -> None:
+        """Record a run without a row: a damaged one, or one that is not finished."""
+        if run.problem is None:
+            self.drop("the run is not finished", run.path.name)
+        else:
+            reason = "the file is damaged, or of another version"
+            self.drop(reason, str(run.problem).partition(";")[0])
 
     def sieve(
         self,
@@ -94,11 +100,15 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
     Cost: about 30 us for each result of a store with an index; scores of samples are read later.
     """
     results = PageResults()
-    dated = sorted(
-        (pair for store in stores for pair in _read(store, results, read)),
-        key=lambda pair: (pair[0], pair[1].row["run_key"]),
-    )
-    results.rows = [result for _, result in dated]
+    for store in stores:
+        for result in stored_results(store, BLOCKS, results.skip, read):
+            missing = [key for key in (*CELL, "metrics") if key not in result.row]
+            if missing:
+                case = f"{result.path.name} lacks {', '.join(missing)}"
+                results.drop("the row is incomplete", case)
+            else:
+                results.rows.append(result)
+    results.rows.sort(key=lambda result: (result.committed, result.row["run_key"]))
     results.newest(lambda row: row["run_key"], "the run is in several stores")
     results.sieve(
         "the row is of an older version without settings", lambda row: "settings" not in row
@@ -143,24 +153,6 @@ def _place(row: Row) -> tuple[str, str]:
 def case_of(row: Row) -> str:
     """Return a short description of a row."""
     return f"{row['run_key']}: {name(row)} at {amount(row)}, {row['model']} on {row['benchmark']}"
-
-
-def _read(store: Path, results: PageResults, read: Walk) -> Iterable[tuple[float, StoredResult]]:
-    if is_table(store):
-        for number, (row, entries) in enumerate(read_tables(store)):
-            yield float(number), StoredResult(store / row["run_key"], row, entries)
-        return
-    for run in read(store, BLOCKS):
-        missing = [key for key in (*CELL, "metrics") if key not in (run.row or {})]
-        if run.problem is not None:
-            reason = "the file is damaged, or of another version"
-            results.drop(reason, str(run.problem).partition(";")[0])
-        elif run.row is None:
-            results.drop("the run is not finished", run.path.name)
-        elif missing:
-            results.drop("the row is incomplete", f"{run.path.name} lacks {', '.join(missing)}")
-        else:
-            yield run.committed, StoredResult(run.path, run.row)
 
 
 #: Kinds of methods by site, in the order of the filter.

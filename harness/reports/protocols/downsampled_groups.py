@@ -16,7 +16,7 @@ from espalier.harness.errors import UserError, tell_once
 from espalier.harness.reports.curves.comparison import ComparedRuns, MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
 from espalier.harness.reports.curves.figures import COLOURS, marker
-from espalier.harness.reports.curves.stored_rows import StoredResult
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,
     ProtocolTable,

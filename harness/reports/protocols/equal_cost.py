@@ -8,7 +8,7 @@ from typing import Any
 from espalier.harness.cost.budget import RULES
 from espalier.harness.reports.curves.curve_points import FULL
 from espalier.harness.reports.curves.figures import NOTE, Plot, Series, marker
-from espalier.harness.reports.curves.stored_rows import StoredResult
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Cell,
     Line,

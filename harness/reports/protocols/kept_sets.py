@@ -8,7 +8,8 @@ from typing import Any
 
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.figures import INK, Plot, Series, marker, percent_spot
-from espalier.harness.reports.curves.stored_rows import StoredResult, with_settings
+from espalier.harness.reports.curves.stored_rows import with_settings
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import Line, ProtocolTable
 from espalier.harness.specs.comparable import Row, amount, brief, differences, identity
 from espalier.harness.specs.comparable import name as name_of

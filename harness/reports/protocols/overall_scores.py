@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from espalier.harness.reports.curves.comparison import MethodPoint
 from espalier.harness.reports.curves.curve_points import Scores
 from espalier.harness.reports.curves.figures import COLOURS, Plot, marker
-from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
+from espalier.harness.reports.curves.stored_rows import RunScores
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,
     ProtocolTable,

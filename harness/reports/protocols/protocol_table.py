@@ -15,7 +15,8 @@ from espalier.harness.reports.curves.comparison import ComparedRuns, MethodPoint
 from espalier.harness.reports.curves.curve_files import SUFFIXES
 from espalier.harness.reports.curves.curve_points import CONTROLS, share
 from espalier.harness.reports.curves.figures import Plot, Series, Spot, draw, percent_spot, save
-from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult, with_settings
+from espalier.harness.reports.curves.stored_rows import RunScores, with_settings
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.printed_text import markdown_table, render
 from espalier.harness.specs.commands import RUN
 from espalier.harness.stats import Interval

@@ -15,7 +15,8 @@ from scipy import stats
 from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.comparison import ComparedRuns
 from espalier.harness.reports.curves.figures import NOTE, Plot, Series, Spot, marker
-from espalier.harness.reports.curves.stored_rows import RunScores, StoredResult
+from espalier.harness.reports.curves.stored_rows import RunScores
+from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,
     ProtocolTable,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from espalier.harness.config.group_lists import read_choice
-from espalier.harness.reports.frame import at, dated_rows_of
+from espalier.harness.reports.frame import at, stored_results
 from espalier.harness.reports.tables.cell_settings import row_settings
 from espalier.harness.store.index import EXTRA, ReadRun, Walk, memoized, walk
 from espalier.harness.store.row_text import is_marked
@@ -126,7 +126,8 @@ def read_rows(
             else:
                 notes.add("rows cannot be read", str(run.problem).partition(";")[0])
 
-        for committed, row in dated_rows_of(store, blocks, skip, read):
+        for stored in stored_results(store, blocks, skip, read, scored=False):
+            row = stored.row
             key, paths = row["run_key"], requested.get((row["model"], row["benchmark"]))
             if paths is None:
                 continue
@@ -138,7 +139,7 @@ def read_rows(
                 (*map(row.get, WORDS), round(row["ratio"], 6)),
                 row["n_samples"],
                 code_of(row["extra"].get("environment", {})),
-                committed,
+                stored.committed,
                 settings_of(row["settings"]),
                 {path: value for path in paths if _is_number(value := readers[path](row))},
                 is_marked(row),
@@ -147,7 +148,7 @@ def read_rows(
             if known_result is not None and known_result.numbers != result.numbers:
                 kind = "keys are in several stores with different numbers (the newest counts)"
                 notes.add(kind, key)
-            if known_result is None or known_result.committed <= committed:
+            if known_result is None or known_result.committed <= stored.committed:
                 results[key] = result
         if unfinished:
             notes.add("stores have runs that are not finished", f"{store} {len(unfinished)}")
