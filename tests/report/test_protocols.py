@@ -33,7 +33,9 @@ def root(tmp_path: Path) -> Path:
 
 def lines(name: str, root: Path) -> dict[str, Any]:
     (table,) = protocol_tables([name], read_selection([root], []))
-    return {str(line.get("method", line.get("first"))): line for line in table.lines}
+    return {
+        str(line.get("method", line.get("first"))): line for line in table.lines.to_dict("records")
+    }
 
 
 def test_groups_are_what_downsampling_keeps_and_loses(root: Path) -> None:
@@ -94,7 +96,7 @@ def test_reversed_ranks_have_tau_minus_one(root: Path) -> None:
     for method, mean in (("downsample", 0.6), ("clever", 0.2), ("random", 0.5), ("other", 0.8)):
         add_run(root, method, 0.5, mean)
     (table,) = protocol_tables(["ranks"], read_selection([root], []))
-    (line,) = [line for line in table.lines if line["dimension"] == "ratio"]
+    (line,) = [line for line in table.lines.to_dict("records") if line["dimension"] == "ratio"]
     assert (line["first"], line["second"]) == ("10 %", "50 %")
     tau, repeated = line["tau"], line["repeated"]
     assert isinstance(tau, Interval)
@@ -107,7 +109,7 @@ def test_reversed_ranks_have_tau_minus_one(root: Path) -> None:
 def test_halves_of_the_samples_rank_alike(root: Path) -> None:
     """Each sample is right for one method more than the next, so that the order is the same in any half."""
     (table,) = protocol_tables(["ranks"], read_selection([root], []))
-    (line,) = table.lines
+    (line,) = table.lines.to_dict("records")
     assert (line["dimension"], line["first"], line["second"]) == (
         "samples",
         "one half",
@@ -121,7 +123,7 @@ def test_seeds_move_only_methods_that_draw(root: Path) -> None:
     """A draw of random dropping overtakes `clever` alone: 1 of 6 pairs is turned."""
     add_run(root, "random", 0.9, 0.85, seed=1)
     (table,) = protocol_tables(["ranks"], read_selection([root], []))
-    (line,) = [line for line in table.lines if line["dimension"] == "seed"]
+    (line,) = [line for line in table.lines.to_dict("records") if line["dimension"] == "seed"]
     assert (line["first"], line["second"], line["methods"]) == ("0", "1", 4)
     assert isinstance(tau := line["tau"], Interval)
     assert tau.value == pytest.approx(4 / 6)

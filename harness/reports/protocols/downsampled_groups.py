@@ -20,6 +20,7 @@ from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,
     ProtocolTable,
+    frame_of,
     grouped_runs,
     kept_text,
     method_text,
@@ -77,8 +78,9 @@ def downsampled_groups(results: Sequence[StoredResult]) -> ProtocolTable:
         name: marker("o", color=colour, markerfacecolor=face, zorder=4)
         for name, colour, face in LOOKS
     }
-    plots = plots_by_method(lines, ("model", "benchmark", "kept"), looks, "right (%)")
-    return ProtocolTable(NAME, TITLE, WORDS, lines, plots)
+    frame = frame_of(lines)
+    plots = plots_by_method(frame, ("model", "benchmark", "kept"), looks, "right (%)")
+    return ProtocolTable(NAME, TITLE, WORDS, frame, plots)
 
 
 def check_binary(group: ComparedRuns) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
+
 from espalier.harness.cost.budget import RULES
 from espalier.harness.reports.curves.curve_points import FULL
 from espalier.harness.reports.curves.figures import NOTE, Plot, Series, marker
@@ -13,6 +15,7 @@ from espalier.harness.reports.protocols.protocol_table import (
     Cell,
     Line,
     ProtocolTable,
+    frame_of,
     grouped_runs,
     kept_text,
     method_text,
@@ -72,32 +75,26 @@ def equal_cost(results: Sequence[StoredResult]) -> ProtocolTable:
         scores = [cell.value for rule in rules if isinstance(cell := line[rule], Interval)]
         return *(str(line[head]) for head in HEADS[:3]), -(scores[-1] if scores else 0.0)
 
-    ranked = sorted(lines.values(), key=rank)
+    ranked = frame_of(sorted(lines.values(), key=rank))
     return ProtocolTable("cost", "Equal tokens, FLOPs, bytes", WORDS, ranked, _plots(ranked, rules))
 
 
-def _plots(lines: Sequence[Line], rules: Sequence[str]) -> list[Plot]:
+def _plots(lines: pd.DataFrame, rules: Sequence[str]) -> list[Plot]:
     """Return a plot for each benchmark, share and rule; the methods of the first are the rows of all."""
-    names = [*dict.fromkeys(str(line["method"]) for line in lines)]
-    rows = {name: row for row, name in enumerate(names)}
+    rows, names = pd.factorize(lines["method"])
+    lines = lines.assign(row=rows, control=lines["method"].str.endswith("(control)"))
     ticks: dict[float, str] = dict(enumerate(names))
     plots = []
-    for title in dict.fromkeys((line["benchmark"], line["share"], line["model"]) for line in lines):
-        part = [
-            line for line in lines if (line["benchmark"], line["share"], line["model"]) == title
-        ]
-        controls = [line for line in part if str(line["method"]).endswith("(control)")]
-        methods = [line for line in part if line not in controls]
+    for (benchmark, share, _), part in lines.groupby(["benchmark", "share", "model"], sort=False):
+        methods, controls = part[~part["control"]], part[part["control"]]
         for rule in rules:
             series = [
-                Series("method", spots(methods, rule, rows), marker("o", zorder=4), key=True),
-                Series(
-                    "control",
-                    spots(controls, rule, rows),
-                    marker("s", color=NOTE, zorder=4),
-                    key=True,
-                ),
+                Series(name, spots(group["row"], group[rule]), look, key=True)
+                for name, group, look in (
+                    ("method", methods, marker("o", zorder=4)),
+                    ("control", controls, marker("s", color=NOTE, zorder=4)),
+                )
             ]
-            note = f"{title[0]}, {title[1]}"
+            note = f"{benchmark}, {share}"
             plots.append(Plot("dots", rule, series, note, values="score (%)", ticks=ticks))
     return plots

@@ -7,14 +7,19 @@ from itertools import combinations
 from typing import Any
 
 from espalier.harness.errors import UserError
-from espalier.harness.reports.curves.figures import INK, Plot, Series, marker, percent_spot
+from espalier.harness.reports.curves.figures import INK, Plot, Series, marker
 from espalier.harness.reports.curves.stored_rows import with_settings
 from espalier.harness.reports.frame import StoredResult
-from espalier.harness.reports.protocols.protocol_table import Line, ProtocolTable
+from espalier.harness.reports.protocols.protocol_table import (
+    Line,
+    ProtocolTable,
+    frame_of,
+    spots,
+)
 from espalier.harness.specs.comparable import Row, amount, brief, differences, identity
 from espalier.harness.specs.comparable import name as name_of
 from espalier.harness.specs.row_settings import COSTS
-from espalier.harness.stats import Interval, mean_interval
+from espalier.harness.stats import mean_interval
 from espalier.harness.store.answer_digest import Key
 
 #: The kept tokens and the answer of each sample.
@@ -59,16 +64,14 @@ def kept_sets(results: Sequence[StoredResult]) -> ProtocolTable:
             "--protocol=kept needs runs of one method that differ in one setting and recorded what they kept; valid: "
             "-m method=fastv ratio=0.9 engine.kept=true model.dtype=float32,bfloat16"
         )
-    lines.sort(key=lambda line: (str(line["difference"]), str(line["model"]), str(line["method"])))
-    names = [f"{line['method']} {line['removed']} {line['difference']}" for line in lines]
+    frame = frame_of(lines).sort_values(
+        ["difference", "model", "method"], kind="stable", ignore_index=True
+    )
+    names = frame["method"] + " " + frame["removed"] + " " + frame["difference"]
     series = [
         Series(
             column,
-            [
-                percent_spot(row, cell)
-                for row, line in enumerate(lines)
-                if isinstance(cell := line[column], Interval)
-            ],
+            spots(frame.index, frame[column]),
             marker(shape, markerfacecolor=face, zorder=4),
             key=True,
         )
@@ -76,7 +79,7 @@ def kept_sets(results: Sequence[StoredResult]) -> ProtocolTable:
     ]
     ticks: dict[float, str] = dict(enumerate(names))
     plot = Plot("dots", "Samples that differ", series, values="share (%)", ticks=ticks)
-    return ProtocolTable("kept", "Do kept tokens stay the same?", WORDS, lines, [plot])
+    return ProtocolTable("kept", "Do kept tokens stay the same?", WORDS, frame, [plot])
 
 
 def _lines(first: Row, kept: Kept, second: Row, second_kept: Kept) -> Iterator[Line]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from espalier.harness.reports.curves.comparison import MethodPoint
@@ -18,6 +19,7 @@ from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,
     ProtocolTable,
+    frame_of,
     grouped_runs,
     kept_text,
     method_text,
@@ -113,8 +115,9 @@ def uniprunebench(results: Sequence[StoredResult]) -> ProtocolTable:
             }
         )
     title = "Scores over benchmarks (UniPruneBench)"
-    plots = _plots(lines, "retained")
-    return ProtocolTable("uniprunebench", title, UNIPRUNEBENCH_WORDS, lines, plots)
+    frame = frame_of(lines)
+    plots = _plots(frame, "retained")
+    return ProtocolTable("uniprunebench", title, UNIPRUNEBENCH_WORDS, frame, plots)
 
 
 def effivlm(results: Sequence[StoredResult]) -> ProtocolTable:
@@ -141,7 +144,8 @@ def effivlm(results: Sequence[StoredResult]) -> ProtocolTable:
             }
         )
     title = "Overall scores (EffiVLM-Bench)"
-    return ProtocolTable("effivlm", title, EFFIVLM_WORDS, lines, _plots(lines, "OP", "OL"))
+    frame = frame_of(lines)
+    return ProtocolTable("effivlm", title, EFFIVLM_WORDS, frame, _plots(frame, "OP", "OL"))
 
 
 def _root_mean_square(shares: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -150,7 +154,7 @@ def _root_mean_square(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     return combined
 
 
-def _plots(lines: Sequence[Line], *columns: str) -> list[Plot]:
+def _plots(lines: pd.DataFrame, *columns: str) -> list[Plot]:
     looks = zip(
         columns, (marker("o", zorder=4), marker("s", color=COLOURS[1], zorder=4)), strict=False
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -59,17 +58,19 @@ Cell = str | int | float | Interval | None
 Line = Mapping[str, Cell]
 
 
-def spots(lines: Sequence[Line], column: str, rows: Mapping[str, int]) -> list[Spot]:
-    """Return the intervals of a column, in percent, each in the row of its method."""
-    return [
-        percent_spot(rows[str(line["method"])], cell)
-        for line in lines
-        if isinstance(cell := line[column], Interval)
-    ]
+def frame_of(lines: Iterable[Line]) -> pd.DataFrame:
+    """Return lines as a frame of the columns of the first; cells keep their types."""
+    return pd.DataFrame(lines, dtype=object)
+
+
+def spots(rows: Iterable[int], cells: Iterable[Cell]) -> list[Spot]:
+    """Return the intervals among cells, in percent, each in its row."""
+    pairs = zip(rows, cells, strict=True)
+    return [percent_spot(row, cell) for row, cell in pairs if isinstance(cell, Interval)]
 
 
 def plots_by_method(
-    lines: Sequence[Line], by: Sequence[str], looks: Mapping[str, Mapping[str, Any]], values: str
+    lines: pd.DataFrame, by: Sequence[str], looks: Mapping[str, Mapping[str, Any]], values: str
 ) -> list[Plot]:
     """Return a plot for each group of lines, with a row for each method, and a mark for each column.
 
@@ -79,22 +80,20 @@ def plots_by_method(
         looks: of the marks by column; methods with the largest means of the first one come first.
         values: label of the axis.
     """
-    means: dict[str, list[float]] = {}
-    for line in lines:
-        cell = line[next(iter(looks))]
-        number = cell.value if isinstance(cell, Interval) else 0.0
-        means.setdefault(str(line["method"]), []).append(number)
-    names = sorted(means, key=lambda name: -fmean(means[name]))
-    rows = {name: row for row, name in enumerate(names)}
+    scores = [
+        cell.value if isinstance(cell, Interval) else 0.0 for cell in lines[next(iter(looks))]
+    ]
+    means = pd.Series(scores).groupby(lines["method"], sort=False).mean()
+    names = [*means.sort_values(ascending=False, kind="stable").index]
+    ticks: dict[float, str] = dict(enumerate(names))
     plots = []
-    for group in dict.fromkeys(tuple(str(line[key]) for key in by) for line in lines):
-        part = [line for line in lines if tuple(str(line[key]) for key in by) == group]
+    for group, part in lines.groupby([*by], sort=False):
+        rows = [*map(names.index, part["method"])]
         series = [
-            Series(column, spots(part, column, rows), look, key=len(looks) > 1)
+            Series(column, spots(rows, part[column]), look, key=len(looks) > 1)
             for column, look in looks.items()
         ]
         title, note = ", ".join(group[-2:]), ", ".join(group[:-2])
-        ticks: dict[float, str] = dict(enumerate(names))
         plots.append(Plot("dots", title, series, note, values=values, ticks=ticks))
     return plots
 
@@ -107,7 +106,7 @@ class ProtocolTable:
         name: of the protocol, the end of its files' names.
         title: heading.
         words: paragraphs above the table: what its columns are, and what of the protocol is not matched.
-        lines: cells by column; all lines have the columns of the first.
+        lines: the cells, as `frame_of` makes them.
         plots: drawn side by side with equal axes.
         percent: whether numbers are shares, printed in percent.
     """
@@ -115,19 +114,19 @@ class ProtocolTable:
     name: str
     title: str
     words: Sequence[str]
-    lines: Sequence[Line]
+    lines: pd.DataFrame
     plots: Sequence[Plot]
     percent: bool = True
 
     @property
     def heads(self) -> list[str]:
         """Names of the columns."""
-        return [*self.lines[0]]
+        return [*self.lines]
 
     @property
     def cells(self) -> list[list[str]]:
         """The cells of each line, as printed."""
-        return [[self._printed(line[head]) for head in self.heads] for line in self.lines]
+        return [[*map(self._printed, line)] for line in self.lines.to_numpy()]
 
     def fragment(self) -> str:
         """Return the table as a section of a page."""
@@ -139,12 +138,13 @@ class ProtocolTable:
         out.parent.mkdir(parents=True, exist_ok=True)
         pictures = save(draw(self.plots, self.title, columns=3, shared=True), out)
         table, latex, numbers = (out.with_name(f"{out.name}.{kind}") for kind in SUFFIXES[2:])
-        align = "".join("l" if isinstance(cell, str) else "r" for cell in self.lines[0].values())
+        align = "".join("l" if isinstance(cell, str) else "r" for cell in self.lines.iloc[0])
         parts = [f"# {self.title}", *self.words, markdown_table(self.heads, self.cells, align)]
         table.write_text(plain_page("\n\n".join(parts)), encoding="utf-8")
         tex = render("booktabs.tex", align=align, heads=self.heads, lines=self.cells)
         latex.write_text(tex, encoding="utf-8")
-        pd.DataFrame(map(_numbers, self.lines)).to_csv(numbers, index=False, encoding="utf-8")
+        records = map(_numbers, self.lines.to_dict("records"))
+        pd.DataFrame(records).to_csv(numbers, index=False, encoding="utf-8")
         return [*pictures, table, latex, numbers]
 
     def _printed(self, cell: Cell) -> str:

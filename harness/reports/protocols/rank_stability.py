@@ -9,6 +9,7 @@ from itertools import combinations
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -20,6 +21,7 @@ from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.protocols.protocol_table import (
     Line,
     ProtocolTable,
+    frame_of,
     grouped_runs,
     kept_text,
 )
@@ -116,7 +118,8 @@ def rank_stability(results: Sequence[StoredResult]) -> ProtocolTable:
             f"--protocol=ranks needs {FEWEST} methods in two settings that differ in one of {', '.join(DIMENSIONS)}; "
             "valid: a sweep such as `-m method=random,uniform,fastv,divprune ratio=0.75,0.9`"
         )
-    return ProtocolTable("ranks", "Do ranks hold?", WORDS, lines, [_plot(lines)], percent=False)
+    frame = frame_of(lines)
+    return ProtocolTable("ranks", "Do ranks hold?", WORDS, frame, [_plot(frame)], percent=False)
 
 
 def _rankings(group: ComparedRuns) -> Iterator[Ranking]:
@@ -225,22 +228,14 @@ def _interval(tau: float, taus: Array) -> Interval:
     return Interval(tau, min(float(low), tau), max(float(high), tau))
 
 
-def _plot(lines: Sequence[Line]) -> Plot:
-    names = [f"{line['dimension']}: {line['first']} {line['second']}" for line in lines]
-    taus = [
-        Spot(row, tau.value, tau.low, tau.high)
-        for row, line in enumerate(lines)
-        if isinstance(tau := line["tau"], Interval)
-    ]
-    repeated = [
-        Spot(row, tau)
-        for row, line in enumerate(lines)
-        if isinstance(tau := line["repeated"], float)
-    ]
+def _plot(lines: pd.DataFrame) -> Plot:
+    names = lines["dimension"] + ": " + lines["first"] + " " + lines["second"]
+    taus = [Spot(row, tau.value, tau.low, tau.high) for row, tau in lines["tau"].items()]
+    repeated = [Spot(row, tau) for row, tau in lines["repeated"].items()]
     series = [
         Series("tau between two settings", taus, marker("o", zorder=4), key=True),
         Series("a setting with its own draws", repeated, marker("|", color=NOTE), key=True),
     ]
-    heads = frozenset(row for row, line in enumerate(lines) if line["first"] == "mean")
+    heads = frozenset(lines.index[lines["first"] == "mean"])
     ticks: dict[float, str] = dict(enumerate(names))
     return Plot("dots", "Kendall's tau", series, ticks=ticks, heads=heads)

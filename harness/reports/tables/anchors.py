@@ -11,8 +11,12 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from espalier.harness.config.benchmark_section import benchmark_spec
 from espalier.harness.config.composer import compose_section
@@ -31,6 +35,9 @@ HEADS = (
     "| model | prompts | benchmark | measured | published | difference | | samples | printed in |",
     "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |",
 )
+
+#: Columns of an anchor's result.
+MEASURED = ("measured", "difference", "samples", "mark")
 
 #: Largest difference in points that counts as agreement.
 NEAR = 0.5
@@ -59,39 +66,6 @@ class Anchor:
     column: str
 
 
-@dataclass(frozen=True)
-class AnchorComparison:
-    """An anchor and the result that measures it.
-
-    Attributes:
-        measured: in the paper's units; None if there is no run.
-        samples: number of scored samples.
-        complete: whether these are all samples of the benchmark.
-        unlike: the setting in which the newest row of other settings differs; empty if there is none.
-    """
-
-    anchor: Anchor
-    measured: float | None = None
-    samples: int | None = None
-    complete: bool = True
-    mark: str = ""
-    unlike: str = ""
-
-    @property
-    def difference(self) -> float | None:
-        """Return measured minus published."""
-        return None if self.measured is None else self.measured - self.anchor.published
-
-    @property
-    def verdict(self) -> str:
-        """Return the verdict on the difference."""
-        if self.difference is None:
-            return f"not run ({self.unlike})" if self.unlike else "not run"
-        # Both have one decimal; rounding keeps a difference of exactly half a point at half a point.
-        near = round(abs(self.difference), 6) <= NEAR
-        return ("near" if near else "FAR") + ("" if self.complete else ", of a part")
-
-
 def read_anchors(path: Path = CONF / "anchors.csv") -> list[Anchor]:
     """Return the anchors of a file.
 
@@ -112,20 +86,24 @@ def read_anchors(path: Path = CONF / "anchors.csv") -> list[Anchor]:
     return anchors
 
 
-def compare_anchors(anchors: Iterable[Anchor], rows: Iterable[Row]) -> list[AnchorComparison]:
+def compare_anchors(anchors: Iterable[Anchor], rows: Iterable[Row]) -> pd.DataFrame:
     """Return each anchor with the newest result of its unpruned model, benchmark and prompt set, by all its settings.
 
-    A result on the complete benchmark is preferred to one on a part of it.
+    A result on the complete benchmark is preferred to one on a part of it. Columns: the anchor's; `verdict`;
+    `measured` in the paper's units, `difference` from what is published, `samples` and `mark` of the result.
 
     Args:
         anchors: what papers print.
         rows: of a store, oldest first.
     """
     rows = [row for row in rows if row["method"] == "none" and "settings" in row]
-    return [_compare_anchor(anchor, rows) for anchor in anchors]
+    lines = [{**asdict(anchor), **_measured(anchor, rows)} for anchor in anchors]
+    columns = [*Anchor.__annotations__, "verdict", *MEASURED]
+    return pd.DataFrame(lines, columns=columns, dtype=object).replace({np.nan: None})
 
 
-def _compare_anchor(anchor: Anchor, rows: Sequence[Row]) -> AnchorComparison:
+def _measured(anchor: Anchor, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the verdict on an anchor and, if a result measures it, that result's columns."""
     of_cell = [
         row
         for row in rows
@@ -136,11 +114,16 @@ def _compare_anchor(anchor: Anchor, rows: Sequence[Row]) -> AnchorComparison:
     differences = [expected.difference(row_settings(row["settings"])) for row in of_cell]
     candidates = [row for row, unlike in zip(of_cell, differences, strict=True) if not unlike]
     if not candidates:
-        return AnchorComparison(anchor, unlike=differences[-1] if differences else "")
+        return {"verdict": f"not run ({differences[-1]})" if differences else "not run"}
     complete = [row for row in candidates if row["settings"]["benchmark"]["limit"] is None]
     row = (complete or candidates)[-1]
     value = row["metrics"][anchor.metric]["value"] * scale_of(anchor)
-    return AnchorComparison(anchor, value, row["n_samples"], bool(complete), mark(is_marked(row)))
+    difference = value - anchor.published
+    # Both have one decimal; rounding keeps a difference of exactly half a point at half a point.
+    near = round(abs(difference), 6) <= NEAR
+    verdict = ("near" if near else "FAR") + ("" if complete else ", of a part")
+    measured = value, difference, row["n_samples"], mark(is_marked(row))
+    return {"verdict": verdict, **dict(zip(MEASURED, measured, strict=True))}
 
 
 def run_of(anchor: Anchor) -> CellRun:
@@ -156,22 +139,22 @@ def scale_of(anchor: Anchor) -> float:
     return spec.reported[anchor.metric].scale if anchor.metric in spec.reported else 1.0
 
 
-def table(comparisons: Sequence[AnchorComparison]) -> str:
+def table(comparisons: pd.DataFrame) -> str:
     """Return the anchors as a table in Markdown."""
     lines = [*HEADS]
-    for comparison in comparisons:
-        anchor, measured, difference = comparison.anchor, comparison.measured, comparison.difference
+    for anchor in comparisons.itertuples():
+        measured = anchor.measured is not None
         cells = (
             *(anchor.model, anchor.prompt, anchor.benchmark),
-            "" if measured is None else f"{measured:.1f}{comparison.mark}",
+            f"{anchor.measured:.1f}{anchor.mark}" if measured else "",
             f"{anchor.published:.1f}",
-            "" if difference is None else f"{difference:+.1f}",
-            comparison.verdict,
-            "" if comparison.samples is None else f"{comparison.samples:,}",
+            f"{anchor.difference:+.1f}" if measured else "",
+            anchor.verdict,
+            f"{anchor.samples:,}" if measured else "",
             f"[{anchor.paper}]({anchor.url}), table {anchor.table}, {anchor.row}, {anchor.column}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    if any(comparison.mark for comparison in comparisons):
+    if any(comparisons["mark"]):
         lines += ["", f"{FOOTNOTE}."]
     return plain_page("\n".join(lines))
 
@@ -187,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [result.row for result in read_results(existing_store(options.store))]
     comparisons = compare_anchors(read_anchors(), rows)
     print(table(comparisons))
-    return int(any(comparison.verdict.startswith("FAR") for comparison in comparisons))
+    return int(comparisons["verdict"].str.startswith("FAR").any())
 
 
 if __name__ == "__main__":
