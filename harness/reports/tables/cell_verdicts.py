@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from espalier.harness.reports.tables.published_tables import (
     read_lines,
 )
 from espalier.harness.reports.tables.table_rows import MeasuredResult, Notes
+from espalier.harness.specs.commands import RUN
 
 #: Columns of formulas.csv.
 FORMULA_COLUMNS = (*KEYS, "formula", "source", "misprint", "basis")
@@ -126,6 +127,33 @@ class FilledCell:
             return "near" + part
         error = 0.0 if self.stderr is None else WIDTH * self.stderr
         return ("within error" if distance <= error + self.cell.half else "FAR") + part
+
+    @property
+    def missing(self) -> str:
+        """The command that fills a cell without a number, or why there is none; empty if it has a number."""
+        if self.value is not None:
+            return ""
+        return f"{RUN} {' '.join(self.run.line)}" if isinstance(self.run, CellRun) else self.run
+
+    def columns(self) -> dict[str, Any]:
+        """Return the cell as a line of its table's frame: the printed columns, then those of the result."""
+        row, formula = self.row, self.analytic
+        return {
+            **asdict(self.cell),
+            "measured": self.value,
+            "stderr": self.stderr,
+            "difference": self.difference,
+            "verdict": self.verdict,
+            "samples": row and row.samples,
+            "whole": row and row.complete,
+            "unread": row and self.unread,
+            "run_key": row and row.key,
+            "analytic": formula and formula.value,
+            "formula": formula and formula.source,
+            "misprint": formula and formula.misprint,
+            "remark": self.remark,
+            "missing": self.missing,
+        }
 
 
 class ResultIndex:

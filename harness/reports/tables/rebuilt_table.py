@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
+
+import pandas as pd
 
 from espalier.harness.reports.tables.cell_runs import CellRun, run_of_cell, text
 from espalier.harness.reports.tables.cell_verdicts import (
@@ -219,6 +222,11 @@ class RebuiltTable:
     averaged: tuple[LineAverage, ...]
     model: str | None
     notes: tuple[str, ...]
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A line for each cell (`FilledCell.columns`), None where it has nothing."""
+        return pd.DataFrame([filled_cell.columns() for filled_cell in self.filled], dtype=object)
 
     @property
     def entry(self) -> TableEntry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,11 +10,8 @@ from typing import Any
 
 from espalier.harness.errors import plain_page
 from espalier.harness.reports.printed_text import TEMPLATES, escape_latex, render
-from espalier.harness.reports.tables.cell_runs import CellRun
 from espalier.harness.reports.tables.cell_verdicts import FilledCell
-from espalier.harness.reports.tables.published_tables import COLUMNS
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable, TableLine
-from espalier.harness.specs.commands import RUN
 from espalier.harness.store.row_text import MARK, MEANS, mark
 
 LEGEND = (
@@ -44,11 +40,12 @@ CLASSES = {
     "printed": "printed alone",
 }
 
-#: Columns of the CSV after those of the printed cell.
-RESULT_COLUMNS = (
-    *("measured", "stderr", "difference", "verdict", "samples", "whole", "unread", "run_key"),
-    *("analytic", "formula", "misprint", "remark", "missing"),
-)
+#: How columns of a table's frame are written in CSV.
+CSV_TEXTS: Mapping[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("measured", "difference", "analytic"), "{:.6g}".format),
+    "stderr": "{:.3g}".format,
+    **dict.fromkeys(("whole", "unread"), lambda flag: str(flag).lower()),
+}
 
 #: Lines of a table on a page of LaTeX, including headings.
 PAGE_LINES = 40
@@ -97,13 +94,6 @@ def _tex_cell(filled: FilledCell | None) -> str:
     return rf"{number} {{\scriptsize ({', '.join(details)})}}"
 
 
-def _missing(filled: FilledCell) -> str:
-    """Return the command that fills a cell without a number, or why there is none; empty if it has a number."""
-    if filled.value is not None:
-        return ""
-    return f"{RUN} {' '.join(filled.run.line)}" if isinstance(filled.run, CellRun) else filled.run
-
-
 def _blocks(lines: Iterable[TableLine]) -> list[tuple[tuple[str, ...], list[TableLine]]]:
     """Return the lines under equal headings."""
     return [(headings, [*group]) for headings, group in groupby(lines, lambda line: line.headings)]
@@ -125,7 +115,6 @@ def _pages(table: RebuiltTable) -> Iterator[list[TableLine]]:
 TEMPLATES.filters |= {
     "blocks": _blocks,
     "cell": cell,
-    "missing": _missing,
     "parts": parts,
     "tex_cell": _tex_cell,
 }
@@ -202,35 +191,13 @@ def fragment(table: RebuiltTable) -> str:
 
 
 def tidy(table: RebuiltTable) -> str:
-    """Return a table as CSV, a line for each cell: the printed columns, then those of the result."""
+    """Return a table's frame as CSV."""
     out = io.StringIO()
-    lines = csv.writer(out, lineterminator="\n")
-    lines.writerow([*COLUMNS, *RESULT_COLUMNS])
-    for filled in table.filled:
-        lines.writerow([*(getattr(filled.cell, name) for name in COLUMNS), *_result_values(filled)])
+    texts = {
+        name: table.frame[name].map(text, na_action="ignore") for name, text in CSV_TEXTS.items()
+    }
+    table.frame.assign(**texts).to_csv(out, index=False, lineterminator="\n")
     return out.getvalue()
-
-
-def _result_values(filled: FilledCell) -> list[str]:
-    row, formula = filled.row, filled.analytic
-    return [
-        "" if filled.value is None else f"{filled.value:.6g}",
-        "" if filled.stderr is None else f"{filled.stderr:.3g}",
-        "" if filled.difference is None else f"{filled.difference:.6g}",
-        filled.verdict,
-        *(
-            4 * [""]
-            if row is None
-            else [f"{row.samples}", f"{row.complete}".lower(), f"{filled.unread}".lower(), row.key]
-        ),
-        *(
-            3 * [""]
-            if formula is None
-            else [f"{formula.value:.6g}", formula.source, formula.misprint]
-        ),
-        filled.remark,
-        _missing(filled),
-    ]
 
 
 #: Functions that write each format, by file ending. The sections that other formats have below a table are comments

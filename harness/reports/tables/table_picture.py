@@ -9,17 +9,20 @@ from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from espalier.harness.reports.curves import figures
 from espalier.harness.reports.curves.figures import COLOURS, MARKERS
-from espalier.harness.reports.tables.cell_verdicts import FilledCell
 from espalier.harness.reports.tables.published_tables import FigurePanel
 from espalier.harness.reports.tables.rebuilt_table import RebuiltTable
 from espalier.harness.store.row_text import MEANS
 
 #: Letters of a line of the title, of the notes below, and of a panel's title.
 TITLE, NOTES, HEADING = 66, 100, 44
+
+#: Columns that name a score of a model.
+SCORED = ["benchmark", "split", "metric"]
 
 #: Mean over benchmarks and number of benchmarks, by line and position on the axis.
 Points = Mapping[str, Mapping[str, tuple[float, int]]]
@@ -30,46 +33,36 @@ def points(table: RebuiltTable, panel: FigurePanel) -> Points:
 
     With a reference, scores are percentages of the reference's score on the same benchmark.
     """
-    selected = [
-        (filled.cell, filled.value)
-        for filled in table.filled
-        if filled.value is not None and _is_of(filled, panel)
-    ]
-    references = {
-        (cell.model, cell.benchmark, cell.split, cell.metric): value
-        for cell, value in selected
-        if cell.method == panel.reference
-    }
-    values_by_position: dict[str, dict[str, dict[tuple[str, ...], float]]] = {}
-    for cell, value in selected:
-        name, position = getattr(cell, panel.line), getattr(cell, panel.x)
-        key = (cell.benchmark, cell.split, cell.metric)
-        base = references.get((cell.model, *key)) if panel.reference else 100.0
-        if cell.method != panel.reference and base and name in (panel.lines or (name,)):
-            values = values_by_position.setdefault(position, {}).setdefault(name, {})
-            values[key] = 100 * value / base if panel.reference else value
+    cells = _cells_of(table, panel)
+    cells = cells[cells["measured"].notna()]
+    if panel.reference:
+        of_reference = cells["method"] == panel.reference
+        keys = ["model", *SCORED]
+        references = cells[of_reference].drop_duplicates(keys, keep="last").set_index(keys)
+        cells = cells[~of_reference].join(references["measured"].rename("base"), on=keys)
+        cells = cells[cells["base"].fillna(0) != 0]
+        cells["measured"] = 100 * cells["measured"] / cells["base"]
+    if panel.lines:
+        cells = cells[cells[panel.line].isin(panel.lines)]
     lines: dict[str, dict[str, tuple[float, int]]] = defaultdict(dict)
-    for position, methods in values_by_position.items():
-        shared = set.intersection(*map(set, methods.values()))
-        for method, values in methods.items():
-            if shared:
-                lines[method][position] = fmean(values[key] for key in shared), len(shared)
+    for position, part in cells.groupby(panel.x, sort=False):
+        scores = part.pivot_table("measured", SCORED, panel.line, "last", sort=False).dropna()
+        for name in scores if len(scores) else ():
+            lines[name][position] = fmean(scores[name]), len(scores)
     return lines
 
 
 def draw(table: RebuiltTable) -> Figure:
     """Return the figure, panels next to each other."""
     panels = table.entry.panels
-    names = dict.fromkeys(
-        getattr(filled.cell, panel.line) for panel in panels for filled in table.filled
-    )
+    names = dict.fromkeys(name for panel in panels for name in table.frame[panel.line])
     looks = dict(zip(names, zip(cycle(COLOURS), cycle(MARKERS), strict=False), strict=False))
-    counts = sorted({filled.row.samples for filled in table.filled if filled.row is not None})
+    counts = sorted({*table.frame["samples"].dropna()})
     notes = [
         *([f"{', '.join(f'{n:,}' for n in counts)} samples a benchmark."] if counts else []),
         "The paper prints no numbers of this figure.",
         *([f"Measured on {table.model} in place of the printed models."] if table.model else []),
-        *([f"Of some rows, {MEANS}."] if any(filled.unread for filled in table.filled) else []),
+        *([f"Of some rows, {MEANS}."] if any(table.frame["unread"]) else []),
     ]
     plots = [_plot(table, panel, looks) for panel in panels]
     return figures.draw(plots, fill(table.title, TITLE), fill(" ".join(notes), NOTES), columns=1)
@@ -80,11 +73,8 @@ def _plot(
 ) -> figures.Plot:
     """Return the plot of a panel: lines along budgets, or a row for each position."""
     # In the order of the paper's file, without those of the reference alone.
-    positions = dict.fromkeys(
-        getattr(filled.cell, panel.x)
-        for filled in table.filled
-        if filled.cell.method != panel.reference and _is_of(filled, panel)
-    )
+    cells = _cells_of(table, panel)
+    positions = cells[panel.x][cells["method"] != panel.reference].unique()
     places = {position: float(place) for place, position in enumerate(positions)}
     lines, is_line = points(table, panel), panel.x == "budget"
     series = []
@@ -110,5 +100,6 @@ def write(table: RebuiltTable, folder: Path) -> list[Path]:
     return figures.save(draw(table), folder / table.name, ("svg", "png"))
 
 
-def _is_of(filled: FilledCell, panel: FigurePanel) -> bool:
-    return all(getattr(filled.cell, key) == value for key, value in panel.where.items())
+def _cells_of(table: RebuiltTable, panel: FigurePanel) -> pd.DataFrame:
+    keys, values = [*panel.where], [*panel.where.values()]
+    return table.frame[(table.frame[keys] == values).all(axis=1)]
