@@ -177,6 +177,7 @@ def test_what_a_task_imports_counts(tmp_path: Path, plain: Job) -> None:
         ("from espalier.harness import start", set()),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from espalier.harness import other", set()),
         ("from espalier.harness.errors import f", set()),
+        ("from espalier.harness.store.files import f", set()),
         ("from espalier.harness.errors_of_tasks import f", {"errors_of_tasks"}),
         ("import torch", set()),
     ],
@@ -186,7 +187,8 @@ def test_imported_files_count_except_excluded_ones(
 ) -> None:
     files = {"start": use, "between": "from espalier.harness.other import f"}
     files |= dict.fromkeys(("__init__", "other", "unused", "errors", "errors_of_tasks"), "")
-    (tmp_path / "harness").mkdir()
+    files["store/files"] = ""
+    (tmp_path / "harness" / "store").mkdir(parents=True)
     for name, text in files.items():
         (tmp_path / "harness" / f"{name}.py").write_text(f"{text}\n")
     start = tmp_path / "harness" / "start.py"

@@ -19,8 +19,10 @@ from espalier.harness.runs import run_key as keys
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.runs.run_settings import Contents, settings_of
 from espalier.harness.runs.served import engine_process, engine_server
+from espalier.harness.settings import OMITTED, STATED, marked
 from espalier.harness.specs.benchmark_spec import Answers, Cluster, Derived
 from espalier.harness.specs.catalogue import METHODS, build_method
+from espalier.harness.specs.row_settings import SECTIONS
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Method
@@ -318,3 +320,7 @@ def test_settings_are_as_a_stored_row_gives_them_back() -> None:
     for base, spec in bases().items():
         settings = key_parts(spec, built(base), DIGESTS)["settings"]
         assert json.loads(json.dumps(settings, allow_nan=False)) == settings
+        for block, values in settings.items():
+            section = SECTIONS.get(block)
+            if section is not None and values is not None:
+                assert {*marked(section, STATED)} - {*marked(section, OMITTED)} <= values.keys()
