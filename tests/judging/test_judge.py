@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from espalier.harness.errors import JudgeLost, StoreLost, UserError
 from espalier.harness.evaluation.judging import client
-from espalier.harness.evaluation.judging.client import read_key
+from espalier.harness.evaluation.judging.client import QUOTED, read_key
 from espalier.harness.evaluation.judging.judge import HOPELESS, collect_verdicts
 from espalier.harness.evaluation.judging.judge_prompt import (
     JudgePrompt,
@@ -263,6 +264,11 @@ def test_a_judge_that_repeats_the_key_does_not_get_it_kept(
     with pytest.raises(JudgeLost) as lost:
         ask(server, tmp_path, question(1))
     assert_without_key(tmp_path, str(lost.value), str(results))
+    # Also not the beginning of the key, where the line is cut.
+    server.next(*[Answer(200, ("x" * (QUOTED - 5) + KEY).encode())] * 3)
+    with pytest.raises(JudgeLost) as lost:
+        ask(server, tmp_path, question(1))
+    assert f"x{KEY[:3]}" not in str(lost.value)
 
 
 def test_one_question_without_a_verdict_is_no_trouble_of_the_others(
@@ -287,6 +293,25 @@ def test_a_question_that_the_server_refuses_is_not_repeated(
     results = ask(server, tmp_path, *map(question, range(3)), concurrency=1)
     assert results.unjudged == {("t", 1): "HTTP 400: the prompt is too long"}
     assert len(server.requests) == 3
+
+
+def test_a_stored_verdict_without_a_score_is_requested_again(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    server.judge = lambda messages: "well"
+    words = replace(question(0), holds=lambda text: True)
+    assert ask(server, tmp_path, words).verdicts == {("t", 0): "well"}
+    server.judge = lambda messages: "3"
+    results = ask(server, tmp_path)
+    assert (results.cached, results.verdicts) == (0, {("t", 0): "3"})
+
+
+def test_many_refusals_after_a_verdict_are_those_of_their_questions(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    server.next(Answer(), *[error(400, "the prompt is too long")] * (HOPELESS + 4))
+    results = ask(server, tmp_path, *map(question, range(HOPELESS + 5)), concurrency=1)
+    assert (len(results.verdicts), len(results.unjudged)) == (1, HOPELESS + 4)
 
 
 def test_a_server_that_refuses_everything_is_left_alone(

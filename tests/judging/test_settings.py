@@ -98,6 +98,8 @@ def test_words_keep_braces_that_are_no_places() -> None:
         {"role": "system", "content": "Be strict."},
         {"role": "user", "content": "Is {reference} as good as R? Reply as {'score': 4}."},
     ]
+    (message,) = JudgePrompt("a", "{answer} or {other}").messages({"answer": "x"})
+    assert message["content"] == "x or {other}"
 
 
 def test_a_digest_of_words_changes_with_what_is_said_alone() -> None:
