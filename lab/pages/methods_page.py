@@ -283,10 +283,13 @@ def _paper(module: ModuleType) -> str:
 def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> str:
     """Return the test files of the method, each with its kinds of comparison.
 
-    Files have the method's name; for methods without one, the files that import them.
+    Files have the method's name; for methods without one, the files that import or declare them.
     """
     named = f"test_{module.__name__.rpartition('.')[2]}"
-    imported = re.compile(rf"^from {re.escape(module.__name__)} import", re.MULTILINE)
+    imported = re.compile(
+        rf"^from {re.escape(module.__name__)} import|check_method\(\s*\"{subject.name}\"",
+        re.MULTILINE,
+    )
     files = [file for file in tests if file.startswith((f"{named}.", f"{named}_"))]
     shared = ("test_rules.py", "test_sites.py")
     files = files or [file for file in shared if imported.search(tests[file])]

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-#: Names that a test uses or has if it makes this kind of comparison.
+#: Names that a test uses, or has, if it makes this kind of comparison; keywords end in "=".
 USED = {
-    "slow version": r"slow_\w+",
+    "slow version": r"slow_\w+|check_method",
+    "published figures": r"released=",
     "planted signal": r"(planted_)?recall",
     "tiny models": r"check_adaptive|check_stages|check_in_tower|kept_by",
 }
@@ -21,7 +22,7 @@ CALLED = {
 KINDS = ("slow version", "worked example", "published figures", "planted signal", "tiny models")
 
 #: Functions that build a method by its registry name, and the mark of such names among the names used.
-BUILDERS = ("build", "build_method")
+BUILDERS = ("build", "build_method", "check_method")
 BY_NAME = "method:"
 
 
@@ -34,7 +35,7 @@ class Subject:
 
 
 def kinds_of(source: str, subject: Subject) -> tuple[str, ...]:
-    """Return the kinds of comparison in the test functions that run a method, in the order of KINDS.
+    """Return the kinds of comparison in the tests that run a method, in the order of KINDS.
 
     A test runs a method if its code, or code of the file that it uses (helpers, constants, fixtures, parameters), names
     the class or builds it by its name. Annotations do not count.
@@ -71,11 +72,11 @@ def _definitions(module: ast.Module) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that code uses, including fixtures, and the registry names of methods that it builds."""
+    """Yield the names that code uses, including fixtures and keywords, and the registry names of methods it builds."""
     if isinstance(node, ast.Name):
         yield node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
+    elif isinstance(node, ast.arg | ast.keyword):
+        yield node.arg if isinstance(node, ast.arg) else f"{node.arg}="
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         first = node.args[0] if node.func.id in BUILDERS and node.args else None
         first = first.elts[0] if isinstance(first, ast.Tuple) and first.elts else first

@@ -79,8 +79,12 @@ def slow_apportion(weights: list[float], sizes: list[int], total: int) -> list[i
 
 
 def crops_with_shares(view: View, row: int, keep: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the tokens of each crop of a row, and how many of them stay if all crops keep the same share."""
-    crops = list(groups(view.grid[row], view.signals["tile"][row]).values())
+    """Yield the tokens of each crop of a row, and how many of them stay if all crops keep the same share.
+
+    Where the view has no crops, those of each image and tile.
+    """
+    tile = view.signals.get("tile", view.grid[..., 1])
+    crops = list(groups(view.grid[row], tile[row]).values())
     sizes = [len(crop) for crop in crops]
     yield from zip(crops, slow_apportion(sizes, sizes, keep), strict=True)
 
@@ -121,7 +125,7 @@ def slow_sampled(grid: Tensor, values: Tensor) -> Tensor:
     return sampled
 
 
-def crop_view(method: TokenReducer, name: str, width: int = 6) -> View:
+def crop_view(method: TokenReducer, _keep: int, name: str, width: int = 6) -> View:
     """Return what a method is shown at its first site of a row of images, with random tokens and signals."""
     grid, tile = ROWS[name]
     site, n_tokens = method.all_sites(BLOCKS, DEPTH)[0], grid.shape[1]

@@ -11,9 +11,9 @@ from espalier.harness.engine.signals.decoder_attention import page_rank
 from espalier.methods.aim import AIM
 from espalier.methods.base import View
 from tests.methods.cases import PREFIX, make_view
-from tests.methods.crop_views import slow_apportion
+from tests.methods.crop_views import crops_with_shares
 from tests.methods.released import numbers, released_view
-from tests.methods.twins import check_released, check_slow, outcome, released
+from tests.methods.twins import check_method, outcome
 
 
 def slow_merge(tokens: Tensor, keep: int) -> dict[int, Tensor]:
@@ -40,22 +40,12 @@ def slow_merge(tokens: Tensor, keep: int) -> dict[int, Tensor]:
 
 def slow_aim(_method: AIM, view: View, row: int, keep: int) -> dict[int, Tensor]:
     """Picture by picture."""
-    pictures: dict[tuple[int, ...], list[int]] = {}
-    for token, place in enumerate(view.grid[row].tolist()):
-        pictures.setdefault(tuple(place[:2]), []).append(token)
-    sizes = [len(picture) for picture in pictures.values()]
-    shares = slow_apportion(sizes, sizes, keep)
-    left = {}
-    for picture, share in zip(pictures.values(), shares, strict=True):
-        if share:
-            merged = slow_merge(view.tokens[row, picture], share)
-            left.update({picture[place]: token for place, token in merged.items()})
-    return left
-
-
-def test_equals_the_slow_one():
-    tilings = [((0, 0, 6, 8),), ((0, 0, 4, 6), (1, 0, 6, 4)), ((0, 0, 3, 4), (1, 0, 6, 6))]
-    check_slow(AIM(), make_view(AIM(), tilings), slow_aim, (1, 2, 7, 12, 30, 47, 48))
+    return {
+        picture[place]: token
+        for picture, share in crops_with_shares(view, row, keep)
+        if share
+        for place, token in slow_merge(view.tokens[row, picture], share).items()
+    }
 
 
 def test_two_rounds_by_hand():
@@ -68,15 +58,26 @@ def test_two_rounds_by_hand():
     torch.testing.assert_close(outcome(view, twice), torch.tensor([[[2.0, 4]]]))
 
 
-@released("aim")
-def test_merges_and_ranks_as_the_released_code(case: dict[str, Any]):
+def released_aim(case: dict[str, Any]) -> View:
+    """Hold its ranks, too."""
     seed, n_tokens = case["seed"], case["tokens"]
-    view = released_view(PREFIX, numbers(seed, 1, n_tokens, 8), n_tokens)
-    check_released(AIM(), view, case, atol=2e-5)
     query, key = (numbers(seed + more, 1, 2, n_tokens // 2, 4) for more in (100, 200))
     valid = torch.ones(1, n_tokens // 2, dtype=torch.bool)
     rank = page_rank(query, key, 0.5, valid, block=7)[0]
     torch.testing.assert_close(rank, torch.tensor(case["importance"]), atol=2e-7, rtol=1e-4)
+    return released_view(PREFIX, numbers(seed, 1, n_tokens, 8), n_tokens)
+
+
+PICTURES = [((0, 0, 6, 8),), ((0, 0, 4, 6), (1, 0, 6, 4)), ((0, 0, 3, 4), (1, 0, 6, 6))]
+
+test_aim = check_method(
+    "aim",
+    slow_aim,
+    views=lambda method, _keep: make_view(method, PICTURES),
+    keeps=(1, 2, 7, 12, 30, 47, 48),
+    released=released_aim,
+    sums_atol=2e-5,
+)
 
 
 def test_padding_has_no_rank_and_gives_none_away():

@@ -20,7 +20,7 @@ from tests.family_runs import adapter_of, shown
 from tests.methods.cases import facts_of, make_view
 from tests.methods.released import numbers, released_view, shares
 from tests.methods.runs import kept_by
-from tests.methods.twins import best, check_slow, outcome, released
+from tests.methods.twins import best, check_method, outcome
 
 FIRST, THIRD = Site("layer", 1), Site("layer", 3)
 
@@ -215,13 +215,6 @@ def slow_autoprune(method: AutoPrune, view: View, row: int, keep: int) -> list[i
     return best(score.tolist(), keep)
 
 
-@pytest.mark.parametrize("keep", [1, 5, 24, 47])
-@pytest.mark.parametrize("site", [FIRST, THIRD], ids=str)
-def test_equals_the_slow_one(site: Site, keep: int) -> None:
-    method = AutoPrune(tau=0.0, words=2.0)
-    check_slow(method, make_view(method, seed=keep, site=site), slow_autoprune, (keep,))
-
-
 def test_the_slope_is_measured_before_layer_2_alone() -> None:
     view = make_view(AutoPrune(), [((0, 0, 6, 8),)], site=Site("layer", 2))
     for bits, slope in ((0.0, 0.4), (0.5, 0.3), (9.0, 0.0)):
@@ -233,8 +226,7 @@ def test_the_slope_is_measured_before_layer_2_alone() -> None:
     assert AutoPrune().measured(make_view(AutoPrune(), site=THIRD)) is None
 
 
-@released("autoprune")
-def test_measures_counts_and_keeps_as_the_released_code(case: dict[str, Any]) -> None:
+def released_autoprune(case: dict[str, Any]) -> None:
     """Counts of 32 layers may differ by 3, because clusters come on top of the released ones."""
     seed, n_tokens, n_words = case["seed"], case["tokens"], case["words"]
     heads = numbers(seed, 2, 4, n_tokens + n_words, 8)
@@ -271,6 +263,17 @@ def test_measures_counts_and_keeps_as_the_released_code(case: dict[str, Any]) ->
         place for place, token in enumerate(later.kept[0].tolist()) if token not in case["kept"]
     ]
     assert sorted(merged[rest].tolist()) == pytest.approx(case["sums"], abs=2e-4)
+
+
+test_autoprune = check_method(
+    "autoprune",
+    slow_autoprune,
+    settings=({"tau": 0.0, "words": 2.0},),
+    views=lambda method, keep, layer: make_view(method, seed=keep, site=Site("layer", layer)),
+    varied=(FIRST.layer, THIRD.layer),
+    keeps=(1, 5, 24, 47),
+    released=released_autoprune,
+)
 
 
 # ---------------------------------------------------------------- on models

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
 
 from espalier.methods.base import View
 from espalier.methods.btp import BTP
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.twins import check_slow, released
+from tests.methods.twins import check_method
 
 SITES = BTP().sites(32)
 
@@ -56,12 +55,6 @@ def away(places: list[list[int]], i: int, j: int) -> int:
     return abs(places[i][2] - places[j][2]) + abs(places[i][3] - places[j][3])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_equals_the_slow_one(stage: int):
-    view = make_view(BTP(), [((0, 0, 4, 5),), ((0, 0, 5, 4),), ((0, 0, 2, 10),)], site=SITES[stage])
-    check_slow(BTP(), view, slow_btp, (1, 3, 9, 18, 20))
-
-
 def test_attention_prefers_the_first_part_by_hand():
     """Stage 3 keeps 2 of the best 2: with 5 the best 6 are candidates, of which 1 and 3 lie among the first five."""
     scores = torch.tensor([[0.0, 0.3, 0.0, 0.2, 0.0, 0.9, 0.8, 0.7, 0.6, 0.1]])
@@ -70,8 +63,7 @@ def test_attention_prefers_the_first_part_by_hand():
     assert BTP().plan(view, 5).kept.tolist() == [[1, 3, 5, 6, 7]]
 
 
-@released("btp")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+def released_btp(case: dict[str, Any]) -> None:
     tokens = numbers(case["seed"], 1, case["tokens"], 8)
     scores = shares(case["seed"] + 100, 1, case["tokens"])
     whole = released_view(SITES[0], tokens, case["side"]).grid
@@ -82,3 +74,15 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
         view = View(site, tokens[:, before], whole[:, before], signals)
         kept = BTP().plan(view, len(after)).kept[0].tolist()
         assert [before[i] for i in kept] == after
+
+
+test_btp = check_method(
+    "btp",
+    slow_btp,
+    views=lambda method, _keep, stage: make_view(
+        method, [((0, 0, 4, 5),), ((0, 0, 5, 4),), ((0, 0, 2, 10),)], site=SITES[stage]
+    ),
+    varied=(0, 1, 2),
+    keeps=(1, 3, 9, 18, 20),
+    released=released_btp,
+)

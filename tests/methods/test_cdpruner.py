@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from espalier.methods.base import MethodError
+from espalier.methods.base import MethodError, View
 from espalier.methods.cdpruner import CDPruner, relevance_of, rescaled
 from espalier.methods.select.cosines import Held
 from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.similarity import cosine
 from tests.methods.cases import make_view
+from tests.methods.twins import check_method
 
 SQUARE = [((0, 0, 6, 8),)]
 
@@ -125,22 +126,28 @@ def test_equal_relevances_are_all_one():
     assert rescaled(torch.tensor([[0.4, 0.4, 0.4]])).tolist() == [[1, 1, 1]]
 
 
-def test_the_method_is_the_kernel_of_its_formula():
-    view = make_view(CDPruner(), SQUARE * 2)
-    kept = CDPruner().plan(view, 9).kept
-    for row in range(2):
-        units = normalize(view.tokens[row].double(), dim=1)
+def slow_cdpruner(method: CDPruner, view: View, row: int, keep: int) -> list[int]:
+    units = normalize(view.tokens[row].double(), dim=1)
+    quality = torch.ones(len(units))
+    if method.relevance != "none":
         words = normalize(view.signals["text_embeddings"][row].double(), dim=1)
         relevance = (units @ words.T).mean(1)
         low, high = relevance.min(), relevance.max()
         quality = (relevance - low + 1e-6) / (high - low)
-        assert kept[row].tolist() == slow_map(units @ units.T, quality, 9)
+    return slow_map((units @ units.T).fill_diagonal_(1), quality, keep)
+
+
+test_cdpruner = check_method(
+    "cdpruner",
+    slow_cdpruner,
+    settings=({}, {"relevance": "none"}),
+    views=lambda method, _keep: make_view(method, SQUARE * 2),
+    keeps=(9,),
+)
 
 
 def test_without_a_condition_the_words_are_not_read():
+    """The first pick is a tie."""
     view = make_view(CDPruner(relevance="none"), SQUARE)
     assert not view.signals
-    kept = CDPruner(relevance="none").plan(view, 9).kept[0]
-    similarity = cosine(view.tokens)[0].fill_diagonal_(1)  # the first pick is a tie: token 0
-    assert kept.tolist() == slow_map(similarity, torch.ones(48), 9)
-    assert kept[0] == 0
+    assert CDPruner(relevance="none").plan(view, 9).kept[0, 0] == 0

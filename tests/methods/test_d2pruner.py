@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from espalier.methods.base import Site, View
 from espalier.methods.d2pruner import D2Pruner
 from espalier.methods.select.cosines import memory_limit
 from tests.methods.cases import grid_of, make_view
-from tests.methods.twins import check_slow
+from tests.methods.twins import check_method
 
 ANGLES = (0, 10, 90, 5, 15, 95, 180, 185, 3)
 IMPORTANCE = (0.9, 0.8, 0.3, 0.7, 0.6, 0.2, 0.5, 0.4, 0.1)
@@ -66,7 +68,8 @@ def slow_d2pruner(method: D2Pruner, view: View, row: int, keep: int) -> list[int
         return method.alpha * semantic + (1 - method.alpha) * spatial > method.theta_sim  # (7), (8)
 
     order = sorted(range(n), key=lambda i: (-rel[i], i))
-    n_pivots = math.floor(keep * method.r_pivot + 1e-9)
+    by_importance = method.selection == "importance"
+    n_pivots = keep if by_importance else math.floor(keep * method.r_pivot + 1e-9)
     kept: list[int] = []
     for i in order:
         pivot_done = len(kept) >= n_pivots
@@ -77,30 +80,28 @@ def slow_d2pruner(method: D2Pruner, view: View, row: int, keep: int) -> list[int
     return sorted(kept)
 
 
-@pytest.mark.parametrize("keep", [1, 3, 10, 20, 36])
-@pytest.mark.parametrize(
-    "method",
-    [
-        D2Pruner(),
-        D2Pruner(theta_sim=0.6),
-        D2Pruner(alpha=0.5, theta_sim=0.7),
-        D2Pruner(r_pivot=0.0, theta_sim=0.5),
-        D2Pruner(r_pivot=0.4, theta_sim=0.5, pivot_exclusion=True),
-    ],
-    ids=str,
-)
-def test_equals_the_equations(method: D2Pruner, keep: int):
+def few_dimensions(method: D2Pruner, keep: int) -> View:
+    """So that many tokens are alike."""
     view = make_view(method, [((0, 0, 4, 4), (0, 1, 4, 5)), ((0, 0, 6, 6),)], seed=keep)
-    # Few dimensions, so that many tokens are alike.
-    view = replace(view, tokens=view.tokens[:, :, :3])
-    check_slow(method, view, slow_d2pruner, (keep,))
-    with memory_limit(0):  # no matrix of similarities
-        check_slow(method, view, slow_d2pruner, (keep,))
+    return replace(view, tokens=view.tokens[:, :, :3])
 
 
-def test_the_ablation_is_the_ranking_by_debiased_importance():
-    view = make_view(D2Pruner())
-    relative = view.signals["last_attention"] / (view.signals["prior"] + 1e-7)
-    wanted = relative.topk(10, dim=1).indices.sort(dim=1).values
-    assert torch.equal(D2Pruner(selection="importance").plan(view, 10).kept, wanted)
-    assert torch.equal(D2Pruner(r_pivot=1.0).plan(view, 10).kept, wanted)
+test_d2pruner = check_method(
+    "d2pruner",
+    slow_d2pruner,
+    settings=(
+        {},
+        {"theta_sim": 0.6},
+        {"alpha": 0.5, "theta_sim": 0.7},
+        {"r_pivot": 0.0, "theta_sim": 0.5},
+        {"r_pivot": 0.4, "theta_sim": 0.5, "pivot_exclusion": True},
+    ),
+    views=few_dimensions,
+    keeps=(1, 3, 10, 20, 36),
+    within={"": nullcontext, "no matrix": partial(memory_limit, 0)},
+)
+
+
+test_d2pruner_by_importance_alone = check_method(
+    "d2pruner", slow_d2pruner, settings=({"selection": "importance"}, {"r_pivot": 1.0}), keeps=(10,)
+)

@@ -12,6 +12,7 @@ from espalier.methods.base import Site, View
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
 from espalier.methods.select.merge import nearest_kept
+from tests.methods.twins import best, check_method
 
 
 def view_of(scores, states, normed=None) -> View:
@@ -28,24 +29,51 @@ def merged(method: D3ToM, view: View, keep: int) -> tuple[list[int], torch.Tenso
     return plan.kept[0].tolist(), plan.merge.apply(view.tokens, keep)[0]
 
 
-def written_out(scores, states, compared, keep, mean) -> tuple[list[int], list[list[float]]]:
+def slow_d3tom(method: D3ToM, view: View, row: int, keep: int) -> dict[int, torch.Tensor]:
     """Equations (7), (9) and (10), one token after the other."""
-    n = len(scores)
-    kept = sorted(sorted(range(n), key=lambda j: (-scores[j], j))[:keep])
+    scores, states = view.signals["decider_attention"][row].tolist(), view.tokens[row]
+    normed = method.similarity == "normed"
+    compared = (view.signals["layer_normed"][row] if normed else states).tolist()
+    kept = best(scores, keep)
 
     def cosine(a, b):
         dot = sum(x * y for x, y in zip(a, b, strict=True))
         return dot / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
 
     groups = {j: [j] for j in kept}
-    for i in range(n):
+    for i in range(len(scores)):
         if i not in groups:
             groups[max(kept, key=lambda j: (cosine(compared[i], compared[j]), -j))].append(i)
-    merged_values = []
-    for j in kept:
-        total = [sum(column) for column in zip(*(states[i] for i in groups[j]), strict=True)]
-        merged_values.append([value / len(groups[j]) if mean else value for value in total])
-    return kept, merged_values
+    mean = method.merging == "mean"
+    return {
+        j: states[some].mean(dim=0) if mean else states[some].sum(dim=0)
+        for j, some in groups.items()
+    }
+
+
+def random_view(_method: D3ToM, _keep: int, seed: int) -> View:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(9, generator=generator, dtype=torch.float64).mul(4).round().div(4)
+    return view_of(scores, *torch.randn(2, 9, 5, generator=generator, dtype=torch.float64))
+
+
+test_d3tom = check_method(
+    "d3tom",
+    slow_d3tom,
+    settings=[
+        {"merging": merging, "similarity": similarity}
+        for merging in ("sum", "mean")
+        for similarity in ("attended", "normed")
+    ],
+    views=random_view,
+    varied=range(4),
+    keeps=(1, 3, 9),
+    atol=1e-9,
+)
+
+test_d3tom_t = check_method(
+    "d3tom_t", slow_d3tom, views=random_view, varied=range(4), keeps=(1, 3, 9), atol=1e-9
+)
 
 
 @pytest.mark.parametrize(("merging", "last"), [("sum", (3.1, 1.9)), ("mean", (0.775, 0.475))])
@@ -56,24 +84,6 @@ def test_a_worked_example(merging, last) -> None:
     kept, values = merged(D3ToM(merging=merging), view_of(rows.sum(0), states), 2)
     assert kept == [1, 3]
     torch.testing.assert_close(values, torch.tensor([(0.0, 1.0), last], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("merging", ["sum", "mean"])
-@pytest.mark.parametrize("similarity", ["attended", "normed"])
-@pytest.mark.parametrize("keep", [1, 3, 9])
-def test_the_plan_is_that_of_the_equations(merging, similarity, keep) -> None:
-    for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-        scores = torch.rand(9, generator=generator, dtype=torch.float64).mul(4).round().div(4)
-        states, normed = torch.randn(2, 9, 5, generator=generator, dtype=torch.float64)
-        compared = states if similarity == "attended" else normed
-        expected, values = written_out(
-            scores.tolist(), states.tolist(), compared.tolist(), keep, merging == "mean"
-        )
-        method = D3ToM(merging=merging, similarity=similarity)
-        kept, merged_values = merged(method, view_of(scores, states, normed), keep)
-        assert kept == expected
-        assert (merged_values - torch.tensor(values, dtype=torch.float64)).abs().max() < 1e-9
 
 
 def test_kept_copies_stay_and_halves_are_compared_in_fp32() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from espalier.methods.base import View
 from espalier.methods.dart import DART
 from tests.methods.cases import SQUARE, make_view, replaced
-from tests.methods.twins import check_slow
+from tests.methods.twins import check_method
 
 
 def slow_dart(method: DART, view: View, row: int, keep: int) -> list[int]:
@@ -46,14 +45,18 @@ def with_few_words(view: View) -> View:
     return replaced(view, **signals, text_positions=places)
 
 
-@pytest.mark.parametrize("keep", [1, 3, 4, 5, 11, 12, 36, 100, 143, 144])
-@pytest.mark.parametrize("method", [DART(), DART(pivot_image_token=10, pivot_text_token=5)])
-def test_equals_the_slow_one(method: DART, keep: int):
-    check_slow(method, with_few_words(make_view(method, SQUARE * 3, seed=keep)), slow_dart, (keep,))
+test_dart = check_method(
+    "dart",
+    slow_dart,
+    settings=({}, {"pivot_image_token": 10, "pivot_text_token": 5}),
+    views=lambda method, keep: with_few_words(make_view(method, SQUARE * 3, seed=keep)),
+    keeps=(1, 3, 4, 5, 11, 12, 36, 100, 143, 144),
+)
 
-
-@pytest.mark.parametrize(("count", "released"), [(192, 196), (128, 132), (64, 68)])
-def test_keeps_what_the_released_code_keeps_where_its_count_divides(count: int, released: int):
-    """Four pivots and eight equal choices: asked for T it keeps 4 + 8 floor(T / 8)."""
-    assert released == 4 + 8 * (count // 8)
-    check_slow(DART(), make_view(DART(), [((0, 0, 24, 24),)]), slow_dart, (released,))
+#: Four pivots and eight equal choices: asked for T = 192, 128, 64, the released code keeps 4 + 8 floor(T / 8).
+test_dart_where_the_released_count_divides = check_method(
+    "dart",
+    slow_dart,
+    views=lambda method, _keep: make_view(method, [((0, 0, 24, 24),)]),
+    keeps=(196, 132, 68),
+)

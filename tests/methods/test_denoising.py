@@ -12,12 +12,45 @@ from espalier.methods.fastv_denoising import FastVDenoising
 from espalier.methods.fastv_first_step import FastVFirstStep
 from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
 from espalier.methods.redvtp import RedVTP
+from tests.methods.twins import at_stage, check_method, slow_highest
 
 
 def view_of(site: Site, signal: str, scores: list[float], step: int) -> View:
     n = len(scores)
     grid = torch.zeros(1, n, 4, dtype=torch.long)
     return View(site, torch.zeros(1, n, 2), grid, {signal: torch.tensor([scores])}, step=step)
+
+
+QUERIES = {
+    "deciders": "decider_attention@2",
+    "last": "last_attention@2",
+    "mean": "mean_attention@2",
+}
+
+test_fastv_denoising = check_method(
+    "fastv_denoising",
+    slow_highest(lambda method: QUERIES[method.queries]),
+    settings=[{"queries": queries} for queries in QUERIES],
+    keeps=(1, 20, 47),
+)
+
+test_fastv_first_step = check_method(
+    "fastv_first_step",
+    slow_highest("last_attention"),
+    views=at_stage,
+    varied=(1,),
+    keeps=(1, 20, 47),
+)
+
+test_fastv_later_steps = check_method(
+    "fastv_first_step", slow_highest("first_kept"), views=at_stage, varied=(0,), keeps=(1, 20, 47)
+)
+
+test_pyramiddrop_denoising = check_method(
+    "pyramiddrop_denoising", slow_highest("last_attention"), keeps=(1, 20, 47)
+)
+
+test_redvtp = check_method("redvtp", slow_highest("masked_attention"), keeps=(1, 20, 47))
 
 
 def test_an_example_worked_out_for_fastv() -> None:

@@ -12,7 +12,7 @@ from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
 from tests.methods.runs import kept_by
 from tests.methods.slow import farthest_first
-from tests.methods.twins import check_slow
+from tests.methods.twins import check_method
 
 
 def slow_max_min(tokens: Tensor, keep: int) -> list[int]:
@@ -25,8 +25,12 @@ def slow_divprune(_method: DivPrune, view: View, row: int, keep: int) -> list[in
     return slow_max_min(view.tokens[row], keep)
 
 
-def test_equals_the_slow_one():
-    check_slow(DivPrune(), make_view(DivPrune(), [((0, 0, 4, 6),)] * 2), slow_divprune, (1, 8, 24))
+test_divprune = check_method(
+    "divprune",
+    slow_divprune,
+    views=lambda method, _keep: make_view(method, [((0, 0, 4, 6),)] * 2),
+    keeps=(1, 8, 24),
+)
 
 
 def test_newlines_always_stay_and_are_no_candidates():

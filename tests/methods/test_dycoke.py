@@ -28,6 +28,7 @@ from tests.families.qwen import QWEN2, QWEN25, clip, video_chat
 from tests.family_runs import adapter_of, generation
 from tests.methods.cases import generators_for, grid_of
 from tests.methods.runs import kept_by
+from tests.methods.twins import check_method
 from tests.tiny import Family, load_tiny, save_tiny
 
 PAPER, OFFICIAL = DyCoke(), DyCoke(reading="official")
@@ -81,8 +82,8 @@ def slow_pairs(view: View, row: int, reading: str) -> dict[int, int]:
     return pairs
 
 
-def slow_kept(view: View, row: int, keep: int, reading: str) -> list[int]:
-    frames, pairs = slow_frames(view, row), slow_pairs(view, row, reading)
+def slow_dycoke(method: DyCoke, view: View, row: int, keep: int) -> dict[int, torch.Tensor]:
+    frames, pairs = slow_frames(view, row), slow_pairs(view, row, method.reading)
     tokens = view.tokens[row].double()
     full_tokens = [
         token for number, frame in enumerate(frames) if number not in pairs for token in frame
@@ -98,29 +99,47 @@ def slow_kept(view: View, row: int, keep: int, reading: str) -> list[int]:
             for a, b in zip(now, then, strict=True)
         ]
         kept += [token for _, token in sorted(likeness)[:share]]
-    return sorted(kept)
+    return {token: view.tokens[row, token] for token in kept}
+
+
+def three_shapes(_method: DyCoke, _keep: int, frames: int) -> View:
+    return view_of(clip_of(frames), clip_of(frames, 1, 6), clip_of(frames, 3, 2), seed=frames)
+
+
+def whole_frames(frames: int, reading: str) -> int:
+    """Tokens of the frames that are not thinned."""
+    return 6 * (frames - len(slow_pairs(three_shapes(PAPER, 0, frames), 0, reading)))
+
+
+test_dycoke = check_method(
+    "dycoke",
+    slow_dycoke,
+    views=three_shapes,
+    varied=range(2, 14),
+    keeps=lambda n_tokens: range(whole_frames(n_tokens // 6, "paper"), n_tokens + 1),
+)
+
+test_dycoke_official = check_method(
+    "dycoke",
+    slow_dycoke,
+    settings=({"reading": "official"},),
+    views=three_shapes,
+    varied=range(5, 14),
+    keeps=lambda n_tokens: range(whole_frames(n_tokens // 6, "official"), n_tokens + 1),
+)
 
 
 @pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["paper", "official"])
 @pytest.mark.parametrize("frames", range(2, 14))
-def test_frames_are_thinned_as_in_the_literal_loops(frames: int, method: DyCoke):
-    view = view_of(clip_of(frames), clip_of(frames, 1, 6), clip_of(frames, 3, 2), seed=frames)
-    if method is OFFICIAL and frames < 5:
-        with pytest.raises(MethodError, match="valid: videos of 5 or more frames"):
-            method.plan(view, 6 * frames)
-        return
-    n_full = 6 * (frames - len(slow_pairs(view, 0, method.reading)))
-    for keep in range(n_full, 6 * frames + 1):
-        plan = method.plan(view, keep)
-        plan.check(6 * frames, keep)
-        assert plan.merge is None
-        for row in range(3):
-            assert plan.kept[row].tolist() == slow_kept(view, row, keep, method.reading)
-    if n_full > 1:
-        with pytest.raises(
-            MethodError, match=rf"cannot keep {n_full - 1} of .* hold {n_full}; valid"
-        ):
-            method.plan(view, n_full - 1)
+def test_fewer_frames_than_a_window_and_fewer_tokens_than_whole_frames_are_refused(
+    frames: int, method: DyCoke
+):
+    keep, line = 6 * frames, "valid: videos of 5 or more frames"
+    if method is PAPER or frames >= 5:
+        n_full = whole_frames(frames, method.reading)
+        keep, line = n_full - 1, rf"cannot keep {n_full - 1} of .* hold {n_full}; valid"
+    with pytest.raises(MethodError, match=line):
+        method.plan(three_shapes(method, 0, frames), keep)
 
 
 def test_windows_start_anew_where_the_size_of_frames_changes():
@@ -136,7 +155,7 @@ def test_windows_start_anew_where_the_size_of_frames_changes():
     for keep in (44, 50, 59, 60):
         kept = PAPER.plan(view, keep).kept
         for row in range(3):
-            assert kept[row].tolist() == slow_kept(view, row, keep, "paper")
+            assert kept[row].tolist() == sorted(slow_dycoke(PAPER, view, row, keep))
             single = View(view.site, view.tokens[row : row + 1], view.grid[row : row + 1])
             assert torch.equal(PAPER.plan(single, keep).kept[0], kept[row])
 

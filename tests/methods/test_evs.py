@@ -12,7 +12,7 @@ from espalier.methods.base import MethodError, View
 from espalier.methods.evs import EVS
 from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video
-from tests.methods.twins import check_released, check_slow, released
+from tests.methods.twins import check_method
 
 
 def slow_evs(_method: EVS, view: View, row: int, keep: int) -> list[int]:
@@ -31,10 +31,15 @@ def slow_evs(_method: EVS, view: View, row: int, keep: int) -> list[int]:
     return sorted(sorted(change, key=lambda token: (-change[token], token))[:keep])
 
 
-def test_equals_the_slow_one() -> None:
-    grid = torch.stack([grid_of(tiling) for tiling in VIDEOS])
-    view = View(PREFIX, numbers(5, 3, 48, 7), grid)
-    check_slow(EVS(), view, slow_evs, (9, 20, 47, 48))
+test_evs = check_method(
+    "evs",
+    slow_evs,
+    views=lambda _method, _keep: View(
+        PREFIX, numbers(5, 3, 48, 7), torch.stack([grid_of(tiling) for tiling in VIDEOS])
+    ),
+    keeps=(9, 20, 47, 48),
+    released=lambda case: case_video(case, PREFIX),
+)
 
 
 def test_changes_by_hand() -> None:
@@ -43,11 +48,6 @@ def test_changes_by_hand() -> None:
     view = released_video(PREFIX, tokens, 2)
     for keep, kept in ((2, [0, 1]), (3, [0, 1, 5]), (4, [0, 1, 3, 5]), (5, [0, 1, 2, 3, 5])):
         assert EVS().plan(view, keep).kept.tolist() == [kept]
-
-
-@released("evs")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
-    check_released(EVS(), case_video(case, PREFIX), case)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from espalier.methods.base import View
 from espalier.methods.fastervlm import FasterVLM
-from tests.methods.crop_views import (
-    ROWS,
-    best,
-    crop_view,
-    crops_with_shares,
-)
-from tests.methods.twins import check_slow
+from tests.methods.crop_views import ROWS, best, crop_view, crops_with_shares
+from tests.methods.twins import check_method
 
 
 def slow_fastervlm(method: FasterVLM, view: View, row: int, keep: int) -> list[int]:
@@ -21,6 +14,4 @@ def slow_fastervlm(method: FasterVLM, view: View, row: int, keep: int) -> list[i
     return sorted(token for tokens, quota in pairs for token in best(scores, tokens, quota))
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_equals_the_slow_one(name: str):
-    check_slow(FasterVLM(), crop_view(FasterVLM(), name), slow_fastervlm)
+test_fastervlm = check_method("fastervlm", slow_fastervlm, views=crop_view, varied=ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from espalier.methods.fastvid import FastVID
 from espalier.methods.select.segments import segments_by_likeness
 from tests.methods.cases import grid_of
 from tests.methods.slow import peaks
+from tests.methods.twins import check_method
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -81,8 +83,9 @@ def merge(view: View, plan) -> Tensor:
 # ---------------------------------------------------------------- a literal version
 
 
-def slow(view: View, keep: int, method: FastVID, frames: int, width: int) -> tuple[list, Tensor]:
-    """Kept tokens and their values, frame by frame and token by token, for frames of one size."""
+def slow_fastvid(method: FastVID, view: View, _row: int, keep: int) -> dict[int, Tensor]:
+    """One video, frame by frame and token by token, for frames of one size."""
+    frames, width = int(view.grid[0, -1, 0]) + 1, int(view.grid[0, -1, 3]) + 1
     tokens, attention = view.tokens[0].double(), view.signals["cls_attention"][0].tolist()
     mean = [tokens[f * width : (f + 1) * width].mean(0) for f in range(frames)]
     alike = [float(cosine_similarity(mean[f], mean[f + 1], dim=0)) for f in range(frames - 1)]
@@ -119,8 +122,7 @@ def slow(view: View, keep: int, method: FastVID, frames: int, width: int) -> tup
                 weight = max(1 / (len(others) + 1), method.beta) if others else 1.0
                 rest = tokens[others].mean(0) if others else 0.0
                 values[anchor] = weight * tokens[anchor] + (1 - weight) * rest
-    kept = sorted(values)
-    return kept, torch.stack([values[t] for t in kept])
+    return values
 
 
 def anchors(tokens: Tensor, free: list[int], count: int) -> list[int]:
@@ -129,15 +131,18 @@ def anchors(tokens: Tensor, free: list[int], count: int) -> list[int]:
     return [free[place] for place in peaks(squared, min(4, len(free)), count)]
 
 
-@pytest.mark.parametrize("frames", [2, 5, 9])
-@pytest.mark.parametrize("keep", [3, 11, 18])
-def test_tokens_are_kept_and_merged_as_in_the_literal_version(frames: int, keep: int) -> None:
-    view = scenes(frames + keep, frames, 8)
-    for method in (FastVID(), FastVID(c=2, tau=-1.0, d=0.3, p=2, beta=0.1), FastVID(c=1, d=0.0)):
-        plan = method.plan(view, min(keep, 4 * frames))
-        kept, values = slow(view, min(keep, 4 * frames), method, frames, 8)
-        assert plan.kept.tolist() == [kept]
-        assert (merge(view, plan) - values).abs().max() < 1e-5
+test_fastvid = check_method(
+    "fastvid",
+    slow_fastvid,
+    settings=(
+        {},
+        {"c": 2, "tau": -1.0, "d": 0.3, "p": 2, "beta": 0.1},
+        {"c": 1, "d": 0.0},
+    ),
+    views=lambda _method, _keep, clip: scenes(sum(clip), clip[0], 8),
+    varied=list(product((2, 5, 9), (3, 11, 18))),
+    keeps=lambda n_tokens: [min(keep, n_tokens // 2) for keep in (3, 11, 18)],
+)
 
 
 # ---------------------------------------------------------------- by hand

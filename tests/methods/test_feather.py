@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from espalier.methods.base import Need, Site, View
 from espalier.methods.feather import Feather
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
-from tests.methods.cases import make_view
 from tests.methods.released import released_view, shares
-from tests.methods.twins import check_kept, check_slow, released
+from tests.methods.twins import at_stage, check_kept, check_method
 
 EARLY, LATE = Feather().sites(32)
 
@@ -28,13 +26,6 @@ def slow_feather(method: Feather, view: View, row: int, keep: int) -> list[int]:
     return sorted((grid + [i for i in order if i not in grid])[:keep])
 
 
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("stage", [0, 1])
-def test_equals_the_slow_one(stride: int, stage: int):
-    method = Feather(stride=stride)
-    check_slow(method, make_view(method, site=method.sites(6)[stage]), slow_feather, (1, 5, 20, 48))
-
-
 def test_a_grid_and_the_best_of_the_others_by_hand():
     """Of 4 x 4 tokens, 0, 3, 12 and 15 are on the grid; it stays early, whatever it is worth, and counts late."""
     scores = torch.arange(16.0).flip(0).unsqueeze(0) / 16
@@ -44,8 +35,7 @@ def test_a_grid_and_the_best_of_the_others_by_hand():
     assert Feather().plan(late, 3).kept.tolist() == [[0, 1, 2]]
 
 
-@released("feather")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+def released_feather(case: dict[str, Any]) -> None:
     method, n_tokens, early = Feather(**case["params"]), case["tokens"], case["early"]
     tokens = torch.zeros(1, n_tokens, 2)
     scores = shares(case["seed"], 1, n_tokens) / 100  # its exponentials are at most 55
@@ -55,6 +45,17 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
     late = released_view(LATE, tokens[:, early], case["side"], next_bare_attention=rest)
     kept = method.plan(late, len(case["late"])).kept[0].tolist()
     assert [early[i] for i in kept] == case["late"]
+
+
+test_feather = check_method(
+    "feather",
+    slow_feather,
+    settings=({"stride": 1}, {"stride": 2}, {"stride": 3}),
+    views=at_stage,
+    varied=(0, 1),
+    keeps=(1, 5, 20, 48),
+    released=released_feather,
+)
 
 
 def test_the_signal_is_the_layers_attention_without_rotation_among_visual_tokens():

@@ -24,7 +24,7 @@ from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.runs import check_stages
-from tests.methods.twins import best, check_slow
+from tests.methods.twins import best, check_method, seeded
 
 #: Four sites, as the tiny models have.
 SCHEME = ((0.9, 0.8, 0.8, 0.7), (0.6, 0.5, 0.3, 0.2), (0.3, 0.1, 0.1, 0.05))
@@ -41,17 +41,17 @@ def run_of(*overrides: str) -> Job:
 # ---------------------------------------------------------------- what is kept
 
 
-def products(view: View, row: int = 0) -> list[float]:
+def slow_products(view: View, row: int = 0) -> list[float]:
     words, image = (view.signals[key][row] for key in ("text_received_max", "visual_received_max"))
     return (words * image).tolist()
 
 
-@pytest.mark.parametrize("keep", [1, 2, 17, 143, 144])
-def test_keeps_the_highest_products(keep: int):
-    view = make_view(FitPrune(), SQUARE * 3, seed=keep)
-    check_slow(
-        FitPrune(), view, lambda _, view, row, keep: best(products(view, row), keep), (keep,)
-    )
+test_fitprune = check_method(
+    "fitprune",
+    lambda _method, view, row, keep: best(slow_products(view, row), keep),
+    views=seeded(SQUARE * 3),
+    keeps=(1, 2, 17, 143, 144),
+)
 
 
 def test_a_worked_example():
@@ -198,5 +198,5 @@ def test_another_model_asks_for_images_of_its_own():
 
 @pytest.mark.parametrize("name", ["llava", "onevision_video"])
 def test_each_layer_keeps_the_best_of_what_its_own_attention_saw(name: str):
-    record = check_stages(adapter_of(name), METHOD, FAMILIES[name].chats[0], 0.6, products)
+    record = check_stages(adapter_of(name), METHOD, FAMILIES[name].chats[0], 0.6, slow_products)
     assert len(set(record.kept)) > 1

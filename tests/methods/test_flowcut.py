@@ -16,7 +16,7 @@ from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.released import numbers, released_view
 from tests.methods.runs import kept_by, noted
-from tests.methods.twins import released
+from tests.methods.twins import check_method, slow_highest
 from tests.tiny import Recorder
 
 
@@ -67,8 +67,7 @@ def test_sites_and_counts_by_hand():
     assert FlowCut(entropy=1.0).fractions(0.2, 3) == (1, 1, 0.2)
 
 
-@released("flowcut")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+def released_flowcut(case: dict[str, Any]) -> None:
     """Residual streams that no block changes hold queries, keys and values of all blocks; counts are the code's."""
     n_tokens, blocks = case["tokens"], case["blocks"]
     stream = 3 * numbers(case["seed"], 1, 1 + n_tokens, 3 * (blocks + 1) * 8)
@@ -87,6 +86,11 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
         if block == 3:
             assert left.tolist() == case["after_block_3"]
     assert left.tolist() == case["kept"]
+
+
+test_flowcut = check_method(
+    "flowcut", slow_highest("flow"), keeps=(1, 20, 47), released=released_flowcut
+)
 
 
 def test_the_signal_is_the_flow_of_the_blocks_so_far():

@@ -17,7 +17,7 @@ from tests.family_runs import adapter_of
 from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video, shares
 from tests.methods.runs import kept_by
-from tests.methods.twins import check_kept, check_slow, outcome, released
+from tests.methods.twins import at_stage, check_kept, check_method, outcome, slow_highest
 
 
 def slow_framefusion(method: FrameFusion, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -39,14 +39,6 @@ def slow_framefusion(method: FrameFusion, view: View, _row: int, keep: int) -> d
         else:
             runs.append([token])
     return {run[0]: tokens[run].mean(dim=0) for run in runs}
-
-
-@pytest.mark.parametrize("threshold", [-2.0, 0.0, 0.5])
-@pytest.mark.parametrize("keep", [1, 7, 30, 47, 48])
-def test_merging_equals_the_slow_one(threshold: float, keep: int) -> None:
-    for tiling in VIDEOS:
-        view = View(PREFIX, numbers(keep, 1, 48, 5), grid_of(tiling).unsqueeze(0))
-        check_slow(FrameFusion(S=threshold), view, slow_framefusion, (keep,), atol=1e-6)
 
 
 def test_three_frames_by_hand() -> None:
@@ -72,8 +64,7 @@ def test_three_frames_by_hand() -> None:
     assert FrameFusion(S=0.59, K=3).plan(left, 1).kept.tolist() == [[0, 1]]
 
 
-@released("framefusion")
-def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+def released_framefusion(case: dict[str, Any]) -> None:
     method = FrameFusion(**case["params"])
     view = case_video(case, PREFIX)
     origin = torch.arange(view.tokens.shape[1])
@@ -87,6 +78,24 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
         view = View(site, tokens, view.grid[:, plan.kept[0]])
     assert origin.tolist() == case["kept"]
     assert view.tokens[0].double().sum(dim=1).tolist() == pytest.approx(case["sums"], abs=2e-4)
+
+
+test_framefusion = check_method(
+    "framefusion",
+    slow_framefusion,
+    settings=({"S": -2.0}, {"S": 0.0}, {"S": 0.5}),
+    views=lambda _method, keep, number: View(
+        PREFIX, numbers(keep, 1, 48, 5), grid_of(VIDEOS[number]).unsqueeze(0)
+    ),
+    varied=range(len(VIDEOS)),
+    keeps=(1, 7, 30, 47, 48),
+    atol=1e-6,
+    released=released_framefusion,
+)
+
+test_framefusion_last_site = check_method(
+    "framefusion", slow_highest("last_attention"), views=at_stage, varied=(2,), keeps=(20,)
+)
 
 
 def test_the_last_count_is_the_budgets_whatever_has_merged() -> None:

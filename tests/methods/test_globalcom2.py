@@ -12,19 +12,11 @@ from espalier.methods.globalcom2 import GlobalCom2
 from espalier.methods.select.crops import Crops, Regions
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
-from tests.methods.crop_views import (
-    ROWS,
-    best,
-    groups,
-    over_crop,
-    slow_apportion,
-    slow_sampled,
-)
+from tests.methods.crop_views import ROWS, best, groups, over_crop, slow_apportion, slow_sampled
 from tests.methods.runs import logits_of, noted
-from tests.methods.twins import check_slow
+from tests.methods.twins import check_method
 
-OFFICIAL, PAPER = GlobalCom2(), GlobalCom2(scores="attention", normalise=False)
-READINGS = [OFFICIAL, PAPER, GlobalCom2(tau=0.5, alpha=0.8), GlobalCom2(tau=0.1, normalise=False)]
+OFFICIAL = GlobalCom2()
 
 
 def key_of(method: GlobalCom2) -> str:
@@ -34,6 +26,12 @@ def key_of(method: GlobalCom2) -> str:
 def view_of(method, grid, tile, scores):
     signals = {key_of(method): scores, "tile": tile}
     return View(Site("prefix"), torch.zeros(*grid.shape[:2], 2), grid, signals)
+
+
+def view_of_images(method: GlobalCom2, _keep: int, name: str) -> View:
+    grid, tile = ROWS[name]
+    scores = torch.randn(grid.shape[:2], generator=torch.Generator().manual_seed(0))
+    return view_of(method, grid, tile, scores)
 
 
 def slow_globalcom2(method: GlobalCom2, view: View, row: int, keep: int) -> list[int]:
@@ -66,12 +64,18 @@ def slow_globalcom2(method: GlobalCom2, view: View, row: int, keep: int) -> list
     return sorted(token for tokens, quota in pairs for token in best(combined, tokens, quota))
 
 
-@pytest.mark.parametrize("method", READINGS, ids=str)
-@pytest.mark.parametrize("name", ROWS)
-def test_equals_the_slow_one(name: str, method: GlobalCom2):
-    grid, tile = ROWS[name]
-    scores = torch.randn(grid.shape[:2], generator=torch.Generator().manual_seed(0))
-    check_slow(method, view_of(method, grid, tile, scores), slow_globalcom2)
+test_globalcom2 = check_method(
+    "globalcom2",
+    slow_globalcom2,
+    settings=(
+        {},
+        {"scores": "attention", "normalise": False},
+        {"tau": 0.5, "alpha": 0.8},
+        {"tau": 0.1, "normalise": False},
+    ),
+    views=view_of_images,
+    varied=ROWS,
+)
 
 
 def test_shares_by_hand():

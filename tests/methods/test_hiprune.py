@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -13,16 +12,9 @@ from espalier.methods.base import Need, View
 from espalier.methods.hiprune import HiPrune
 from tests.family_runs import adapter_of
 from tests.methods.cases import PREFIX
-from tests.methods.crop_views import (
-    ROWS,
-    best,
-    crop_view,
-    crops_with_shares,
-)
+from tests.methods.crop_views import ROWS, best, crop_view, crops_with_shares
 from tests.methods.released import released_view, shares
-from tests.methods.twins import check_released, check_slow, released
-
-READINGS = [HiPrune(), HiPrune(border="clamp"), HiPrune(alpha=0.7, border="clamp")]
+from tests.methods.twins import check_method, check_released
 
 
 def slow_hiprune(method: HiPrune, view: View, row: int, keep: int) -> list[int]:
@@ -51,12 +43,6 @@ def view_of(shallow: Tensor, deep: Tensor, side: int) -> View:
     return released_view(PREFIX, torch.zeros(*deep.shape, 1), side, **signals)
 
 
-@pytest.mark.parametrize("method", READINGS, ids=str)
-@pytest.mark.parametrize("name", ROWS)
-def test_equals_the_slow_one(name: str, method: HiPrune):
-    check_slow(method, crop_view(method, name), slow_hiprune)
-
-
 def test_neighbours_by_hand():
     """3 x 3 patches, one anchor of five tokens: places go on from row to row, and readings differ at the first one."""
     deep = torch.arange(9.0).unsqueeze(0)
@@ -71,13 +57,22 @@ def test_neighbours_by_hand():
     assert kept.tolist() == [[1, 2, 3, 5, 8]]  # 8 is the register
 
 
-@released("hiprune")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+def released_hiprune(case: dict[str, Any]) -> None:
     """Its 24 x 24 patches; attention is far below 1, since the code takes 1 from that of chosen patches."""
     deep, shallow = shares(case["seed"] + 100, 1, 576) / 1000, shares(case["seed"] + 200, 1, 576)
     if case["seed"] == 36:  # anchors at the edges
         shallow[0, [3, 23, 24, 570, 47]] = torch.tensor([900.0, 800, 700, 600, 500])
     check_released(HiPrune(**case["params"], border="clamp"), view_of(shallow, deep, 24), case)
+
+
+test_hiprune = check_method(
+    "hiprune",
+    slow_hiprune,
+    settings=({}, {"border": "clamp"}, {"alpha": 0.7, "border": "clamp"}),
+    views=crop_view,
+    varied=ROWS,
+    released=released_hiprune,
+)
 
 
 def test_the_object_layer_lies_at_the_same_share_of_a_tower():

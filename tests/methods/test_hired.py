@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from espalier.methods.base import Site, View
@@ -11,14 +10,18 @@ from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.crop_views import ROWS, best, groups, over_crop, slow_apportion
 from tests.methods.runs import logits_of, noted, views_of
-from tests.methods.twins import check_slow
-
-READINGS = [HiRED(), HiRED(alpha=0.2), HiRED(budget="stripes"), HiRED(alpha=0.3, budget="stripes")]
+from tests.methods.twins import check_method
 
 
 def view_of(grid, tile, first, last):
     signals = {"cls_attention@0": first, "cls_attention": last, "tile": tile}
     return View(Site("prefix"), torch.zeros(*grid.shape[:2], 2), grid, signals)
+
+
+def view_of_images(_method: HiRED, _keep: int, name: str) -> View:
+    grid, tile = ROWS[name]
+    first, last = torch.rand(2, *grid.shape[:2], generator=torch.Generator().manual_seed(0))
+    return view_of(grid, tile, first.pow(3), last)
 
 
 def slow_hired(method: HiRED, view: View, row: int, keep: int) -> list[int]:
@@ -53,12 +56,13 @@ def slow_hired(method: HiRED, view: View, row: int, keep: int) -> list[int]:
     return sorted(token for part in kept for token in part)
 
 
-@pytest.mark.parametrize("method", READINGS, ids=str)
-@pytest.mark.parametrize("name", ROWS)
-def test_equals_the_slow_one(name: str, method: HiRED):
-    grid, tile = ROWS[name]
-    first, last = torch.rand(2, *grid.shape[:2], generator=torch.Generator().manual_seed(0))
-    check_slow(method, view_of(grid, tile, first.pow(3), last), slow_hired)
+test_hired = check_method(
+    "hired",
+    slow_hired,
+    settings=({}, {"alpha": 0.2}, {"budget": "stripes"}, {"alpha": 0.3, "budget": "stripes"}),
+    views=view_of_images,
+    varied=ROWS,
+)
 
 
 def test_budgets_by_hand():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -14,15 +13,9 @@ from espalier.methods.holitom import HoliTom
 from espalier.methods.select.stills import still_places, windows
 from tests.methods.cases import PREFIX
 from tests.methods.crop_views import slow_apportion
-from tests.methods.released import (
-    case_video,
-    numbers,
-    released_video,
-    scenes,
-    shares,
-)
+from tests.methods.released import case_video, numbers, released_video, scenes, shares
 from tests.methods.slow import peaks
-from tests.methods.twins import check_released, check_slow, outcome, released
+from tests.methods.twins import check_method, outcome
 
 
 def slow_holitom(method: HoliTom, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -98,14 +91,6 @@ def slow_clusters(
     }
 
 
-@pytest.mark.parametrize("method", [HoliTom(), HoliTom(tau=0.9, beta=0.1, K=2)], ids=str)
-@pytest.mark.parametrize(("frames", "keep"), [(1, 5), (5, 7), (7, 30), (7, 60), (6, 54)])
-def test_the_first_stage_equals_the_slow_one(method: HoliTom, frames: int, keep: int) -> None:
-    attention = shares(keep, 1, 9 * frames)
-    view = released_video(PREFIX, scenes(frames + keep, frames, 9, 6), 3, cls_attention=attention)
-    check_slow(method, view, slow_holitom, (keep,))
-
-
 def test_windows_by_hand() -> None:
     """Place 0 is still in frames 0 to 2, places 1 and 2 in 1 to 3: 2 * 1 tokens are spared by 0-2, 2 * 2 by 1-3."""
     still = torch.tensor([[1, 0, 0], [1, 1, 1], [0, 1, 1]]).bool()
@@ -132,11 +117,25 @@ def test_two_frames_by_hand() -> None:
     assert still_places(alike, [(0, 1)], 0.8, 5).tolist() == [[False, True, False]]
 
 
-@released("holitom")
-def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+def released_holitom(case: dict[str, Any]) -> View:
     n_tokens = case["frames"] * case["rows"] * case["columns"]
-    view = case_video(case, PREFIX, cls_attention=shares(case["seed"] + 200, 1, n_tokens))
-    check_released(HoliTom(**case["params"]), view, case)
+    return case_video(case, PREFIX, cls_attention=shares(case["seed"] + 200, 1, n_tokens))
+
+
+test_holitom = check_method(
+    "holitom",
+    slow_holitom,
+    settings=({}, {"tau": 0.9, "beta": 0.1, "K": 2}),
+    views=lambda _method, keep, frames: released_video(
+        PREFIX,
+        scenes(frames + keep, frames, 9, 6),
+        3,
+        cls_attention=shares(keep, 1, 9 * frames),
+    ),
+    varied=(1, 5, 6, 7),
+    keeps={9: (5,), 45: (7,), 54: (54,), 63: (30, 60)}.__getitem__,
+    released=released_holitom,
+)
 
 
 def test_the_second_stage_halves_token_by_token() -> None:

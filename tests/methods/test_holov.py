@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from espalier.methods.base import View
 from espalier.methods.holov import HoloV
 from espalier.methods.select.tiles import regions
-from tests.methods.cases import PREFIX, make_view
+from tests.methods.cases import PREFIX
 from tests.methods.crop_views import slow_apportion
 from tests.methods.released import released_view
-from tests.methods.twins import attended_case, check_slow, released
+from tests.methods.twins import attended_case, check_method
 
-OFFICIAL = HoloV(alpha=0.09, cut="runs", ranking="attention", missing="each")
-READINGS = [HoloV(), OFFICIAL]
+OFFICIAL = {"alpha": 0.09, "cut": "runs", "ranking": "attention", "missing": "each"}
 
 
 def slow_holov(method: HoloV, view: View, row: int, keep: int) -> list[int]:
@@ -64,11 +62,6 @@ def slow_holov(method: HoloV, view: View, row: int, keep: int) -> list[int]:
     return sorted(i for part in kept for i in part)
 
 
-@pytest.mark.parametrize("method", [*READINGS, HoloV(crops=5), HoloV(crops=100)], ids=str)
-def test_equals_the_slow_one(method: HoloV):
-    check_slow(method, make_view(method), slow_holov, (1, 5, 20, 40, 47, 48))
-
-
 def test_two_parts_by_hand():
     """Both have half of the attention, so one token each; in the second, 3 and 5 are opposites, 4 like neither."""
     tokens = torch.tensor([[[1.0, 0], [1, 0], [1, 0], [1, 0], [0, 1], [-1, 0]]])
@@ -83,9 +76,17 @@ def test_two_parts_by_hand():
     assert HoloV(crops=2, cut="runs", ranking="attention").plan(view, 2).kept.tolist() == [[0, 4]]
 
 
-@released("holov")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
+def released_holov(case: dict[str, Any]) -> None:
     """Where a part was full the released code has zeros for the rest; here other tokens stand there."""
-    kept = OFFICIAL.plan(attended_case(case, PREFIX), case["keep"]).kept[0].tolist()
+    kept = HoloV(**OFFICIAL).plan(attended_case(case, PREFIX), case["keep"]).kept[0].tolist()
     assert set(case["kept"]) <= set(kept)
     assert kept == case["kept"] or len(case["kept"]) < case["keep"]
+
+
+test_holov = check_method(
+    "holov",
+    slow_holov,
+    settings=({}, OFFICIAL, {"crops": 5}, {"crops": 100}),
+    keeps=(1, 5, 20, 40, 47, 48),
+    released=released_holov,
+)

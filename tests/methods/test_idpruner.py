@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import pytest
 import torch
 
 from espalier.methods.base import View
 from espalier.methods.idpruner import IDPruner
 from espalier.methods.select.cosines import memory_limit
-from tests.methods.cases import PREFIX, make_view
+from tests.methods.cases import PREFIX
 from tests.methods.released import released_view
-from tests.methods.twins import attended_case, check_kept, check_released, check_slow, released
+from tests.methods.twins import attended_case, check_kept, check_method
 
 
 def slow_idpruner(method: IDPruner, view: View, row: int, keep: int) -> list[int]:
@@ -35,11 +34,14 @@ def slow_idpruner(method: IDPruner, view: View, row: int, keep: int) -> list[int
     return sorted(kept)
 
 
-@pytest.mark.parametrize("limit", [0, 2**40])
-@pytest.mark.parametrize("method", [IDPruner(), IDPruner(0.0), IDPruner(1.0)], ids=str)
-def test_equals_the_slow_one(method: IDPruner, limit: int):
-    with memory_limit(limit):
-        check_slow(method, make_view(method), slow_idpruner, (1, 7, 24))
+test_idpruner = check_method(
+    "idpruner",
+    slow_idpruner,
+    settings=({}, {"mmr_lambda": 0.0}, {"mmr_lambda": 1.0}),
+    keeps=(1, 7, 24),
+    within={f"limit={limit}": partial(memory_limit, limit) for limit in (0, 2**40)},
+    released=lambda case: attended_case(case, PREFIX),
+)
 
 
 def test_three_tokens_by_hand():
@@ -48,8 +50,3 @@ def test_three_tokens_by_hand():
     view = released_view(PREFIX, tokens, 2, cls_attention=torch.tensor([[1.0, 0.9, 0.2, 0.0]]))
     cases = ((IDPruner(), 2, [0, 2]), (IDPruner(0.6), 2, [0, 1]), (IDPruner(), 3, [0, 1, 2]))
     check_kept(view, *cases)
-
-
-@released("idpruner")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
-    check_released(IDPruner(**case["params"]), attended_case(case, PREFIX), case)

@@ -16,7 +16,7 @@ from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.runs import kept_by, left_by, watched
 from tests.methods.towers import TOWERS, chats_of
-from tests.methods.twins import best, check_slow
+from tests.methods.twins import best, check_method, slow_highest
 from tests.tiny import CHATS, DEPTH, load_llava, save_llava
 
 INSIDE = Site("layer", 3)
@@ -72,10 +72,14 @@ def slow_scores(view: View, row: int) -> list[float]:
     return [sum(weight[t] / total * rows[t][j] for t in weight) for j in range(n)]
 
 
-@pytest.mark.parametrize("keep", [1, 20, 143, 144])
-def test_the_decoder_equals_the_slow_one(keep: int):
-    view = inside(SQUARE * 3, seed=keep)
-    check_slow(IVTP(), view, lambda _, view, row, keep: best(slow_scores(view, row), keep), (keep,))
+test_ivtp = check_method(
+    "ivtp",
+    lambda _method, view, row, keep: best(slow_scores(view, row), keep),
+    views=lambda _method, keep: inside(SQUARE * 3, seed=keep),
+    keeps=(1, 20, 143, 144),
+)
+
+test_ivtp_in_the_tower = check_method("ivtp", slow_highest("rollout"), keeps=(20,))
 
 
 def test_weights_of_words_by_hand():

@@ -18,10 +18,16 @@ from tests.family_runs import adapter_of, shown
 from tests.methods.cases import SAMPLES, SQUARE, facts_of, grid_of, make_view
 from tests.methods.engine import NAMES
 from tests.methods.runs import noted
-from tests.methods.twins import check_slow, outcome
+from tests.methods.twins import at_stage, check_method, outcome, seeded, slow_highest
 
 PAPER = Nuwa()
-OFFICIAL = Nuwa(salience="attention", pillars="attention", quantile=0.55, guide="attention")
+RELEASED = {
+    "salience": "attention",
+    "pillars": "attention",
+    "quantile": 0.55,
+    "guide": "attention",
+}
+OFFICIAL = Nuwa(**RELEASED)
 #: Edges of odd length, two images, a global view and crops.
 ODD = [((0, 0, 5, 7), (0, 1, 3, 3), (1, 0, 3, 2)), ((0, 0, 1, 11), (1, 0, 13, 3))]
 
@@ -81,16 +87,32 @@ def slow_nuwa(method: Nuwa, view: View, row: int, keep: int) -> dict[int, Tensor
     return values
 
 
-@pytest.mark.parametrize("keep", [1, 2, 9, 12, 13, 30, 47, 48])
-@pytest.mark.parametrize("method", [PAPER, OFFICIAL, Nuwa(reach=4.0)], ids=["p", "o", "near"])
-def test_the_first_stage_equals_the_slow_one(method: Nuwa, keep: int):
-    check_slow(method, make_view(method, SAMPLES, seed=keep), slow_nuwa, (keep,), atol=2e-5)
+test_nuwa = check_method(
+    "nuwa",
+    slow_nuwa,
+    settings=({}, RELEASED, {"reach": 4.0}),
+    views=seeded(SAMPLES),
+    keeps=(1, 2, 9, 12, 13, 30, 47, 48),
+    atol=2e-5,
+)
 
+test_nuwa_on_odd_grids = check_method(
+    "nuwa",
+    slow_nuwa,
+    settings=({}, RELEASED),
+    views=seeded(ODD),
+    keeps=(1, 20, 40, 49, 50),
+    atol=2e-5,
+)
 
-@pytest.mark.parametrize("keep", [1, 20, 40, 49, 50])
-@pytest.mark.parametrize("method", [PAPER, OFFICIAL], ids=["p", "o"])
-def test_odd_grids_crops_and_several_images(method: Nuwa, keep: int):
-    check_slow(method, make_view(method, ODD, seed=keep), slow_nuwa, (keep,), atol=2e-5)
+test_nuwa_in_the_decoder = check_method(
+    "nuwa",
+    slow_highest("last_attention"),
+    settings=({"guide": "attention"},),
+    views=at_stage,
+    varied=(1,),
+    keeps=(20,),
+)
 
 
 # ---------------------------------------------------------------- regions, pillars, weights

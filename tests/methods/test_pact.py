@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -14,9 +13,8 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.pact import PACT
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
-from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.twins import check_released, check_slow, outcome, released
+from tests.methods.twins import check_method, outcome, seeded
 
 LAYER = Site("layer", 4)
 
@@ -58,14 +56,6 @@ def slow_pact(method: PACT, view: View, row: int, keep: int) -> dict[int, Tensor
     return {centre: view.tokens[row, tokens].mean(dim=0) for centre, tokens in into.items()}
 
 
-@pytest.mark.parametrize(
-    "method", [PACT(), PACT(keep=0.9, cutoff=0.3), PACT(keep=0.2, cutoff=1.5)], ids=str
-)
-@pytest.mark.parametrize("keep", [1, 5, 14, 30, 47])
-def test_equals_the_slow_one(method: PACT, keep: int) -> None:
-    check_slow(method, make_view(method, seed=keep), slow_pact, (keep,))
-
-
 def test_six_tokens_by_hand() -> None:
     """Four of six are left: 0, 1 and 2 around one direction, and 3 at right angles to 0.
 
@@ -86,16 +76,24 @@ def test_six_tokens_by_hand() -> None:
     assert PACT(keep=0.7, cutoff=2.0).plan(view, 2).kept.tolist() == [[1, 2]]
 
 
-@released("pact")
-def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+def released_pact(case: dict[str, Any]) -> View:
     seed, n_tokens = case["seed"], case["tokens"]
     keys = numbers(seed + 200, 2, n_tokens, 2) + 0.6 * numbers(seed + 100, 2, 1, 2)
     signals = {
         "next_mean_attention": shares(seed + 300, 1, n_tokens),
         "next_visual_keys": keys.unsqueeze(0),
     }
-    view = released_view(LAYER, numbers(seed, 1, n_tokens, 8), 16, **signals)
-    check_released(PACT(**case["params"]), view, case)
+    return released_view(LAYER, numbers(seed, 1, n_tokens, 8), 16, **signals)
+
+
+test_pact = check_method(
+    "pact",
+    slow_pact,
+    settings=({}, {"keep": 0.9, "cutoff": 0.3}, {"keep": 0.2, "cutoff": 1.5}),
+    views=seeded(),
+    keeps=(1, 5, 14, 30, 47),
+    released=released_pact,
+)
 
 
 def test_the_signals_are_those_of_the_layer_to_come() -> None:

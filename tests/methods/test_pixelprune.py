@@ -12,9 +12,10 @@ from torch.nn.functional import pad
 from espalier.methods.base import Need, Site, View
 from espalier.methods.pixelprune import UNPREDICTED, PixelPrune
 from tests.family_runs import adapter_of, shown
+from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view
 from tests.methods.towers import chats_of
-from tests.methods.twins import released
+from tests.methods.twins import best, check_method
 
 SITE = Site("tower", -1)
 
@@ -44,13 +45,14 @@ def slow_errors(patches: dict[tuple[int, int], list[float]], tau: float) -> dict
     return errors
 
 
-@pytest.mark.parametrize("tau", [0.0, 0.2])
-def test_equals_the_slow_one_on_pictures_with_gaps(tau: float) -> None:
+def with_gaps(method: PixelPrune, _keep: int, holes: bool) -> View:
+    """Pictures, or places of cut pictures: rectangles, here with a hole in the last."""
+    if not holes:
+        return make_view(method)
     side = 6
     levels = (numbers(1, 3, side * side, 2).add(1) * 1.5).floor() / 3 + 0.05 * numbers(
         2, 3, side * side, 2
     )
-    # Places of cut pictures: rectangles, here with a hole in the last.
     alive = [
         [(row, column) for row in range(rows) for column in range(2, side) if (row, column) != hole]
         for rows, hole in ((5, (0, 2)), (5, (4, 5)), (5, (2, 3)))
@@ -58,11 +60,7 @@ def test_equals_the_slow_one_on_pictures_with_gaps(tau: float) -> None:
     index = torch.tensor([[row * side + column for row, column in places] for places in alive])
     pixels = levels.gather(1, index[..., None].expand(-1, -1, 2))
     grid = pad(torch.tensor(alive), (2, 0))
-    view = View(SITE, torch.zeros(*index.shape, 4), grid, {"pixels": pixels})
-    errors = PixelPrune(tau).plan(view, 3).scores
-    for number, places in enumerate(alive):
-        slow = slow_errors(dict(zip(places, pixels[number].tolist(), strict=True)), tau)
-        assert errors[number].tolist() == pytest.approx([slow[place] for place in places], abs=1e-6)
+    return View(SITE, torch.zeros(*index.shape, 4), grid, {"pixels": pixels})
 
 
 def picture_view(pixels: Tensor, columns: int) -> Any:
@@ -79,8 +77,17 @@ def test_a_flat_rectangle_by_hand() -> None:
     assert int(more.spare) == 3
 
 
-@released("pixelprune")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
+def slow_pixelprune(method: PixelPrune, view: View, row: int, keep: int) -> list[int]:
+    """The largest errors of one picture, by which the method ranks."""
+    places = list(map(tuple, view.grid[row, :, 2:].tolist()))
+    patches = dict(zip(places, view.signals["pixels"][row].tolist(), strict=True))
+    errors = slow_errors(patches, method.tau)
+    scores = [errors[place] for place in places]
+    assert method.plan(view, keep).scores[row].tolist() == pytest.approx(scores, abs=1e-6)
+    return best(scores, keep)
+
+
+def released_pixelprune(case: dict[str, Any]) -> None:
     size = case["rows"] * case["columns"]
     level = ((numbers(case["seed"], size, 1) + 1) * 1.2).floor() / 2
     flat = torch.cat([level, torch.full_like(level, 0.5), 1 - level], dim=1)
@@ -88,6 +95,17 @@ def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
     plan = PixelPrune(case["tau"]).plan(picture_view(pixels, case["columns"]), len(case["kept"]))
     assert plan.kept[0].tolist() == case["kept"]
     assert int(plan.spare) == 0
+
+
+test_pixelprune = check_method(
+    "pixelprune",
+    slow_pixelprune,
+    settings=({}, {"tau": 0.2}),
+    views=with_gaps,
+    varied=(False, True),
+    keeps=(1, 3, 12, 18),
+    released=released_pixelprune,
+)
 
 
 @pytest.mark.parametrize("name", ["llava", "onevision_image"])

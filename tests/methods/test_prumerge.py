@@ -16,7 +16,7 @@ from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
 from tests.methods.cases import SQUARE, make_view, replaced
 from tests.methods.runs import logits_of, noted
-from tests.methods.twins import check_slow, outcome
+from tests.methods.twins import check_method, outcome
 
 
 def spread(places: list[int], wanted: int) -> list[int]:
@@ -63,14 +63,19 @@ def with_outliers(view: View, count: int, seed: int = 0) -> View:
     return replaced(view, **{ATTENTION.key: attention.scatter_add(1, places, 0.05 + 0 * attention)})
 
 
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize("keep", [1, 2, 14, 36, 100, 143])
-@pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize("merging", ["average", "sum"])
-def test_equals_the_slow_one(merging, uniform: bool, keep: int):
-    method = PruMerge(merging=merging, uniform=uniform)
-    view = with_outliers(make_view(method, SQUARE * 2, seed=keep), 9)
-    check_slow(method, view, slow_prumerge, (keep,))
+test_prumerge = pytest.mark.sampled(12)(
+    check_method(
+        "prumerge",
+        slow_prumerge,
+        settings=[
+            {"merging": merging, "uniform": uniform}
+            for merging in ("average", "sum")
+            for uniform in (False, True)
+        ],
+        views=lambda method, keep: with_outliers(make_view(method, SQUARE * 2, seed=keep), 9),
+        keeps=(1, 2, 14, 36, 100, 143),
+    )
+)
 
 
 def test_a_small_case_by_hand():

@@ -17,7 +17,7 @@ from tests.methods.cases import PREFIX
 from tests.methods.crop_views import slow_apportion
 from tests.methods.released import numbers, released_video, scenes, shares
 from tests.methods.slow import peaks
-from tests.methods.twins import check_slow, outcome, released
+from tests.methods.twins import check_method, outcome
 
 
 def slow_prunevid(method: PruneVid, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -69,13 +69,6 @@ def slow_clusters(values: list[Tensor], count: int) -> dict[int, list[int]]:
     return members
 
 
-@pytest.mark.parametrize("method", [PruneVid(), PruneVid(tau=0.9, gamma=0.5)], ids=str)
-@pytest.mark.parametrize(("frames", "keep"), [(1, 5), (5, 7), (9, 30), (9, 75), (6, 54)])
-def test_the_first_stage_equals_the_slow_one(method: PruneVid, frames: int, keep: int) -> None:
-    view = released_video(PREFIX, scenes(frames + keep, frames, 9, 6), 3)
-    check_slow(method, view, slow_prunevid, (keep,))
-
-
 #: Clusters of 15 frames, and the lengths of the segments that `refine_clusters` and `segment_lengths` of the released
 #: code make of them; provenance as in released.json.
 SEGMENTS = (
@@ -104,8 +97,7 @@ def test_two_frames_by_hand() -> None:
     assert outcome(view, plan)[0].tolist() == [[3, 0], [0, 3], [-2, 2]]
 
 
-@released("prunevid")
-def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
+def released_prunevid(case: dict[str, Any]) -> None:
     size = case["rows"] * case["columns"]
     tokens = scenes(case["seed"], case["frames"], size, case["width"])
     if case["loose"]:
@@ -115,6 +107,19 @@ def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
     plan = PruneVid(**case["params"]).plan(view, case["keep"])
     sums = outcome(view, plan)[0].double().sum(dim=1)
     assert sorted(sums.tolist()) == pytest.approx(case["sums"], abs=2e-4)
+
+
+test_prunevid = check_method(
+    "prunevid",
+    slow_prunevid,
+    settings=({}, {"tau": 0.9, "gamma": 0.5}),
+    views=lambda _method, keep, frames: released_video(
+        PREFIX, scenes(frames + keep, frames, 9, 6), 3
+    ),
+    varied=(1, 5, 6, 9),
+    keeps={9: (5,), 45: (7,), 54: (54,), 81: (30, 75)}.__getitem__,
+    released=released_prunevid,
+)
 
 
 def test_the_second_stage_keeps_a_share_of_each_frame() -> None:

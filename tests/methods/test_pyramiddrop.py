@@ -17,6 +17,7 @@ from tests import commands
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
 from tests.methods.engine import NAMES
+from tests.methods.twins import check_method, slow_highest
 from tests.tiny import DEPTH, load_tiny, model_of, save_tiny
 
 
@@ -26,6 +27,16 @@ def facts_of(name: str):
 
 def layers_of(method: PyramidDrop, depth: int) -> list[int]:
     return [site.layer for site in method.sites(depth)]
+
+
+test_pyramiddrop = check_method(
+    "pyramiddrop",
+    slow_highest(
+        lambda method: "next_last_attention" if method.ranking == "next_layer" else "last_attention"
+    ),
+    settings=({}, {"ranking": "next_layer"}),
+    keeps=(1, 20, 47),
+)
 
 
 def test_the_published_schedule():

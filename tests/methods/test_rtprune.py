@@ -16,7 +16,7 @@ from espalier.methods.rtprune import Merging, RTPrune
 from espalier.methods.select.absorption import nearby
 from tests.methods.cases import SQUARE, grid_of, make_view
 from tests.methods.slow import peaks
-from tests.methods.twins import check_slow, outcome
+from tests.methods.twins import check_method, outcome, seeded
 
 #: Two images of other shapes in one sample, and one.
 TWO = [((0, 0, 4, 5), (1, 0, 2, 6)), ((0, 0, 4, 8),)]
@@ -132,16 +132,23 @@ def slow_rtprune(method: RTPrune, view: View, row: int, keep: int) -> dict[int, 
 # ---------------------------------------------------------------- both stages
 
 
-@pytest.mark.parametrize("keep", [1, 2, 9, 24, 31, 32])
-@pytest.mark.parametrize("merging", MERGING)
-def test_equals_the_slow_one(merging: Merging, keep: int):
-    method = RTPrune(merging=merging, alpha=0.4, iters=30)
-    check_slow(method, make_view(method, TWO, seed=keep), slow_rtprune, (keep,), atol=1e-4)
+test_rtprune = check_method(
+    "rtprune",
+    slow_rtprune,
+    settings=[{"merging": merging, "alpha": 0.4, "iters": 30} for merging in MERGING],
+    views=seeded(TWO),
+    keeps=(1, 2, 9, 24, 31, 32),
+    atol=1e-4,
+)
 
-
-def test_many_clusters_equal_the_slow_ones():
-    method = RTPrune(merging="sparsevlm", alpha=1.0)
-    check_slow(method, make_view(method, SQUARE, seed=5), slow_rtprune, (30,), atol=1e-4)
+test_rtprune_with_many_clusters = check_method(
+    "rtprune",
+    slow_rtprune,
+    settings=({"merging": "sparsevlm", "alpha": 1.0},),
+    views=lambda method, _keep: make_view(method, SQUARE, seed=5),
+    keeps=(30,),
+    atol=1e-4,
+)
 
 
 def test_a_small_case_by_hand():

@@ -3,21 +3,89 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from espalier.methods.base import MethodError, View
 from espalier.methods.center import Center
-from espalier.methods.downsample import Downsample
 from espalier.methods.none import NoReduction
 from espalier.methods.pooled import Pooled
 from espalier.methods.random import Random
 from espalier.methods.uniform import Uniform
 from espalier.methods.visionzip import VisionZip
-from tests.methods.cases import SQUARE, generators_for, make_view
-from tests.methods.twins import check_slow, outcome
+from tests.methods.cases import SAMPLES, SQUARE, generators_for, make_view
+from tests.methods.crop_views import best, crops_with_shares
+from tests.methods.twins import check_method, outcome, seeded, slow_highest
+
+test_fastv = check_method(
+    "fastv",
+    slow_highest(lambda method: f"{method.queries}_attention"),
+    settings=({}, {"queries": "mean"}),
+    keeps=(1, 20, 47),
+)
+
+
+def slow_random(_method: Random, view: View, row: int, keep: int) -> list[int]:
+    noise = torch.rand(view.tokens.shape[1], generator=generators_for([row])[0])
+    pairs = crops_with_shares(view, row, keep)
+    return [token for tokens, share in pairs for token in best(noise, tokens, share)]
+
+
+def slow_center(_method: Center, view: View, row: int, keep: int) -> list[int]:
+    kept: list[int] = []
+    for tokens, share in crops_with_shares(view, row, keep):
+        places = view.grid[row, tokens, 2:].tolist()
+        height, width = (max(axis) + 1 for axis in zip(*places, strict=True))
+        near = [
+            -(((2 * r + 1 - height) / height) ** 2) - ((2 * c + 1 - width) / width) ** 2
+            for r, c in places
+        ]
+        kept += [tokens[place] for place in best(near, list(range(len(tokens))), share)]
+    return kept
+
+
+def slow_regions(view: View, row: int, keep: int) -> Iterator[tuple[int, list[int]]]:
+    """Yield the central token of each region of the grid, and all of its tokens: bands of rows, and runs in each."""
+    for tokens, share in crops_with_shares(view, row, keep):
+        token_at = {tuple(view.grid[row, token, 2:].tolist()): token for token in tokens}
+        height, width = (max(axis) + 1 for axis in zip(*token_at, strict=True))
+        ideal = round(math.sqrt(share * height / width))
+        bands = max(min(ideal, height, share), math.ceil(share / width))
+        for band in range(bands):
+            rows = range(band * height // bands, (band + 1) * height // bands)
+            runs = (band + 1) * share // bands - band * share // bands
+            for run in range(runs):
+                columns = range(run * width // runs, (run + 1) * width // runs)
+                middle = ((rows[0] + rows[-1]) // 2, (columns[0] + columns[-1]) // 2)
+                yield token_at[middle], [token_at[r, c] for r in rows for c in columns]
+
+
+def slow_uniform(_method: Uniform, view: View, row: int, keep: int) -> list[int]:
+    return [centre for centre, _ in slow_regions(view, row, keep)]
+
+
+def slow_pooled(_method: Pooled, view: View, row: int, keep: int) -> dict[int, torch.Tensor]:
+    regions = slow_regions(view, row, keep)
+    return {centre: view.tokens[row, region].mean(dim=0) for centre, region in regions}
+
+
+GRIDS = {"samples": SAMPLES, "square": SQUARE, "two": [((0, 0, 6, 6), (1, 0, 3, 4))]}
+COUNTS = (1, 3, 5, 7, 11, 12, 14, 24, 36, 47, 48, 50, 72, 143, 144)
+ON_GRIDS: dict[str, Any] = {
+    "views": lambda method, _keep, name: make_view(method, GRIDS[name]),
+    "varied": GRIDS,
+    "keeps": lambda n_tokens: [count for count in COUNTS if count <= n_tokens],
+}
+
+test_random = check_method("random", slow_random, **ON_GRIDS)
+test_center = check_method("center", slow_center, **ON_GRIDS)
+test_uniform = check_method("uniform", slow_uniform, **ON_GRIDS)
+test_downsample = check_method("downsample", slow_uniform, **ON_GRIDS)
+test_pooled = check_method("pooled", slow_pooled, **ON_GRIDS)
 
 
 def test_none_acts_nowhere():
@@ -45,11 +113,6 @@ def test_random_is_uniform():
     assert 100 - 52 < counts.min() < counts.max() < 100 + 52
 
 
-def test_random_keeps_the_same_share_of_every_image():
-    view = make_view(Random(), [((0, 0, 6, 6), (1, 0, 3, 4))])
-    assert (Random().plan(view, 12).kept[0] < 36).sum() == 9
-
-
 def test_uniform_is_a_regular_lattice_where_the_count_allows():
     kept = Uniform().plan(make_view(Uniform(), SQUARE), 36).kept[0]
     assert kept.tolist() == [
@@ -57,28 +120,11 @@ def test_uniform_is_a_regular_lattice_where_the_count_allows():
     ]
 
 
-def test_uniform_and_pooled_keep_the_same_places():
-    view = make_view(Pooled(), SQUARE)
-    for keep in (5, 14, 36, 72):
-        assert torch.equal(Uniform().plan(view, keep).kept, Pooled().plan(view, keep).kept)
-
-
 def test_pooled_by_four_is_average_pooling():
     view = make_view(Pooled(), SQUARE * 2)
     image = view.tokens.transpose(1, 2).unflatten(2, (12, 12))
     wanted = torch.nn.functional.avg_pool2d(image, 2).flatten(2).transpose(1, 2)
     assert torch.allclose(outcome(view, Pooled().plan(view, 36)), wanted, atol=1e-6)
-
-
-@pytest.mark.parametrize("keep", [1, 7, 14, 50, 143])
-def test_pooled_keeps_the_mean_of_each_image(keep: int):
-    """Every token counts once: region means weighted by region sizes give the image mean."""
-    view = make_view(Pooled(), SQUARE)
-    plan = Pooled().plan(view, keep)
-    sizes = plan.merge.slot[0].bincount().float()
-    merged = plan.merge.apply(view.tokens, keep)[0]
-    mean = (sizes[:, None] * merged).sum(dim=0) / 144
-    assert torch.allclose(mean, view.tokens[0].mean(dim=0), atol=1e-5)
 
 
 # ---------------------------------------------------------------- VisionZip
@@ -109,11 +155,13 @@ def slow_visionzip(method: VisionZip, view: View, row: int, keep: int) -> dict[i
     return values
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3, 13, 32, 64, 130, 143])
-@pytest.mark.parametrize("contextual", ["mean", "target_plus_mean"])
-def test_visionzip_equals_the_slow_one(contextual, keep: int):
-    method = VisionZip(contextual=contextual)
-    check_slow(method, make_view(method, SQUARE * 2, seed=keep), slow_visionzip, (keep,))
+test_visionzip = check_method(
+    "visionzip",
+    slow_visionzip,
+    settings=({"contextual": "mean"}, {"contextual": "target_plus_mean"}),
+    views=seeded(SQUARE * 2),
+    keeps=(1, 2, 3, 13, 32, 64, 130, 143),
+)
 
 
 @pytest.mark.parametrize(("keep", "n_dominant"), [(192, 162), (128, 108), (64, 54)])
@@ -139,9 +187,3 @@ def test_the_centre_is_an_ellipse_of_the_view():
 def test_every_frame_keeps_its_own_centre():
     view = make_view(Center(), [((0, 0, 3, 3), (1, 0, 3, 3), (2, 0, 1, 3))])
     assert Center().plan(view, 7).kept[0].tolist() == [1, 3, 4, 10, 12, 13, 19]
-
-
-def test_downsample_keeps_the_places_of_a_uniform_sample():
-    view = make_view(Downsample(), SQUARE)
-    for keep in (5, 14, 36):
-        assert torch.equal(Downsample().plan(view, keep).kept, Uniform().plan(view, keep).kept)

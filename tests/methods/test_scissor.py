@@ -6,7 +6,6 @@ from bisect import bisect_left
 from itertools import combinations
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -15,7 +14,7 @@ from espalier.methods.base import View
 from espalier.methods.scissor import Scissor
 from tests.methods.cases import PREFIX
 from tests.methods.released import case_video, released_video, scenes
-from tests.methods.twins import check_released, check_slow, outcome, released
+from tests.methods.twins import check_method, check_released, outcome
 
 
 def slow_scissor(method: Scissor, view: View, row: int, keep: int) -> dict[int, Tensor]:
@@ -67,13 +66,6 @@ def components(
     return dict(sorted(means.items()))
 
 
-@pytest.mark.parametrize("tau", [None, 0.8, 0.3])
-@pytest.mark.parametrize(("frames", "keep"), [(1, 4), (4, 7), (4, 20), (3, 26)])
-def test_equals_the_slow_one(tau: float | None, frames: int, keep: int) -> None:
-    view = released_video(PREFIX, scenes(frames + keep, frames, 9, 4), 3)
-    check_slow(Scissor(tau=tau), view, slow_scissor, (keep,))
-
-
 def test_two_frames_by_hand() -> None:
     """Frame 0 has a pair with cosine 0.8, and (0, 2), which frame 1 has as (0, 4) among three unlike tokens.
 
@@ -96,7 +88,19 @@ def test_two_frames_by_hand() -> None:
     assert Scissor(tau=0.75).plan(view, 6).kept.tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
-@released("scissor")
-@pytest.mark.parametrize("solved", [True, False])
-def test_merges_as_the_released_code(case: dict[str, Any], solved: bool) -> None:
-    check_released(Scissor(tau=None if solved else case["tau"]), case_video(case, PREFIX), case)
+def released_scissor(case: dict[str, Any]) -> None:
+    for tau in (None, case["tau"]):
+        check_released(Scissor(tau=tau), case_video(case, PREFIX), case)
+
+
+test_scissor = check_method(
+    "scissor",
+    slow_scissor,
+    settings=({}, {"tau": 0.8}, {"tau": 0.3}),
+    views=lambda _method, keep, frames: released_video(
+        PREFIX, scenes(frames + keep, frames, 9, 4), 3
+    ),
+    varied=(1, 3, 4),
+    keeps={9: (4,), 27: (26,), 36: (7, 20)}.__getitem__,
+    released=released_scissor,
+)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import pytest
 import torch
 
 from espalier.methods.base import View
@@ -12,7 +11,7 @@ from espalier.methods.scope import SCOPE
 from tests.methods.cases import VISION
 from tests.methods.crop_views import ROWS, crop_view, crops_with_shares
 from tests.methods.released import released_view
-from tests.methods.twins import attended_case, check_kept, check_released, check_slow, released
+from tests.methods.twins import attended_case, check_kept, check_method
 
 
 def slow_scope(method: SCOPE, view: View, row: int, keep: int) -> list[int]:
@@ -35,11 +34,15 @@ def slow_scope(method: SCOPE, view: View, row: int, keep: int) -> list[int]:
     return sorted(kept)
 
 
-@pytest.mark.parametrize("method", [SCOPE(), SCOPE(alpha=0.5)], ids=str)
-@pytest.mark.parametrize("name", ROWS)
-def test_equals_the_slow_one(name: str, method: SCOPE):
-    view = crop_view(method, name, width=24)
-    check_slow(method, view, slow_scope, (1, 5, view.tokens.shape[1] // 3, view.tokens.shape[1]))
+test_scope = check_method(
+    "scope",
+    slow_scope,
+    settings=({}, {"alpha": 0.5}),
+    views=partial(crop_view, width=24),
+    varied=ROWS,
+    keeps=lambda n_tokens: (1, 5, n_tokens // 3, n_tokens),
+    released=lambda case: attended_case(case, VISION),
+)
 
 
 def test_coverage_by_hand():
@@ -50,8 +53,3 @@ def test_coverage_by_hand():
     view = released_view(VISION, tokens, 2, cls_attention=torch.tensor([[1, 1, 1, 0.5]]))
     # The gain of 2 is then 1 + 0.2, that of 3 half of 0.8 + 0.4.
     check_kept(view, (SCOPE(), 1, [0]), (SCOPE(), 2, [0, 2]), (SCOPE(alpha=0), 1, [3]))
-
-
-@released("scope")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
-    check_released(SCOPE(**case["params"]), attended_case(case, VISION), case)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from espalier.methods.aim import AIM
 from espalier.methods.base import Decoder, Need, Site, TokenReducer
 from espalier.methods.btp import BTP
 from espalier.methods.d2pruner import D2Pruner
-from espalier.methods.fastv import FastV
 from espalier.methods.fastv_denoising import FastVDenoising
 from espalier.methods.fastv_first_step import FastVFirstStep
 from espalier.methods.feather import Feather
@@ -32,7 +30,6 @@ from espalier.methods.std import STD
 from espalier.methods.tome import ToMe
 from espalier.methods.uvprune import UVPrune
 from espalier.methods.vscan import VScan
-from tests.methods.cases import BLOCKS, DEPTH, make_view
 
 #: The layers of a decoder of some depth before which a method acts.
 LAYERS: tuple[tuple[TokenReducer | Decoder, int, list[int]], ...] = (
@@ -209,26 +206,3 @@ def test_a_method_reads_no_more_than_this(
     method: TokenReducer | Decoder, site: Site, needs: tuple[Need, ...]
 ) -> None:
     assert set(method.needs(site)) == set(needs)
-
-
-@pytest.mark.parametrize(
-    ("method", "stage", "signal"),
-    [
-        (FastV(), 0, "last_attention"),
-        (FastV(queries="mean"), 0, "mean_attention"),
-        (FrameFusion(), 2, "last_attention"),
-        (IVTP(), 0, "rollout"),
-        (Nuwa(guide="attention"), 1, "last_attention"),
-        (PyramidDrop(), 0, "last_attention"),
-        (PyramidDrop(ranking="next_layer"), 0, "next_last_attention"),
-        (VScan(), 1, "next_last_attention"),
-    ],
-    ids=str,
-)
-def test_the_highest_of_a_signal_stay(method: TokenReducer, stage: int, signal: str) -> None:
-    view = make_view(method, site=method.all_sites(BLOCKS, DEPTH)[stage])
-    assert set(view.signals) == {signal}
-    plan = method.plan(view, 20)
-    wanted = view.signals[signal].topk(20, dim=1).indices.sort(dim=1).values
-    assert torch.equal(plan.kept, wanted)
-    assert plan.merge is None

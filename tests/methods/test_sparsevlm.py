@@ -15,10 +15,7 @@ from espalier.methods.select.recycle import split
 from espalier.methods.sparsevlm import SparseVLM
 from tests.methods.cases import SQUARE, facts_of, make_view, replaced
 from tests.methods.slow import peaks
-from tests.methods.twins import check_slow
-
-OFFICIAL = SparseVLM(raters="above", assignment="euclidean", cluster="mean")
-PAPER = SparseVLM()
+from tests.methods.twins import check_method
 
 # ---------------------------------------------------------------- counts
 
@@ -46,7 +43,7 @@ def test_clusters_follow_from_the_released_counts(n_tokens: int, n_top: int, n_c
     assert recycled == int(0.3 * (n_tokens - n_top)) + 1
 
 
-@pytest.mark.parametrize("method", [PAPER, SparseVLM(tau=0.9, theta=1), SparseVLM(tau=0.05)])
+@pytest.mark.parametrize("method", [SparseVLM(), SparseVLM(tau=0.9, theta=1), SparseVLM(tau=0.05)])
 def test_every_budget_is_met_and_half_of_it_is_kept(method: SparseVLM):
     for n_tokens in (1, 2, 9, 48, 137):
         for keep in range(1, n_tokens + 1):
@@ -121,8 +118,10 @@ def slow_raters(method: SparseVLM, view: View, row: int) -> list[int]:
 
 
 def slow_sparsevlm(method: SparseVLM, view: View, row: int, keep: int) -> dict[int, torch.Tensor]:
-    """What is kept, and what it becomes, token by token."""
+    """What is kept, and what it becomes, token by token; the method has the same raters."""
     attention, raters = view.signals["text_attention"][row].double(), slow_raters(method, view, row)
+    assert method.weights(view)[row].nonzero().flatten().tolist() == raters
+    assert 0 < len(raters) < 6
     n = view.tokens.shape[1]
     scores = [sum(float(attention[t, j]) for t in raters) for j in range(n)]
     order = sorted(range(n), key=lambda j: (-scores[j], j))
@@ -163,15 +162,18 @@ def with_padding(view: View) -> View:
     return replaced(view, **signals)
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5, 20, 70, 143, 144])
-@pytest.mark.parametrize("method", [PAPER, OFFICIAL, SparseVLM(tau=0)], ids=["p", "o", "tau0"])
-def test_equals_the_slow_one(method: SparseVLM, keep: int):
-    view = with_padding(make_view(method, SQUARE * 2, seed=keep))
-    check_slow(method, view, slow_sparsevlm, (keep,), atol=1e-4)
-    for row, weights in enumerate(method.weights(view)):
-        raters = slow_raters(method, view, row)
-        assert weights.nonzero().flatten().tolist() == raters
-        assert 0 < len(raters) < 6
+test_sparsevlm = check_method(
+    "sparsevlm",
+    slow_sparsevlm,
+    settings=(
+        {},
+        {"raters": "above", "assignment": "euclidean", "cluster": "mean"},
+        {"tau": 0.0},
+    ),
+    views=lambda method, keep: with_padding(make_view(method, SQUARE * 2, seed=keep)),
+    keeps=(1, 2, 5, 20, 70, 143, 144),
+    atol=1e-4,
+)
 
 
 # ---------------------------------------------------------------- planted signals

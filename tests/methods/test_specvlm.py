@@ -8,14 +8,11 @@ import torch
 from espalier.methods.base import View
 from espalier.methods.specvlm import SpecVLM, covering, spread
 from tests.methods.cases import SQUARE, make_view, replaced
-from tests.methods.twins import check_slow
+from tests.methods.twins import check_method
 from tests.methods.two_stages import two_stages
 
-PAPER = SpecVLM()
-LAST = SpecVLM(guidance="last", layer=3, mass=0.8)
 
-
-def slow_choice(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
+def slow_specvlm(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
     layers = range(method.layer) if method.guidance == "layers" else [method.layer - 1]
     return two_stages(view, row, keep, layers, method.mass)
 
@@ -33,10 +30,13 @@ def uneven(view: View) -> View:
     return replaced(view, **signals)
 
 
-@pytest.mark.parametrize("keep", [1, 2, 5, 20, 70, 143, 144])
-@pytest.mark.parametrize("method", [PAPER, LAST, SpecVLM(mass=0.0), SpecVLM(mass=1.0)])
-def test_equals_the_slow_one(method: SpecVLM, keep: int):
-    check_slow(method, uneven(make_view(method, SQUARE * 3, seed=keep)), slow_choice, (keep,))
+test_specvlm = check_method(
+    "specvlm",
+    slow_specvlm,
+    settings=({}, {"guidance": "last", "layer": 3, "mass": 0.8}, {"mass": 0.0}, {"mass": 1.0}),
+    views=lambda method, keep: uneven(make_view(method, SQUARE * 3, seed=keep)),
+    keeps=(1, 2, 5, 20, 70, 143, 144),
+)
 
 
 # ---------------------------------------------------------------- the two stages

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -19,7 +17,7 @@ from tests.family_runs import adapter_of
 from tests.methods.cases import grid_of
 from tests.methods.released import case_video, numbers, released_video, scenes
 from tests.methods.runs import kept_by
-from tests.methods.twins import check_released, outcome, released
+from tests.methods.twins import check_method, outcome
 
 SITE = Site("layer", 2)
 
@@ -84,9 +82,11 @@ def slow_cells(video: Tensor, method: STTM, fewest: int) -> list[list[Cell]]:
     return [sorted(frame, key=lambda cell: cell.places[0]) for frame in frames]
 
 
-def slow_sttm(video: Tensor, method: STTM, keep: int | None) -> dict[int, Tensor]:
-    """One video (T, h, w, D), cell by cell: what stands at each kept token."""
-    frames = slow_cells(video, method, keep or 1)
+def slow_sttm(method: STTM, view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """One video, cell by cell: what stands at each kept token."""
+    size = (view.grid[row][:, [0, 2, 3]].amax(dim=0) + 1).tolist()
+    video = view.tokens[row].double().unflatten(0, size)
+    frames = slow_cells(video, method, 1 if method.adaptive else keep)
     cells = [cell for frame in frames for cell in frame]
     number = {id(cell): n for n, cell in enumerate(cells)}
     overlaps = [
@@ -96,7 +96,7 @@ def slow_sttm(video: Tensor, method: STTM, keep: int | None) -> dict[int, Tensor
         if set(a.places) & set(b.places)
     ]
     likeness = {(a, b): alike(cells[a].mean, cells[b].mean) for a, b in overlaps}
-    if keep is None:
+    if method.adaptive:
         label = passed_on([p for p in overlaps if likeness[p] >= method.tau_time], len(cells))
     else:
         for n in range(1, len(frames[0])):
@@ -135,29 +135,6 @@ def passed_on(pairs: Iterable[tuple[int, int]], count: int) -> list[int]:
             return label
 
 
-def check_equal(video: Tensor, method: STTM, keep: int | None) -> int:
-    view = released_video(SITE, video.float().flatten(1, 2), video.shape[2])
-    plan = method.answer(view, view.tokens.shape[1] - 1 if keep is None else keep)
-    values = slow_sttm(video, method, keep)
-    assert plan.kept[0].tolist() == list(values)
-    wanted = torch.stack(list(values.values())).float()
-    torch.testing.assert_close(outcome(view, plan)[0], wanted, atol=1e-5, rtol=0)
-    return len(values)
-
-
-@pytest.mark.parametrize("root", [0, 1])
-@pytest.mark.parametrize("space", [-1.0, 0.45, 1.0])
-@pytest.mark.parametrize(("frames", "rows", "columns"), [(1, 6, 5), (4, 4, 7), (5, 3, 3)])
-def test_equals_the_slow_one(frames: int, rows: int, columns: int, space: float, root: int) -> None:
-    video = scenes(rows + frames, frames, rows * columns, 5).double()
-    video = video.unflatten(1, (rows, columns))
-    size = frames * rows * columns
-    for keep in (1, 5, size // 3, size - 4, size - 1, size):
-        check_equal(video, STTM(tau_space=space, root=root), keep)
-    for time in (0.6, 0.9):
-        assert check_equal(video, STTM(tau_space=space, tau_time=time, root=root), None) <= size
-
-
 def test_two_frames_by_hand() -> None:
     """Frames of 4 x 4: a quarter of equal tokens, one with cosines of 0.95 to its mean (3, 0, 0), two of unlike ones.
 
@@ -189,10 +166,33 @@ def test_two_frames_by_hand() -> None:
     assert solved.plan(view, 32).kept[0].tolist() == list(range(32))
 
 
-@released("sttm")
-def test_merges_as_the_released_code(case: dict[str, Any]) -> None:
-    view = case_video(case, SITE)
-    check_released(STTM(**case["params"]), view, {"keep": view.tokens.shape[1] - 1} | case)
+SPACES = [{"tau_space": space, "root": root} for space in (-1.0, 0.45, 1.0) for root in (0, 1)]
+CLIPS = ((1, 6, 5), (4, 4, 7), (5, 3, 3))
+
+
+def of_scenes(_method: STTM, _keep: int, clip: tuple[int, int, int]) -> View:
+    frames, rows, columns = clip
+    return released_video(SITE, scenes(rows + frames, frames, rows * columns, 5), columns)
+
+
+test_sttm = check_method(
+    "sttm",
+    slow_sttm,
+    settings=SPACES,
+    views=of_scenes,
+    varied=CLIPS,
+    keeps=lambda size: (1, 5, size // 3, size - 4, size - 1, size),
+    released=lambda case: case_video(case, SITE),
+)
+
+test_sttm_with_a_threshold_in_time = check_method(
+    "sttm",
+    slow_sttm,
+    settings=[{"tau_time": time, **space} for time in (0.6, 0.9) for space in SPACES],
+    views=of_scenes,
+    varied=CLIPS,
+    keeps=lambda size: (size - 1,),
+)
 
 
 def test_views_of_a_picture_are_merged_apart() -> None:

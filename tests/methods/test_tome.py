@@ -20,7 +20,7 @@ from tests.family_runs import adapter_of
 from tests.methods.cases import SQUARE, make_view
 from tests.methods.runs import kept_by, watched
 from tests.methods.towers import TOWERS, chats_of
-from tests.methods.twins import outcome
+from tests.methods.twins import check_method, outcome, seeded
 from tests.tiny import model_of
 
 VARIANTS = [ToMe(), ToMe(proportional=False, weighted=False)]
@@ -178,6 +178,28 @@ def test_a_tower_of_three_blocks_equals_the_slow_one(
         grid = view.grid.gather(1, plan.kept[..., None].expand(-1, -1, 4))
         view = replace(view, tokens=merged, grid=grid)
     assert sizes.sum() == 144
+
+
+def slow_tome(method: ToMe, view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """One block, by the order and the sizes that it is shown."""
+    tokens, keys = (part[row].double() for part in (view.tokens, view.signals["block_keys"]))
+    sizes = view.signals.get("sizes", torch.ones(view.tokens.shape[:2]))[row].tolist()
+    order = view.signals.get("sequence", torch.arange(len(tokens)).expand(row + 1, -1))[row]
+    sequence = [
+        Slot(n, tokens[n], keys[n], sizes[n]) if n >= 0 else Slot(n, torch.zeros(1), torch.ones(1))
+        for n in order.tolist()
+    ]
+    left = slow_block(sequence, len(tokens) - keep, method)
+    return {slot.place: slot.token for slot in left if slot.place >= 0}
+
+
+test_tome = check_method(
+    "tome",
+    slow_tome,
+    settings=({}, {"proportional": False, "weighted": False}, {"order": "released"}),
+    views=seeded(),
+    keeps=(24, 30, 47, 48),
+)
 
 
 def by_hand(method: ToMe, keep: int, sizes: list[float]) -> tuple[list[int], list[float]]:

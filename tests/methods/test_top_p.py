@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,25 +13,27 @@ import torch
 from espalier.harness.cost.budget import Budget, BudgetMismatch
 from espalier.harness.kinds.lookup import kind_of
 from espalier.methods.base import Plan, PlanError, View
-from espalier.methods.fastv import FastV
 from espalier.methods.top_p import TopP
 from run import main
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of
 from tests.methods.cases import make_view, replaced
 from tests.methods.runs import check_adaptive
+from tests.methods.twins import check_method
 from tests.runs.helpers import fake_record
 from tests.runs.test_keys import spec_of
 
 TOP_P = TopP()
 
 
-def slow_choice(scores: list[float], p: float, keep: int) -> list[int]:
-    """The indices, one token after another until the share is held."""
+def slow_top_p(method: TopP, view: View, row: int, keep: int) -> list[int]:
+    """One token after another until the share is held, or as many as FastV."""
+    scores = view.signals["last_attention"][row].double().tolist()
     if keep == len(scores):
         return list(range(keep))
     left, kept = sorted(range(len(scores)), key=lambda index: (-scores[index], index)), []
-    while not kept or (sum(scores[i] for i in kept) < p * sum(scores) and len(kept) < keep):
+    held = method.p * sum(scores) if method.p < 1 else math.inf
+    while not kept or (sum(scores[i] for i in kept) < held and len(kept) < keep):
         kept.append(left.pop(0))
     return sorted(kept)
 
@@ -59,21 +62,25 @@ def test_a_worked_example(scores: list[float], keep: int, kept: list[int]) -> No
     assert choose(scores, keep, p=0.75) == kept
 
 
-@pytest.mark.parametrize("p", [0.01, 0.5, 0.9, 1.0])
-@pytest.mark.parametrize("keep", [1, 7, 30, 48])
-def test_the_choice_equals_the_slow_one(p: float, keep: int) -> None:
-    for seed in range(8):
-        scores = torch.rand(48, generator=torch.Generator().manual_seed(seed)) ** (1 + 3 * seed)
-        expected = slow_choice(scores.double().tolist(), p, keep)
-        if p == 1:
-            expected = FastV().answer(attended(scores.tolist()), keep).kept[0].tolist()
-        assert choose(scores.tolist(), keep, p) == expected
+def attended_by(_method: TopP, _keep: int, seed: int) -> View:
+    noise = torch.rand(48, generator=torch.Generator().manual_seed(seed))
+    return attended((noise ** (1 + 3 * seed)).tolist())
+
+
+test_top_p = check_method(
+    "top_p",
+    slow_top_p,
+    settings=[{"p": p} for p in (0.01, 0.5, 0.9, 1.0)],
+    views=attended_by,
+    varied=range(8),
+    keeps=lambda _n_tokens: (1, 7, 30, 48),
+)
 
 
 @pytest.mark.parametrize(("p", "ratio"), [(0.3, 0.5), (0.9, 0.8)])
 def test_rows_of_a_batch_keep_what_they_keep_alone(p: float, ratio: float) -> None:
     def count(view: View, allowed: int) -> int:
-        return len(slow_choice(view.signals["last_attention"][0].double().tolist(), p, allowed))
+        return len(slow_top_p(TopP(p=p), view, 0, allowed))
 
     check_adaptive(adapter_of("llava"), TopP(p=p), FAMILIES["llava"].chats, ratio, count)
 

@@ -13,13 +13,10 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.uvprune import Criterion, UVPrune
 from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
-from tests.methods.twins import check_slow
+from tests.methods.twins import best, check_method, seeded
 from tests.tiny import CHATS
 
 SQUARE = [((0, 0, 6, 8),)]
-
-
-CRITERIA = get_args(Criterion)
 
 
 def slow_uvprune(method: UVPrune, view: View, row: int, keep: int) -> list[int]:
@@ -42,14 +39,16 @@ def slow_uvprune(method: UVPrune, view: View, row: int, keep: int) -> list[int]:
         return now - cosine(here["projected"][i], here["text_embeddings"][j])
 
     scores = [sum(worth(i, j) for j in range(n_words)) for i in range(n_tokens)]
-    return sorted(range(n_tokens), key=lambda i: (-scores[i], i))[:keep]
+    return best(scores, keep)
 
 
-@pytest.mark.parametrize("keep", [1, 9, 30, 48])
-@pytest.mark.parametrize("criterion", CRITERIA)
-def test_each_criterion_equals_the_slow_one(criterion: Criterion, keep: int):
-    method = UVPrune(criterion=criterion)
-    check_slow(method, make_view(method, SQUARE * 3, seed=keep), slow_uvprune, (keep,))
+test_uvprune = check_method(
+    "uvprune",
+    slow_uvprune,
+    settings=[{"criterion": criterion} for criterion in get_args(Criterion)],
+    views=seeded(SQUARE * 3),
+    keeps=(1, 9, 30, 48),
+)
 
 
 def test_rows_with_fewer_words_are_not_pulled_by_the_padding():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from espalier.methods.base import View
 from espalier.methods.vidcom2 import VidCom2
 from tests.methods.cases import PREFIX, VIDEOS, grid_of
 from tests.methods.released import case_video, numbers, released_video
-from tests.methods.twins import check_kept, check_released, check_slow, released
+from tests.methods.twins import check_kept, check_method
 
 
 def slow_vidcom2(method: VidCom2, view: View, row: int, keep: int) -> list[int]:
@@ -66,11 +65,17 @@ def gauss(gap: Tensor) -> float:
     return sum(math.exp(-squared / (2 * 2.0**power)) for power in range(-3, 2))
 
 
-@pytest.mark.parametrize("method", [VidCom2(), VidCom2(channels=1.0, temperature=0.5)], ids=str)
-def test_equals_the_slow_one(method: VidCom2) -> None:
-    grid = torch.stack([grid_of(tiling) for tiling in VIDEOS])
-    view = View(PREFIX, numbers(5, 3, 48, 7), grid)
-    check_slow(method, view, slow_vidcom2, (1, 5, 20, 47, 48))
+test_vidcom2 = check_method(
+    "vidcom2",
+    slow_vidcom2,
+    settings=({}, {"channels": 1.0, "temperature": 0.5}),
+    views=lambda _method, _keep: View(
+        PREFIX, numbers(5, 3, 48, 7), torch.stack([grid_of(tiling) for tiling in VIDEOS])
+    ),
+    keeps=(1, 5, 20, 47, 48),
+    released=lambda case: case_video(case, PREFIX),
+    sources=("vidcom2", "vidcom2_vllm"),
+)
 
 
 def test_three_frames_by_hand() -> None:
@@ -93,8 +98,3 @@ def test_three_frames_by_hand() -> None:
         (VidCom2(), 3, [0, 2, 3]),
         (VidCom2(), 5, [0, 1, 2, 3, 4]),
     )
-
-
-@released("vidcom2", "vidcom2_vllm")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]) -> None:
-    check_released(VidCom2(), case_video(case, PREFIX), case)

@@ -12,9 +12,9 @@ from torch.nn.functional import normalize
 
 from espalier.methods.base import View
 from espalier.methods.visiontrim import VisionTrim
-from tests.methods.cases import PREFIX, make_view
+from tests.methods.cases import PREFIX
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.twins import check_slow, outcome, released
+from tests.methods.twins import check_method, outcome, seeded
 
 
 def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> dict[int, Tensor]:
@@ -44,16 +44,6 @@ def slow_visiontrim(method: VisionTrim, view: View, row: int, keep: int) -> dict
     return values
 
 
-@pytest.mark.parametrize(
-    "method",
-    [VisionTrim(), VisionTrim(dominant=0.0), VisionTrim(dominant=0.5, rounds=1)],
-    ids=str,
-)
-@pytest.mark.parametrize("keep", [1, 2, 5, 14, 30, 47])
-def test_equals_the_slow_one(method: VisionTrim, keep: int) -> None:
-    check_slow(method, make_view(method, seed=keep), slow_visiontrim, (keep,))
-
-
 def test_six_tokens_by_hand() -> None:
     """Tokens 0 and 5 are dominant; 1 and 3 are like the two words; 2 goes to 1, 4 to 3, and again.
 
@@ -80,8 +70,7 @@ def test_six_tokens_by_hand() -> None:
     assert VisionTrim(dominant=1.0).plan(view, 3).merge is None
 
 
-@released("visiontrim")
-def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
+def released_visiontrim(case: dict[str, Any]) -> None:
     """As in the code, a patch pays itself no attention, and `tower_received` lacks the class token's."""
     seed, n_tokens = case["seed"], case["tokens"]
     attention = shares(seed + 200, n_tokens + 1, n_tokens + 1)
@@ -99,3 +88,13 @@ def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]) -> None:
     sums = outcome(view, plan)[0].double().sum(dim=1)
     centres = [place for place, token in enumerate(kept) if token not in case["kept"]]
     assert sums[centres].tolist() == pytest.approx(case["sums"], abs=2e-4)
+
+
+test_visiontrim = check_method(
+    "visiontrim",
+    slow_visiontrim,
+    settings=({}, {"dominant": 0.0}, {"dominant": 0.5, "rounds": 1}),
+    views=seeded(),
+    keeps=(1, 2, 5, 14, 30, 47),
+    released=released_visiontrim,
+)

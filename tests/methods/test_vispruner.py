@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from functools import partial
+from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -12,14 +13,9 @@ from espalier.methods.base import View
 from espalier.methods.select.nearest import Nearest
 from espalier.methods.vispruner import VisPruner
 from tests.methods.cases import VISION
-from tests.methods.crop_views import (
-    ROWS,
-    best,
-    crop_view,
-    crops_with_shares,
-)
+from tests.methods.crop_views import ROWS, best, crop_view, crops_with_shares
 from tests.methods.released import released_view
-from tests.methods.twins import attended_case, check_released, check_slow, released
+from tests.methods.twins import attended_case, check_method
 
 
 def slow_vispruner(method: VisPruner, view: View, row: int, keep: int) -> list[int]:
@@ -43,15 +39,16 @@ def cosine(tokens: Tensor, a: int, b: int) -> float:
     return float(torch.cosine_similarity(tokens[a], tokens[b], dim=0))
 
 
-@pytest.mark.parametrize("method", [VisPruner(), VisPruner(0.0), VisPruner(0.8)], ids=str)
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("many", [Nearest.many, 1])
-def test_equals_the_slow_one(
-    monkeypatch: pytest.MonkeyPatch, many: int, name: str, method: VisPruner
-):
-    """`many` = 1: the nearest are listed anew when half of the tokens are left."""
-    monkeypatch.setattr(Nearest, "many", many)
-    check_slow(method, crop_view(method, name), slow_vispruner)
+test_vispruner = check_method(
+    "vispruner",
+    slow_vispruner,
+    settings=({}, {"important_ratio": 0.0}, {"important_ratio": 0.8}),
+    views=crop_view,
+    varied=ROWS,
+    # Of one: the nearest are listed anew when half of the tokens are left.
+    within={"": nullcontext, "nearest of one": partial(patch.object, Nearest, "many", 1)},
+    released=lambda case: attended_case(case, VISION),
+)
 
 
 def test_duplicates_by_hand():
@@ -62,8 +59,3 @@ def test_duplicates_by_hand():
     tokens[0, 2] = tokens[0, 3]
     tokens[0, 4] = torch.tensor([-1.0, 0])
     assert VisPruner().plan(view, 5).kept.tolist() == [[0, 1, 3, 4, 5]]
-
-
-@released("vispruner")
-def test_keeps_what_the_released_code_keeps(case: dict[str, Any]):
-    check_released(VisPruner(**case["params"]), attended_case(case, VISION), case)

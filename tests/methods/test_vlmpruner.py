@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
 import torch
 
 from espalier.methods.base import Site, View
 from espalier.methods.vlmpruner import VLMPruner
 from tests.methods.cases import make_view
 from tests.methods.released import numbers, released_view
-from tests.methods.twins import check_released, check_slow, outcome, released
+from tests.methods.twins import check_method, outcome
 
 LAYER = Site("layer", 2)
 
@@ -58,12 +57,6 @@ def slow_vlmpruner(method: VLMPruner, view: View, row: int, keep: int) -> list[i
     return sorted(kept)
 
 
-@pytest.mark.parametrize("method", [VLMPruner(), VLMPruner(2, 2, 0.3, 3, 6)], ids=str)
-def test_equals_the_slow_one(method: VLMPruner):
-    view = make_view(method, [((0, 0, 4, 6),), ((0, 0, 3, 8),), ((0, 0, 3, 4), (1, 0, 4, 3))])
-    check_slow(method, view, slow_vlmpruner, (1, 3, 9, 17, 24))
-
-
 def by_hand(tokens: list[list[float]], lengths: list[float]) -> View:
     keys = torch.tensor(lengths).view(1, 1, -1, 1)
     return released_view(LAYER, torch.tensor([tokens]), len(tokens), visual_keys=keys)
@@ -88,11 +81,25 @@ def test_what_goes_merges_by_hand():
     )
 
 
-@released("vlmpruner")
-def test_keeps_and_merges_what_the_released_code_does(case: dict[str, Any]):
+def released_vlmpruner(case: dict[str, Any]) -> View:
     """Tokens around a common direction, and keys of two heads."""
     seed, n_tokens = case["seed"], case["tokens"]
     tokens = numbers(seed, 1, n_tokens, 8) + 0.8 * numbers(seed + 100, 1, 1, 8)
     keys = numbers(seed + 200, 1, 2, n_tokens, 4)
-    view = released_view(LAYER, tokens, 24, visual_keys=keys)
-    check_released(VLMPruner(**case["params"]), view, case, atol=2e-5)
+    return released_view(LAYER, tokens, 24, visual_keys=keys)
+
+
+PICTURES = [((0, 0, 4, 6),), ((0, 0, 3, 8),), ((0, 0, 3, 4), (1, 0, 4, 3))]
+
+test_vlmpruner = check_method(
+    "vlmpruner",
+    slow_vlmpruner,
+    settings=(
+        {},
+        {"pivot_image_token": 2, "threshold": 0.3, "token_batch": 3, "channels": 6},
+    ),
+    views=lambda method, _keep: make_view(method, PICTURES),
+    keeps=(1, 3, 9, 17, 24),
+    released=released_vlmpruner,
+    sums_atol=2e-5,
+)

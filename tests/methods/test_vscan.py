@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from espalier.methods.base import View
 from espalier.methods.vscan import VScan
 from tests.methods.cases import PREFIX
-from tests.methods.crop_views import (
-    ROWS,
-    best,
-    crop_view,
-    crops_with_shares,
-    slow_apportion,
-)
+from tests.methods.crop_views import ROWS, best, crop_view, crops_with_shares, slow_apportion
 from tests.methods.released import numbers, released_view, shares
-from tests.methods.twins import check_released, check_slow, outcome, released
+from tests.methods.twins import at_stage, check_method, outcome, slow_highest
 
 LOCAL = "cls_attention@5/24"
 
@@ -54,12 +47,6 @@ def slow_vscan(method: VScan, view: View, row: int, keep: int) -> dict[int, Tens
     return merged
 
 
-@pytest.mark.parametrize("method", [VScan(window=2), VScan(local=0.3, window=3)], ids=str)
-@pytest.mark.parametrize("name", ROWS)
-def test_the_first_stage_equals_the_slow_one(name: str, method: VScan):
-    check_slow(method, crop_view(method, name), slow_vscan)
-
-
 def test_two_windows_by_hand():
     """2 x 4 patches in two windows, two local tokens and one global, and two tokens join what they are like."""
     tokens = torch.tensor([[[1.0, 0], [0, 1], [0, 3], [5, 0], [0, 1], [0, 1], [0, 1], [-1, 0]]])
@@ -73,10 +60,23 @@ def test_two_windows_by_hand():
     torch.testing.assert_close(outcome(view, plan), merged)
 
 
-@released("vscan")
-def test_keeps_and_merges_as_the_released_code(case: dict[str, Any]):
+def released_vscan(case: dict[str, Any]) -> View:
     """The second stage needs a model in the released code; it is a top-k of one row of attention."""
     deep, shallow = shares(case["seed"] + 100, 1, 576), shares(case["seed"] + 200, 1, 576)
     tokens = numbers(case["seed"], 1, 576, 4)
-    view = released_view(PREFIX, tokens, 24, cls_attention=deep, **{LOCAL: shallow})
-    check_released(VScan(), view, case, atol=2e-5)
+    return released_view(PREFIX, tokens, 24, cls_attention=deep, **{LOCAL: shallow})
+
+
+test_vscan = check_method(
+    "vscan",
+    slow_vscan,
+    settings=({"window": 2}, {"local": 0.3, "window": 3}),
+    views=crop_view,
+    varied=ROWS,
+    released=released_vscan,
+    sums_atol=2e-5,
+)
+
+test_vscan_in_the_decoder = check_method(
+    "vscan", slow_highest("next_last_attention"), views=at_stage, varied=(1,), keeps=(20,)
+)
