@@ -11,6 +11,7 @@ from torch import Tensor
 from espalier.methods.aircache import AirCache
 from espalier.methods.compressor import CacheView
 from tests.methods.test_compressors import HEADS, built, groups, view_of
+from tests.methods.twins import check_method
 
 
 def two_pictures() -> CacheView:
@@ -30,37 +31,55 @@ def elite_words(view: CacheView, words: list[int]) -> list[int]:
     return [slot for slot, paid in zip(words, row, strict=True) if paid >= 0.5 * row.max()]
 
 
-def slow_votes(view: CacheView, members: list[int]) -> Tensor:
-    """What words pay to visual entries (H, V), each over the visual keys and the words that stand before it."""
+def slow_aircache(method: AirCache, view: CacheView) -> Tensor:
+    """What words pay to visual entries, each over the visual keys and the words that stand before it.
+
+    Between pictures they vote where they are part of the instruction.
+    """
+    between = [] if view.between is None or method.text == "behind" else view.between.tolist()
+    words = [*between, *view.words.tolist()]
+    elite = elite_words(view, words)
+    assert 1 < len(elite) < len(words)
+    windows = {"elite": elite, "all": words, "continuous": words[-method.size :]}
+    members = windows.get(method.window, view.visual[-method.size :].tolist())
     votes = torch.zeros(HEADS, len(view.visual), dtype=torch.float64)
     for head in range(HEADS):
         for slot in members:
             before = [place for place in view.visual.tolist() if place <= slot]
-            read = [*before, *(other for other in members if other <= slot)]
+            read = [*before, *(other for other in members if other <= slot and other not in before)]
             products = view.keys[head // 3][read] @ view.queries[head, slot] * view.scaling
             votes[head, : len(before)] += products.softmax(0)[: len(before)] / len(members)
-    return votes
+    return groups(votes) if method.per_head else votes.mean(0, keepdim=True)
 
 
-@pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("window", ["elite", "all", "continuous"])
-@pytest.mark.parametrize("text", ["one picture", "behind", "between"])
-def test_words_vote_over_visual_and_window_keys_alone(
-    text: str, window: str, per_head: bool
-) -> None:
-    """Between pictures they do where they are part of the instruction."""
-    several = text != "one picture"
-    view, size = (two_pictures(), 14) if several else (view_of(), 5)
-    read = {"text": text} if several else {}
-    method = built("aircache", window=window, size=size, alpha=0.5, per_head=per_head, **read)
-    words = [*(range(14, 20) if text == "between" else ()), *view.words.tolist()]
-    members = {"elite": elite_words(view, words), "all": words, "continuous": words[-size:]}
-    assert 1 < len(members["elite"]) < len(words)
-    votes = slow_votes(view, members[window])
-    expected = groups(votes) if per_head else votes.mean(0, keepdim=True)
-    torch.testing.assert_close(method.score(view), expected, rtol=0, atol=1e-12)
-    # Of a single picture there is no text between, and nothing moves.
-    alone = built("aircache", **read).score(view_of())
+def windows(**more: object) -> list[dict[str, object]]:
+    return [
+        {"window": window, "per_head": per_head, "alpha": 0.5, **more}
+        for window in ("elite", "all", "continuous")
+        for per_head in (False, True)
+    ]
+
+
+test_aircache = check_method(
+    "aircache",
+    slow_aircache,
+    settings=[*windows(size=5), {"window": "visual", "size": 4}],
+    views=lambda _method, _keep: view_of(),
+    atol=1e-12,
+)
+
+test_aircache_of_two_pictures = check_method(
+    "aircache",
+    slow_aircache,
+    settings=windows(size=14, text="behind") + windows(size=14, text="between"),
+    views=lambda _method, _keep: two_pictures(),
+    atol=1e-12,
+)
+
+
+@pytest.mark.parametrize("text", ["behind", "between"])
+def test_of_a_single_picture_there_is_no_text_between(text: str) -> None:
+    alone = built("aircache", text=text).score(view_of())
     assert torch.equal(built("aircache").score(view_of()), alone)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +17,8 @@ from espalier.methods.base import MethodError
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.elastic import Elastic
 from espalier.methods.select import attention, budgets
+from espalier.methods.snapkv import SnapKV
+from tests.methods.twins import check_method
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
 FIRST, VISUAL, WORDS = 4, 30, 12
@@ -98,56 +99,74 @@ def test_rows_in_many_tiles_are_summed_like_the_whole_map(
     torch.testing.assert_close(tiles, one_block, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "scores_of"),
-    [
-        *((name, lambda rows: groups(rows.sum(1))) for name in ("h2o", "lookm")),
-        *((name, lambda rows: rows.mean(0).sum(0)[None]) for name in ("elastic", "prefixkv")),
-        ("tova", lambda rows: rows[:, -1].mean(0)[None]),
-    ],
+def slow_received(method: CacheCompressor, view: CacheView) -> Tensor:
+    """What all rows pay, by KV head, or one score for all heads."""
+    paid = whole_map(view)[:, :, view.candidates].sum(1)
+    return groups(paid) if method.by_head else paid.mean(0, keepdim=True)
+
+
+test_h2o = check_method("h2o", slow_received, views=lambda _method, _keep: view_of(), atol=1e-12)
+test_lookm = check_method(
+    "lookm", slow_received, views=lambda _method, _keep: view_of(), atol=1e-12
 )
-def test_a_score_is_a_sum_of_the_whole_map(
-    name: str, scores_of: Callable[[Tensor], Tensor]
-) -> None:
-    """By KV head, or one for all heads; of all rows, or of the last word."""
-    view = view_of()
-    expected = scores_of(whole_map(view))[:, view.candidates]
-    torch.testing.assert_close(built(name).score(view), expected, rtol=0, atol=1e-12)
+test_elastic = check_method(
+    "elastic", slow_received, views=lambda _method, _keep: view_of(), atol=1e-12
+)
+test_prefixkv = check_method(
+    "prefixkv", slow_received, views=lambda _method, _keep: view_of(), atol=1e-12
+)
 
 
-def test_keydiff_compares_keys_with_the_mean_of_their_head() -> None:
-    view = view_of()
-    for head, scores in enumerate(built("keydiff").score(view)):
-        anchor = sum(key / key.norm() for key in view.keys[head]) / LENGTH
-        for slot, score in zip(view.candidates, scores, strict=True):
-            key = view.keys[head, slot]
-            assert float(score) == pytest.approx(-float(key @ anchor / key.norm() / anchor.norm()))
+test_tova = check_method(
+    "tova",
+    lambda _method, view: whole_map(view)[:, -1, view.candidates].mean(0, keepdim=True),
+    views=lambda _method, _keep: view_of(),
+    atol=1e-12,
+)
 
 
-@pytest.mark.parametrize("window", [3, 8, 500])
-@pytest.mark.parametrize(("kernel", "pooling"), [(1, "mean"), (5, "mean"), (7, "max")])
-def test_snapkv_pools_the_votes_of_the_last_words(window: int, kernel: int, pooling: str) -> None:
-    view = view_of()
-    method = built("snapkv", window=window, kernel=kernel, pooling=pooling)
-    first = LENGTH - min(window, WORDS)
+def slow_keydiff(_method: CacheCompressor, view: CacheView) -> Tensor:
+    """Against the mean of a head's keys, each of length one."""
+    scores = []
+    for keys in view.keys:
+        anchor = sum(key / key.norm() for key in keys) / LENGTH
+        unlike = [-(key @ anchor) / key.norm() / anchor.norm() for key in keys[view.candidates]]
+        scores.append(torch.stack(unlike))
+    return torch.stack(scores)
+
+
+test_keydiff = check_method(
+    "keydiff", slow_keydiff, views=lambda _method, _keep: view_of(), atol=1e-12
+)
+
+
+def slow_snapkv(method: SnapKV, view: CacheView) -> Tensor:
+    """Votes of the last words, pooled place by place."""
+    first = LENGTH - min(method.window, WORDS)
     votes = groups(whole_map(view)[:, first:].sum(1))[:, :first]
-    expected = torch.zeros(KV_HEADS, VISUAL, dtype=torch.float64)
+    scores = torch.zeros(KV_HEADS, VISUAL, dtype=torch.float64)
     for place, slot in enumerate(view.candidates.tolist()):
-        near = votes[:, max(0, slot - kernel // 2) : slot + kernel // 2 + 1]
-        expected[:, place] = near.sum(1) / kernel if pooling == "mean" else near.amax(1)
-    torch.testing.assert_close(method.score(view), expected, rtol=0, atol=1e-12)
+        near = votes[:, max(0, slot - method.kernel // 2) : slot + method.kernel // 2 + 1]
+        mean = method.pooling == "mean"
+        scores[:, place] = near.sum(1) / method.kernel if mean else near.amax(1)
+    return scores
 
 
-def test_a_visual_window_reads_each_key_once() -> None:
-    view = view_of()
-    scores = built("aircache", window="visual", size=4).score(view)
-    votes = torch.zeros(VISUAL, dtype=torch.float64)
-    for head in range(HEADS):
-        for place in range(VISUAL - 4, VISUAL):
-            keys = view.keys[head // 3][view.visual[: place + 1]]
-            products = keys @ view.queries[head, view.visual[place]] * view.scaling
-            votes[: place + 1] += products.softmax(0) / (4 * HEADS)
-    torch.testing.assert_close(scores[0], votes, rtol=0, atol=1e-12)
+test_snapkv = check_method(
+    "snapkv",
+    slow_snapkv,
+    settings=[
+        {"window": window, "kernel": kernel, "pooling": pooling}
+        for window in (3, 8, 500)
+        for kernel, pooling in ((1, "mean"), (5, "mean"), (7, "max"))
+    ],
+    views=lambda _method, _keep: view_of(),
+    atol=1e-12,
+)
+
+test_pyramidkv = check_method(
+    "pyramidkv", slow_snapkv, views=lambda _method, _keep: view_of(), atol=1e-12
+)
 
 
 def test_the_elite_are_those_that_reach_the_threshold() -> None:
@@ -310,14 +329,34 @@ def test_the_released_ranks_are_the_values_of_an_argsort() -> None:
 # ------------------------------------------------------------------------------------ controls
 
 
+def slow_uniform_kv(_method: CacheCompressor, view: CacheView) -> Tensor:
+    """Places by their binary digits read from the end, the first the highest."""
+    n = len(view.candidates)
+    order = sorted(range(n), key=lambda place: f"{place:0{(n - 1).bit_length()}b}"[::-1])
+    return torch.tensor([[float(n - order.index(place)) for place in range(n)]])
+
+
+test_random_kv = check_method(
+    "random_kv",
+    lambda _method, view: torch.rand(1, VISUAL, generator=torch.Generator().manual_seed(0)),
+    views=lambda _method, _keep: view_of(),
+)
+test_recent_kv = check_method(
+    "recent_kv",
+    lambda _method, view: torch.tensor([[float(slot) for slot in view.candidates]]),
+    views=lambda _method, _keep: view_of(),
+)
+test_uniform_kv = check_method(
+    "uniform_kv", slow_uniform_kv, views=lambda _method, _keep: view_of()
+)
+
+
 def test_controls() -> None:
     view = view_of()
-    first, repeated = built("random_kv").score(view), built("random_kv").score(view_of())
-    assert torch.equal(first, repeated)
-    assert not torch.equal(first, built("random_kv").score(view)), "each layer draws anew"
+    first, second = built("random_kv").score(view), built("random_kv").score(view)
+    assert not torch.equal(first, second), "each layer draws anew"
     with pytest.raises(MethodError, match="no generator"):
         built("random_kv").score(replace(view, generator=None))
-    assert built("recent_kv").score(view)[0].argsort(descending=True)[:3].tolist() == [29, 28, 27]
     scores = built("uniform_kv").score(replace(view, candidates=torch.arange(32)))[0]
     for keep in (2, 4, 8, 16):
         kept = scores.argsort(descending=True)[:keep].sort().values

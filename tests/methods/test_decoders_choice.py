@@ -17,6 +17,8 @@ from espalier.methods.std import STD
 from espalier.methods.uniform import Uniform
 from espalier.methods.uvprune import UVPrune
 from tests.methods.cases import DEPTH, generators_for, make_view, replaced, rows_of_view
+from tests.methods.test_uvprune import slow_uvprune
+from tests.methods.twins import best, check_method, seeded
 from tests.methods.two_stages import two_stages
 
 N_TOKENS = 48
@@ -85,15 +87,22 @@ def test_what_is_not_finite_is_refused(decoder: Decoder):
 # ---------------------------------------------------------------- SpecVLM
 
 
-@pytest.mark.parametrize("keep", [1, 5, 11, 40, N_TOKENS])
-@pytest.mark.parametrize("mass", [0.0, 0.4, 1.0])
-def test_specvlm_equals_the_slow_one(mass: float, keep: int):
-    decoder = SpecVLMSD(mass=mass)
-    view = make_view(decoder, seed=keep)
-    view = replaced(view, **{k: v**6 for k, v in view.signals.items() if "attention" in k})
-    chosen = decoder.choose(view, keep)
-    for row in range(3):
-        assert chosen[row].tolist() == two_stages(view, row, keep, range(DEPTH), mass)
+def slow_specvlm_sd(method: SpecVLMSD, view: View, row: int, keep: int) -> list[int]:
+    return two_stages(view, row, keep, range(DEPTH), method.mass)
+
+
+def steep(method: SpecVLMSD, keep: int) -> View:
+    view = make_view(method, seed=keep)
+    return replaced(view, **{k: v**6 for k, v in view.signals.items() if "attention" in k})
+
+
+test_specvlm_sd = check_method(
+    "specvlm_sd",
+    slow_specvlm_sd,
+    settings=({"mass": 0.0}, {"mass": 0.4}, {"mass": 1.0}),
+    views=steep,
+    keeps=(1, 5, 11, 40, N_TOKENS),
+)
 
 
 def looked_at(decoder: Decoder, rows: Tensor) -> View:
@@ -121,22 +130,16 @@ def test_specvlm_of_sixty_tokens_by_hand():
 # ---------------------------------------------------------------- STD
 
 
-def slow_std(view: View, row: int, keep: int) -> list[list[int]]:
+def slow_std(_method: STD, view: View, row: int, keep: int) -> list[list[int]]:
     """Layer by layer, the entries by what the words pay them."""
     kept_indices = []
     for layer in range(DEPTH):
         paid = view.signals[f"text_attention@{layer}"][row].double()
-        sums = [sum(float(word[j]) for word in paid) for j in range(N_TOKENS)]
-        kept_indices.append(sorted(sorted(range(N_TOKENS), key=lambda j: (-sums[j], j))[:keep]))
+        kept_indices.append(best([sum(map(float, paid[:, j])) for j in range(N_TOKENS)], keep))
     return kept_indices
 
 
-@pytest.mark.parametrize("keep", [1, 5, 20])
-def test_std_equals_the_slow_one(keep: int):
-    view = make_view(STD(), seed=keep)
-    chosen = STD().choose(view, keep)
-    for row in range(3):
-        assert chosen[row].tolist() == slow_std(view, row, keep)
+test_std = check_method("std", slow_std, views=seeded(), keeps=(1, 5, 20))
 
 
 def test_std_chooses_in_each_layer_by_hand():
@@ -147,42 +150,22 @@ def test_std_chooses_in_each_layer_by_hand():
 # ---------------------------------------------------------------- ParallelVLM
 
 
-@pytest.mark.parametrize("keep", [1, 4, 30])
 @pytest.mark.parametrize("guidance", READ)
-def test_the_target_chooses_what_it_would_keep_itself(guidance: Any, keep: int):
-    """UV-Prune's own tests hold its criteria against the paper's sums."""
+def test_the_target_reads_what_it_would_prune_by_itself(guidance: Any):
     decoder = ParallelVLM(guidance=guidance, L=3)
     reducer = UVPrune(L=3, criterion=guidance)
     assert decoder.sites(DEPTH) == reducer.sites(DEPTH) == (Site("layer", 3),)
     (site,) = decoder.sites(DEPTH)
     assert decoder.needs(site) == reducer.needs(site)
-    view = make_view(decoder, seed=keep)
-    assert torch.equal(decoder.choose(view, keep), reducer.plan(view, keep).kept)
 
 
-def slow_gain(view: View, row: int) -> list[float]:
-    """Equation (3) for L = 1, word by word."""
-    here = {key: value[row].double() for key, value in view.signals.items()}
-    moved = view.tokens[row].double()
-
-    def cosine(v: Tensor, x: Tensor) -> float:
-        return float(v @ x / (v @ v).sqrt() / (x @ x).sqrt())
-
-    pairs = list(zip(here["text_states"], here["text_embeddings"], strict=True))
-    return [
-        sum(cosine(moved[i], x) - cosine(here["projected"][i], x0) for x, x0 in pairs)
-        for i in range(N_TOKENS)
-    ]
-
-
-@pytest.mark.parametrize("keep", [1, 4, 30])
-def test_parallelvlm_equals_the_slow_one(keep: int):
-    view = make_view(ParallelVLM(), seed=keep)
-    chosen = ParallelVLM().choose(view, keep)
-    for row in range(3):
-        gain = slow_gain(view, row)
-        best = sorted(range(N_TOKENS), key=lambda i: (-gain[i], i))[:keep]
-        assert chosen[row].tolist() == sorted(best)
+test_parallelvlm = check_method(
+    "parallelvlm",
+    lambda method, *choice: slow_uvprune(UVPrune(L=method.L, criterion=method.guidance), *choice),
+    settings=[{}, *({"guidance": guidance, "L": 3} for guidance in READ)],
+    views=seeded(),
+    keeps=(1, 4, 30),
+)
 
 
 def test_the_guidances_that_read_nothing():

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from espalier.harness.specs.catalogue import build_method
 from espalier.methods.compressor import CacheView
 from espalier.methods.lookm import LookM
 from espalier.methods.vlcache import VLCache
-from tests.methods.test_compressors import KV_HEADS, VISUAL, groups, view_of, whole_map
+from tests.methods.test_compressors import groups, view_of, whole_map
+from tests.methods.twins import check_method
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -120,21 +120,26 @@ def test_the_released_lookm_gives_these_entries() -> None:
 # ---------------------------------------------------------------- VL-Cache
 
 
-@pytest.mark.parametrize("per_head", [True, False])
-def test_vlcache_scores_sum_to_the_density_of_a_layer(per_head: bool) -> None:
-    view, p = view_of(), 0.05
+def slow_vlcache(method: VLCache, view: CacheView) -> Tensor:
+    """What words pay, in sum the density of the layer."""
     rows = whole_map(view)[:, view.words]
     counted = total = 0
     for head in rows:
         for row, place in zip(head.tolist(), view.words.tolist(), strict=True):
-            counted += sum(entry >= p * max(row) for entry in row[: place + 1])
+            counted += sum(entry >= method.p * max(row) for entry in row[: place + 1])
             total += place + 1
     votes = rows.sum(1)[:, view.candidates]
-    votes = groups(votes) if per_head else votes.mean(0, keepdim=True)
-    expected = votes / votes.mean(0).sum() * (counted / total)
-    scores = build_method("vlcache", {"p": p, "per_head": per_head}).score(view)  # type: ignore[attr-defined]
-    assert scores.shape == (KV_HEADS if per_head else 1, VISUAL)
-    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)
+    votes = groups(votes) if method.per_head else votes.mean(0, keepdim=True)
+    return votes / votes.mean(0).sum() * (counted / total)
+
+
+test_vlcache = check_method(
+    "vlcache",
+    slow_vlcache,
+    settings=({"p": 0.05, "per_head": True}, {"p": 0.05, "per_head": False}),
+    views=lambda _method, _keep: view_of(),
+    atol=1e-12,
+)
 
 
 def test_vlcache_budgets_by_hand() -> None:
