@@ -16,11 +16,13 @@ from torch import Tensor
 
 from espalier.methods.base import Site, View
 
+#: Of each released code its repository, commit, function and cases.
+TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
-def vectors(method: str) -> list[dict[str, Any]]:
-    """Return the cases of a method: seed, tokens, keep, params, kept and what its code merged."""
-    table = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    return table[method]["cases"]
+
+def vectors(name: str) -> list[dict[str, Any]]:
+    """Return the cases of some released code: seed, tokens, keep, params, kept and what it merged."""
+    return TABLE[name]["cases"]
 
 
 def numbers(seed: int, *shape: int) -> Tensor:

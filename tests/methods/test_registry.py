@@ -32,6 +32,9 @@ from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.fastv import FastV
 from espalier.methods.readings import readings_of
 from espalier.serve.setting import build as served
+from tests.methods.cases import BLOCKS, DEPTH
+from tests.methods.released import TABLE
+from tests.methods.twins import DECLARED
 
 CONF = ROOT / "conf" / "method"
 FILES = sorted(CONF.glob("*.yaml"))
@@ -114,6 +117,15 @@ def test_every_file_is_a_method_with_its_config_or_used_by_others():
     sources = "".join(path.read_text() for path in files)
     unused = {name for name in modules if f"from espalier.methods.{name} import" not in sources}
     assert unused <= set(METHODS.names())
+
+
+def test_every_choice_has_a_slow_version_and_all_released_vectors_are_used():
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        import_module(f"tests.methods.{path.stem}")
+    methods = {name: build_method(name, {}) for name in METHODS.names()}
+    # The others act nowhere: no reduction, and decoders that let the draft see everything or nothing.
+    assert set(DECLARED) == {n for n, method in methods.items() if method.read_sites(BLOCKS, DEPTH)}
+    assert set().union(*DECLARED.values()) == set(TABLE)
 
 
 def test_an_unknown_name_lists_the_valid_ones():
