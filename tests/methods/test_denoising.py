@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -29,28 +31,32 @@ QUERIES = {
 
 test_fastv_denoising = check_method(
     "fastv_denoising",
-    slow_highest(lambda method: QUERIES[method.queries]),
+    partial(slow_highest, lambda method: QUERIES[method.queries]),
     settings=[{"queries": queries} for queries in QUERIES],
     keeps=(1, 20, 47),
 )
 
 test_fastv_first_step = check_method(
     "fastv_first_step",
-    slow_highest("last_attention"),
+    partial(slow_highest, "last_attention"),
     views=at_stage,
     varied=(1,),
     keeps=(1, 20, 47),
 )
 
 test_fastv_later_steps = check_method(
-    "fastv_first_step", slow_highest("first_kept"), views=at_stage, varied=(0,), keeps=(1, 20, 47)
+    "fastv_first_step",
+    partial(slow_highest, "first_kept"),
+    views=at_stage,
+    varied=(0,),
+    keeps=(1, 20, 47),
 )
 
 test_pyramiddrop_denoising = check_method(
-    "pyramiddrop_denoising", slow_highest("last_attention"), keeps=(1, 20, 47)
+    "pyramiddrop_denoising", partial(slow_highest, "last_attention"), keeps=(1, 20, 47)
 )
 
-test_redvtp = check_method("redvtp", slow_highest("masked_attention"), keeps=(1, 20, 47))
+test_redvtp = check_method("redvtp", partial(slow_highest, "masked_attention"), keeps=(1, 20, 47))
 
 
 def test_an_example_worked_out_for_fastv() -> None:

@@ -28,7 +28,7 @@ from tests.families.qwen import QWEN2, QWEN25, clip, video_chat
 from tests.family_runs import adapter_of, generation
 from tests.methods.cases import generators_for, grid_of
 from tests.methods.runs import kept_by
-from tests.methods.twins import check_method
+from tests.methods.twins import best, check_method
 from tests.tiny import Family, load_tiny, save_tiny
 
 PAPER, OFFICIAL = DyCoke(), DyCoke(reading="official")
@@ -210,25 +210,23 @@ def test_a_picture_is_refused_whatever_is_kept():
 def slow_steps(method: DyCoke, paid: list[list[float]]) -> list[list[int]]:
     """The entries that each step of one row attends to."""
 
-    def best(scores: list[float]) -> list[int]:
-        order = sorted(range(len(scores)), key=lambda entry: (-scores[entry], entry))
-        return sorted(order[: math.floor((1 - method.P) * len(scores) + 1e-9)])
-
     def alike(a: list[float], b: list[float]) -> bool:
         dot = sum(x * y for x, y in zip(a, b, strict=True))
         lengths = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
         return dot / lengths >= method.threshold
 
     everything = list(range(len(paid[0])))
+    count = math.floor((1 - method.P) * len(everything) + 1e-9)
     released = method.reading == "official"
-    steps, chosen_by = [best(paid[0]) if released and method.threshold > 0 else everything], None
+    steps = [best(paid[0], count) if released and method.threshold > 0 else everything]
+    chosen_by = None
     for before, now in pairwise(paid):
         if released:
-            steps.append(everything if alike(now, before) else best(now))
+            steps.append(everything if alike(now, before) else best(now, count))
         elif chosen_by is not None and alike(now, chosen_by):
             steps.append(steps[-1])
         else:
-            steps.append(best(now))
+            steps.append(best(now, count))
             chosen_by = now
     return steps
 

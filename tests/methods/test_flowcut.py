@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ def released_flowcut(case: dict[str, Any]) -> None:
 
 
 test_flowcut = check_method(
-    "flowcut", slow_highest("flow"), keeps=(1, 20, 47), released=released_flowcut
+    "flowcut", partial(slow_highest, "flow"), keeps=(1, 20, 47), released=released_flowcut
 )
 
 

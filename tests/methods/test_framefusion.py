@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -94,7 +95,7 @@ test_framefusion = check_method(
 )
 
 test_framefusion_last_site = check_method(
-    "framefusion", slow_highest("last_attention"), views=at_stage, varied=(2,), keeps=(20,)
+    "framefusion", partial(slow_highest, "last_attention"), views=at_stage, varied=(2,), keeps=(20,)
 )
 
 

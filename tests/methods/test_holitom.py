@@ -15,7 +15,7 @@ from tests.methods.cases import PREFIX
 from tests.methods.crop_views import slow_apportion
 from tests.methods.released import case_video, numbers, released_video, scenes, shares
 from tests.methods.slow import peaks
-from tests.methods.twins import check_method, outcome
+from tests.methods.twins import best, check_method, outcome
 
 
 def slow_holitom(method: HoliTom, view: View, _row: int, keep: int) -> dict[int, Tensor]:
@@ -138,18 +138,27 @@ test_holitom = check_method(
 )
 
 
-def test_the_second_stage_halves_token_by_token() -> None:
-    tokens, attention = numbers(3, 1, 30, 4), shares(4, 1, 30)
-    grid = torch.zeros(1, 30, 4, dtype=torch.long)
-    site = HoliTom().sites(28)[1]
-    view = View(site, tokens, grid, {"last_attention": attention})
-    plan = HoliTom().plan(view, 6)
-    kept = sorted(attention[0].topk(6).indices.tolist())
-    assert (site.layer, plan.kept[0].tolist()) == (18, kept)
-    values = tokens[0].clone()
-    for token in range(30):
+def slow_halves(_method: HoliTom, view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """The second stage, token by token."""
+    tokens, kept = view.tokens[row], best(view.signals["last_attention"][row].tolist(), keep)
+    values = {token: tokens[token] for token in kept}
+    for token in range(len(tokens)):
         if token not in kept:
-            like = [float(cosine_similarity(tokens[0, token], tokens[0, k], dim=0)) for k in kept]
+            like = [float(cosine_similarity(tokens[token], tokens[k], dim=0)) for k in kept]
             place = kept[like.index(max(like))]
-            values[place] = (values[place] + tokens[0, token]) / 2
-    torch.testing.assert_close(outcome(view, plan)[0], values[kept], atol=1e-6, rtol=0)
+            values[place] = (values[place] + tokens[token]) / 2
+    return values
+
+
+test_holitom_in_the_decoder = check_method(
+    "holitom",
+    slow_halves,
+    views=lambda method, _keep: View(
+        method.sites(28)[1],
+        numbers(3, 1, 30, 4),
+        torch.zeros(1, 30, 4, dtype=torch.long),
+        {"last_attention": shares(4, 1, 30)},
+    ),
+    keeps=(6,),
+    atol=1e-6,
+)

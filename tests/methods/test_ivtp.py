@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -79,7 +80,7 @@ test_ivtp = check_method(
     keeps=(1, 20, 143, 144),
 )
 
-test_ivtp_in_the_tower = check_method("ivtp", slow_highest("rollout"), keeps=(20,))
+test_ivtp_in_the_tower = check_method("ivtp", partial(slow_highest, "rollout"), keeps=(20,))
 
 
 def test_weights_of_words_by_hand():

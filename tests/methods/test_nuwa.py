@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ test_nuwa_on_odd_grids = check_method(
 
 test_nuwa_in_the_decoder = check_method(
     "nuwa",
-    slow_highest("last_attention"),
+    partial(slow_highest, "last_attention"),
     settings=({"guide": "attention"},),
     views=at_stage,
     varied=(1,),

@@ -14,7 +14,7 @@ from espalier.methods.prunevid import PruneVid
 from espalier.methods.select.segments import segments_of
 from espalier.methods.select.stills import pair_mean
 from tests.methods.cases import PREFIX
-from tests.methods.crop_views import slow_apportion
+from tests.methods.crop_views import best, crops_with_shares, slow_apportion
 from tests.methods.released import numbers, released_video, scenes, shares
 from tests.methods.slow import peaks
 from tests.methods.twins import check_method, outcome
@@ -122,19 +122,24 @@ test_prunevid = check_method(
 )
 
 
-def test_the_second_stage_keeps_a_share_of_each_frame() -> None:
-    site = PruneVid().sites(32)[1]
-    grid = torch.tensor([[[frame, 0, 0, place] for frame, place in FRAMES]])
-    scores = shares(7, 1, len(FRAMES))
-    view = View(site, numbers(3, 1, len(FRAMES), 4), grid, {"text_received_peak": scores})
-    plan = PruneVid().plan(view, 6)
-    # Sizes 6, 2 and 4 of 12: half of each.
-    best = [
-        sorted(range(a, b), key=lambda i: -float(scores[0, i]))
-        for a, b in ((0, 6), (6, 8), (8, 12))
-    ]
-    assert plan.kept[0].tolist() == sorted(best[0][:3] + best[1][:1] + best[2][:2])
-    assert (site.layer, plan.merge) == (11, None)
-
-
 FRAMES = [*((0, place) for place in range(6)), (1, 0), (1, 3), *((2, p) for p in range(4))]
+
+
+def slow_shares(_method: PruneVid, view: View, row: int, keep: int) -> dict[int, Tensor]:
+    """The second stage: the same share of each frame."""
+    scores, frames = view.signals["text_received_peak"][row], crops_with_shares(view, row, keep)
+    kept = [token for frame, share in frames for token in best(scores, frame, share)]
+    return {token: view.tokens[row, token] for token in kept}
+
+
+test_prunevid_in_the_decoder = check_method(
+    "prunevid",
+    slow_shares,
+    views=lambda method, _keep: View(
+        method.sites(32)[1],
+        numbers(3, 1, len(FRAMES), 4),
+        torch.tensor([[[frame, 0, 0, place] for frame, place in FRAMES]]),
+        {"text_received_peak": shares(7, 1, len(FRAMES))},
+    ),
+    keeps=(6,),
+)

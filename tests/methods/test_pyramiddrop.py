@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +32,11 @@ def layers_of(method: PyramidDrop, depth: int) -> list[int]:
 
 test_pyramiddrop = check_method(
     "pyramiddrop",
-    slow_highest(
-        lambda method: "next_last_attention" if method.ranking == "next_layer" else "last_attention"
+    partial(
+        slow_highest,
+        lambda method: (
+            "next_last_attention" if method.ranking == "next_layer" else "last_attention"
+        ),
     ),
     settings=({}, {"ranking": "next_layer"}),
     keeps=(1, 20, 47),

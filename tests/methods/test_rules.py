@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.methods.twins import check_method, outcome, seeded, slow_highest
 
 test_fastv = check_method(
     "fastv",
-    slow_highest(lambda method: f"{method.queries}_attention"),
+    partial(slow_highest, lambda method: f"{method.queries}_attention"),
     settings=({}, {"queries": "mean"}),
     keeps=(1, 20, 47),
 )

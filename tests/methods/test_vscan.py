@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,5 +79,5 @@ test_vscan = check_method(
 )
 
 test_vscan_in_the_decoder = check_method(
-    "vscan", slow_highest("next_last_attention"), views=at_stage, varied=(1,), keeps=(20,)
+    "vscan", partial(slow_highest, "next_last_attention"), views=at_stage, varied=(1,), keeps=(20,)
 )

@@ -40,19 +40,17 @@ def best(scores: Sequence[float], keep: int) -> list[int]:
     return sorted(sorted(range(len(scores)), key=lambda place: (-scores[place], place))[:keep])
 
 
-def slow_highest(signal: str | Callable[[Any], str]) -> Slow:
-    """Return the slow version of a method that keeps the highest of the one signal that it reads, and merges nothing.
+def slow_highest(
+    signal: str | Callable[[Any], str], method: Any, view: View, row: int, keep: int
+) -> dict[int, Tensor]:
+    """Return the highest of the one signal that a method reads; it merges nothing.
 
     Args:
         signal: its key, or of a method its key.
     """
-
-    def slow(method: Any, view: View, row: int, keep: int) -> dict[int, Tensor]:
-        ((key, scores),) = view.signals.items()
-        assert key == (signal if isinstance(signal, str) else signal(method))
-        return {token: view.tokens[row, token] for token in best(scores[row].tolist(), keep)}
-
-    return slow
+    ((key, scores),) = view.signals.items()
+    assert key == (signal if isinstance(signal, str) else signal(method))
+    return {token: view.tokens[row, token] for token in best(scores[row].tolist(), keep)}
 
 
 def seeded(tilings: Sequence[Tiling] | None = None) -> ViewOf:
