@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from espalier.methods.base import MethodError
+from espalier.methods.select import similarity
 from espalier.methods.select.cosines import Computed, Held, cosines, fits, memory_limit
 from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.independent import independent_set
@@ -24,6 +26,7 @@ from espalier.methods.select.similarity import (
     grid_neighbours,
     neighbours,
     unit,
+    upper_blocks,
 )
 from espalier.methods.select.tiles import Tiles, regions, top_in_tiles
 from espalier.methods.select.topk import indices_of, ranking, top
@@ -46,6 +49,16 @@ def test_ranking_breaks_ties_by_index(seed: int):
     scores = random_scores(3, 20, seed)
     assert ranking(scores).tolist() == [slow_ranking(row) for row in scores.tolist()]
     assert top(scores, 7).tolist() == [sorted(slow_ranking(row)[:7]) for row in scores.tolist()]
+
+
+def test_similarity_is_symmetric_where_a_product_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uneven(units: Tensor) -> Any:
+        for row, column, block in upper_blocks(units):
+            yield row, column, block + 1e-3 * torch.arange(block.shape[2])
+
+    monkeypatch.setattr(similarity, "upper_blocks", uneven)
+    matrix = cosine(torch.randn(2, 400, 8, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(matrix, matrix.transpose(1, 2))
 
 
 def test_ranking_refuses_nan_and_says_how_many():
