@@ -58,7 +58,11 @@ def test_presets_run_the_prompt_sets_of_the_page(slug: str) -> None:
     name = read_paper(slug).paper
     rows = [row for row in prompt_rows() if row[0] == name]
     for model, prompt in {(run.overrides["model"], prompt_of(run)) for _, run in runs(slug)}:
-        sets = [row[2] for row in rows if any(re.fullmatch(FAMILIES[one], model) for one in row[1])]
+        sets = [
+            row[2]
+            for row in rows
+            if any(re.fullmatch(FAMILIES[family], model) for family in row[1])
+        ]
         assert len(sets) == 1, (model, sets)
         assert prompt in sets[0], (model, prompt, sets)
 
@@ -67,7 +71,7 @@ def test_the_page_names_papers_families_and_sets_that_there_are() -> None:
     assert {row[0] for row in prompt_rows()} == {read_paper(slug).paper for slug in papers()}
     for _, families, sets, _ in prompt_rows():
         for family in families:
-            models = [one for one in choices("model") if re.fullmatch(FAMILIES[family], one)]
+            models = [name for name in choices("model") if re.fullmatch(FAMILIES[family], name)]
             assert models, family
             for model in models:
                 known = {"original", *read_choice("model", model)["prompts"]}
@@ -76,12 +80,12 @@ def test_the_page_names_papers_families_and_sets_that_there_are() -> None:
 
 def test_frames_of_the_page_are_those_of_the_set_and_of_the_presets() -> None:
     """The page gives ParallelVLM's frames; set, presets and the paper's file have them too."""
-    (row,) = [one for one in prompt_rows() if one[0] == "ParallelVLM"]
+    (row,) = [line for line in prompt_rows() if line[0] == "ParallelVLM"]
     (frames,) = re.findall(r"(\d+) frames", row[3])
     stated = {
         run.overrides["model.video.frames"] for _, run in runs("parallelvlm") if is_video(run)
     }
-    assert {str(one) for one in stated} == {frames}
+    assert {str(count) for count in stated} == {frames}
     for model in {run.overrides["model"] for _, run in runs("parallelvlm")}:
         assert video_of(model, "hub")["frames"] == int(frames)
     assert OmegaConf.load(CONF / "experiment" / "parallelvlm.yaml").model.video.frames == int(
@@ -94,8 +98,8 @@ def is_video(run: CellRun) -> bool:
 
 
 def video_of(model: str, prompt: str) -> Mapping[str, Any]:
-    found, _ = apply_prompt_set({**read_choice("model", model), "prompt": prompt})
-    return {**found["video"], **{f"processor.{k}": v for k, v in found["processor"].items()}}
+    settings, _ = apply_prompt_set({**read_choice("model", model), "prompt": prompt})
+    return {**settings["video"], **{f"processor.{k}": v for k, v in settings["processor"].items()}}
 
 
 def test_cells_whose_count_of_video_tokens_cannot_be_the_papers_say_so() -> None:
@@ -119,15 +123,15 @@ def test_a_set_that_names_a_paper_is_the_one_that_its_presets_run(path: Any) -> 
     lines = path.read_text(encoding="utf-8").splitlines()
     named = [re.match(r"  (\w+): .*#(.*)", line) for line in lines]
     models = [
-        one
-        for one in choices("model")
-        if f"/base/prompts/{path.stem}@" in (CONF / "model" / f"{one}.yaml").read_text()
+        name
+        for name in choices("model")
+        if f"/base/prompts/{path.stem}@" in (CONF / "model" / f"{name}.yaml").read_text()
     ]
-    for found in filter(None, named):
+    for match in filter(None, named):
         for slug in ("aircache", "parallelvlm"):
-            if read_paper(slug).paper in found[2]:
+            if read_paper(slug).paper in match[2]:
                 used = {prompt_of(run) for _, run in runs(slug) if run.overrides["model"] in models}
-                assert used <= {found[1]}
+                assert used <= {match[1]}
 
 
 def test_unpruned_anchors_are_cells_of_the_tables_and_run_their_prompts() -> None:
@@ -163,8 +167,8 @@ def test_splits_are_those_that_d3tom_names() -> None:
     splits = {"mmmu": "validation", "mmbench_en": "dev", "ai2d": "test", "mathvision": "test"}
     for name, split in splits.items():
         assert read_choice("benchmark", name)["dataset"]["split"] == split
-    asked = {run.overrides["benchmark"] for _, run in runs("d3tom")}
-    assert asked == {*splits, "scienceqa_img", "llava_bench", "gqa"}
+    benchmarks = {run.overrides["benchmark"] for _, run in runs("d3tom")}
+    assert benchmarks == {*splits, "scienceqa_img", "llava_bench", "gqa"}
     assert all("GQA_lite" in run.mismatch for cell, run in runs("d3tom") if cell.benchmark == "GQA")
     assert "GQA_lite" in read_choice("benchmark", "gqa")["note"]
 
@@ -244,12 +248,12 @@ def test_names_of_budgets_and_methods_state_what_runs() -> None:
             if cell.benchmark != "forward time" and not cell.benchmark.startswith("latency"):
                 continue
         for column, pattern, (key, value_of) in STATED[cell.paper]:
-            found = re.fullmatch(pattern, getattr(cell, column))
-            if found and not (key == "ratio" and run.overrides["method"] in ("none", "onsd")):
+            match = re.fullmatch(pattern, getattr(cell, column))
+            if match and not (key == "ratio" and run.overrides["method"] in ("none", "onsd")):
                 met.add((cell.paper, pattern))
                 stated = run.overrides.get(key)
-                assert stated == pytest.approx(value_of(float(found[1])), abs=1.1e-3), (cell, key)
-    assert met == {(name, one[1]) for name, patterns in STATED.items() for one in patterns}
+                assert stated == pytest.approx(value_of(float(match[1])), abs=1.1e-3), (cell, key)
+    assert met == {(name, pattern[1]) for name, patterns in STATED.items() for pattern in patterns}
 
 
 #: Visual tokens of a page by mode of DeepSeek-OCR, and of a picture of LLaVA.
@@ -264,12 +268,12 @@ def test_counts_in_the_names_of_budgets_are_the_shares_that_run() -> None:
     """`75% (192 tokens)`, `dynamic, avg=214 tokens`: of the mode's count, and `typical` of the dynamic ratio too."""
     counted = 0
     for cell, run in all_runs():
-        found = re.search(r"(\d+)(?: visual)? tokens", cell.budget)
+        match = re.search(r"(\d+)(?: visual)? tokens", cell.budget)
         whole = WHOLE_COUNTS.get(cell.model)
-        if not found or not whole or "% " in cell.budget.replace("75% (", ""):
+        if not match or not whole or "% " in cell.budget.replace("75% (", ""):
             continue
         counted += 1
-        left = int(found[1]) / whole
+        left = int(match[1]) / whole
         assert run.overrides["ratio"] == pytest.approx(1 - left, abs=1e-6), cell
         if "method.params.typical" in run.overrides:
             assert run.overrides["method.params.typical"] == pytest.approx(left, abs=1e-9), cell
@@ -315,4 +319,6 @@ def test_the_judge_of_a_paper_is_one_in_both_pages() -> None:
     unnamed = "does not name its judge"
     assert unnamed in page
     assert unnamed in read_choice("benchmark", "llava_bench")["note"]
-    assert any("LLaVA-Bench's judge" in one for one in read_paper("d3tom").tables["1"].decisions)
+    assert any(
+        "LLaVA-Bench's judge" in decision for decision in read_paper("d3tom").tables["1"].decisions
+    )

@@ -40,7 +40,7 @@ LINES = CELLS.splitlines(keepends=True)
 
 
 @pytest.mark.parametrize(
-    ("cells", "told"),
+    ("cells", "message"),
     [
         (CELLS.replace("60.0,%", "60.0", 1), "line 5: 9 columns; valid: 10"),
         (CELLS.replace("60.0,%", "60.0,points", 1), "line 5: unit='points' is unknown"),
@@ -57,11 +57,13 @@ LINES = CELLS.splitlines(keepends=True)
         ("".join(LINES[:-1]), "5 cells; valid: 6"),
     ],
 )
-def test_a_damaged_table_is_refused_by_file_and_line(cells: str, told: str, tmp_path: Path) -> None:
+def test_a_damaged_table_is_refused_by_file_and_line(
+    cells: str, message: str, tmp_path: Path
+) -> None:
     folder = write_paper(tmp_path / "damaged", cells)
     with pytest.raises(UserError) as refusal:
         read_cells(read_paper("toy", folder), "1", folder)
     line = str(refusal.value)
     assert "toy_table1.csv" in line
-    assert told in line
+    assert message in line
     assert "\n" not in line

@@ -57,7 +57,7 @@ def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
         first = [f"{key}={str(value).split(',')[0]}" for key, value in grid.items()]
         if tuple(first) not in seen:
             seen.add(tuple(first))
-            commands.spec_of(*([one.replace("=True", "=true") for one in first]))
+            commands.spec_of(*([pair.replace("=True", "=true") for pair in first]))
 
 
 def test_hydra_launches_every_grid_of_every_preset() -> None:
@@ -66,30 +66,32 @@ def test_hydra_launches_every_grid_of_every_preset() -> None:
         grids = preset(name)["grids"]
         cells = [cell for grid in grids for cell in _cells(grid)]
         lines = grids_of(grids, []) or []
-        found = [cell for line in lines for cell in _cells(dict(one.split("=", 1) for one in line))]
+        launched = [
+            cell for line in lines for cell in _cells(dict(pair.split("=", 1) for pair in line))
+        ]
         as_written = [
-            [one.replace("=True", "=true").replace("=False", "=false") for one in cell]
+            [pair.replace("=True", "=true").replace("=False", "=false") for pair in cell]
             for cell in cells
         ]
-        assert sorted(map(sorted, found)) == sorted(map(sorted, as_written)), name
+        assert sorted(map(sorted, launched)) == sorted(map(sorted, as_written)), name
         for line in lines:
-            told = dict(one.split("=", 1) for one in line)
-            assert "," not in told["method"] or not any(
-                key.startswith("method.") for key in told
+            overrides = dict(pair.split("=", 1) for pair in line)
+            assert "," not in overrides["method"] or not any(
+                key.startswith("method.") for key in overrides
             ), line
 
 
 def test_the_command_line_picks_out_of_the_grids() -> None:
-    asked = ["method=sparsevlm,dart", "benchmark=pope", "ratio=0.88888889"]
-    cells = commands.cells_of("-m", "+experiment=d2pruner_table1", *asked)
+    chosen = ["method=sparsevlm,dart", "benchmark=pope", "ratio=0.88888889"]
+    cells = commands.cells_of("-m", "+experiment=d2pruner_table1", *chosen)
     cells = {
         (
-            *(one[key]["name"] for key in ("model", "method")),
-            one["budget"]["rule"],
-            one["benchmark"]["name"],
-            one["ratio"],
+            *(cell[key]["name"] for key in ("model", "method")),
+            cell["budget"]["rule"],
+            cell["benchmark"]["name"],
+            cell["ratio"],
         )
-        for one in cells
+        for cell in cells
     }
     assert cells == {
         (model, method, rule, "pope", 0.88888889)
@@ -115,14 +117,14 @@ def test_presets_are_listed_with_their_titles() -> None:
 
 
 def test_from_sweep_to_table(tmp_path: Path) -> None:
-    asked = ["method=none,fastv", "ratio=0,0.66666667", "benchmark=seedling_exist", "limit=2"]
-    line = ["-m", "+experiment=d2pruner_table1", "model=seedling", *asked, f"store={tmp_path}"]
+    chosen = ["method=none,fastv", "ratio=0,0.66666667", "benchmark=seedling_exist", "limit=2"]
+    line = ["-m", "+experiment=d2pruner_table1", "model=seedling", *chosen, f"store={tmp_path}"]
     assert run.main([*line, "engine.warmup=0"]) == 0
     (table,), notes = rebuild([("d2pruner", "1")], [tmp_path], model="seedling")
     measured = {
-        (one.cell.method, one.cell.budget, one.cell.benchmark): one.row.samples
-        for one in table.filled
-        if one.row is not None
+        (filled.cell.method, filled.cell.budget, filled.cell.benchmark): filled.row.samples
+        for filled in table.filled
+        if filled.row is not None
     }
     assert notes == []
     # What stands for POPE stands for MME, too.
@@ -134,7 +136,7 @@ def test_from_sweep_to_table(tmp_path: Path) -> None:
         )
         for benchmark in ("MME", "POPE")
     }
-    assert all(one.difference is None for one in table.filled)
+    assert all(filled.difference is None for filled in table.filled)
     paths = write(table, tmp_path / "out")
     assert [path.suffix for path in paths] == [".md", ".tex", ".csv", ".html"]
     assert "seedling in place" not in paths[0].read_text()
@@ -171,7 +173,9 @@ def test_from_sweep_to_picture(tmp_path: Path) -> None:
     assert run.main([*line, "engine.warmup=0"]) == 0
     (figure,), notes = rebuild([("d2pruner", "fig4")], [tmp_path], model="seedling")
     assert notes == []
-    understanding, localization, _ = (picture.points(figure, one) for one in figure.entry.panels)
+    understanding, localization, _ = (
+        picture.points(figure, panel) for panel in figure.entry.panels
+    )
     assert understanding == {}
     assert {name: list(values) for name, values in localization.items()} == {
         name: ["75% tokens", "50% tokens"] for name in ("FastV", "D2Pruner (DI)")

@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_verdicts(store: Path, tmp_path: Path) -> None:
     table, notes = rebuilt(tmp_path / "papers", store)
-    verdicts = [one.verdict for one in table.filled]
+    verdicts = [filled.verdict for filled in table.filled]
     assert verdicts == ["near", "within error", "near", "FAR", "missing", "printed"]
     assert notes == []
 
@@ -138,25 +138,25 @@ def test_what_stands_under_a_table_is_in_every_format(
     ending: str, store: Path, tmp_path: Path
 ) -> None:
     text = FORMATS[ending](rebuilt(tmp_path / "papers", store, analytic=FORMULAS)[0])
-    for said in (
+    for words in (
         MISSING,
         "2 cells: a guess",
         "1 cell: a slip",
         "6 cells: 4 measured (1 FAR, 2 near, 1 within error), 1 missing, 1 printed",
     ):
-        assert said in text
+        assert words in text
 
 
 @pytest.mark.parametrize(("slug", "number"), [("rtprune", "7"), ("d3tom", "2"), ("aircache", "3")])
 def test_formulas_stand_in_the_published_tables(slug: str, number: str) -> None:
     (table,), _ = rebuild([(slug, number)], [])
-    told = [one for one in table.filled if one.analytic is not None]
-    assert {one.cell.key for one in told} == {
-        one.claim.cell.key
-        for one in verdicts()[0]
-        if one.claim.cell.key[:2] == told[0].cell.key[:2]
+    analytic = [filled for filled in table.filled if filled.analytic is not None]
+    assert {filled.cell.key for filled in analytic} == {
+        verdict.claim.cell.key
+        for verdict in verdicts()[0]
+        if verdict.claim.cell.key[:2] == analytic[0].cell.key[:2]
     }
-    assert {one.verdict for one in told} <= {"derived", "fitted", "missing"}
+    assert {filled.verdict for filled in analytic} <= {"derived", "fitted", "missing"}
     assert " = " in FORMATS["md"](table)
 
 
@@ -259,16 +259,16 @@ MARKED = {
 
 @pytest.mark.parametrize(("slug", "number"), MARKED)
 def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> None:
-    found = {
-        f"{one.cell.budget}, {one.cell.method}"
-        for one in build(slug, number, ResultIndex([])).averaged
-        if one.remark
+    marked = {
+        f"{average.cell.budget}, {average.cell.method}"
+        for average in build(slug, number, ResultIndex([])).averaged
+        if average.remark
     }
-    assert found == MARKED[slug, number]
+    assert marked == MARKED[slug, number]
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "words"),
     [
         ({"n_samples": 20}, "rows of another number of samples: other 20 of seedling_rec, not 500"),
         ({"engine__positions": "renumbered"}, "another position policy than original: other renum"),
@@ -278,11 +278,11 @@ def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> No
     ],
 )
 def test_rows_that_may_not_stand_in_the_table_are_named(
-    changed: dict[str, object], told: str, store: Path, tmp_path: Path
+    changed: dict[str, object], words: str, store: Path, tmp_path: Path
 ) -> None:
     commit(store, "other", 0.1, **changed)
     table, notes = rebuilt(tmp_path / "papers", store)
-    assert told in "\n".join(notes)
+    assert words in "\n".join(notes)
     assert table.filled[0].value == pytest.approx(80.4)
 
 
@@ -339,9 +339,9 @@ def test_of_two_rows_of_a_cell_the_newer_one_counts_and_that_is_said(
     os.utime(store / "runs" / "other" / "row.json", (2e9, 2e9))
     table, _ = rebuilt(tmp_path / "papers", store)
     assert table.filled[0].value == pytest.approx(70)
-    said = "\n".join(table.notes)
-    assert "full_rec gives way to other (other code)" in said
-    assert "2 versions of code are in one table" in said
+    notes = "\n".join(table.notes)
+    assert "full_rec gives way to other (other code)" in notes
+    assert "2 versions of code are in one table" in notes
 
 
 def test_a_number_of_samples_may_be_asked_for(store: Path, tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_a_number_of_tokens_fills_the_cell_of_the_ratio_that_it_is(tmp_path: Pat
     commit(tmp_path, "seventy_two", 0.602, method="fastv", ratio=1 - 72 / 144, keep=72)
     commit(tmp_path, "seventy", 0.5, method="fastv", ratio=1 - 70 / 144, keep=70)
     table, _ = rebuilt(tmp_path / "papers", tmp_path)
-    rows = {one.cell.key: one.row for one in table.filled if one.row is not None}
+    rows = {filled.cell.key: filled.row for filled in table.filled if filled.row is not None}
     assert [row.key for row in rows.values()] == ["full_rec", "seventy_two"]
 
 
@@ -407,12 +407,12 @@ def test_one_list_has_the_misprints_of_cells_and_of_averages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tables, _ = rebuild(requested_tables("all", []), [])
-    marked = {one.cell.key for table in tables for one in table.averaged if one.remark}
+    marked = {average.cell.key for table in tables for average in table.averaged if average.remark}
     known = {
-        one.cell.key
+        filled.cell.key
         for table in tables
-        for one in table.filled
-        if one.analytic is not None and one.analytic.misprint
+        for filled in table.filled
+        if filled.analytic is not None and filled.analytic.misprint
     }
     assert main(["misprints", "--format", "csv"]) == 0
     lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))

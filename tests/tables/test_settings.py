@@ -83,16 +83,16 @@ UNSET = (
 @cache
 def examples() -> Mapping[str, CellRun]:
     """Return runs that cover all keys of each paper, all models and all benchmarks, by their command lines."""
-    found, covered = {}, set()
+    chosen, covered = {}, set()
     for _, run in all_runs():
         of_run = {
             (run.overrides["model"], *run.overrides),
             ("benchmark", run.overrides["benchmark"]),
         }
         if not of_run <= covered:
-            found[" ".join(run.line)] = run
+            chosen[" ".join(run.line)] = run
             covered |= of_run
-    return found
+    return chosen
 
 
 def spec_of(line: tuple[str, ...]) -> RunSpec:
@@ -290,7 +290,7 @@ def test_a_new_field_of_a_spec_is_stored_keyed_compared_and_shown(part: str) -> 
     assert stored_settings(usual) == stored_settings(spec)
     row = {"settings": stored_settings(unusual)}
     assert row["settings"][part]["novel"] == 3
-    keys = [run_key(key_parts(one, method, Digests())) for one in (spec, usual, unusual)]
+    keys = [run_key(key_parts(variant, method, Digests())) for variant in (spec, usual, unusual)]
     assert keys[0] == keys[1] != keys[2]
     assert compared_settings(seedling()).difference(row_settings(row["settings"])) == (
         f"{part}.novel=3, not None"
@@ -332,7 +332,7 @@ def test_a_row_of_other_settings_fills_no_cell_and_is_named(tmp_path: Path) -> N
     (store / "runs" / "random" / "row.json").unlink()
     table, _ = rebuilt(tmp_path / "papers", store)
     assert table.filled[0].value is None
-    (note,) = [one for one in table.notes if "other settings" in one]
+    (note,) = [line for line in table.notes if "other settings" in line]
     assert "random2 model.weights=random, not trained" in note
     assert "asked benchmark.text=Where?, not None" in note
 

@@ -47,14 +47,14 @@ def test_every_cell_of_every_table_is_filled_by_the_statistic_of_the_list() -> N
     columns = [name for name in lines[0] if name not in ("statistic", "scale")]
     fitting = Counter[int]()
     for slug, cell in cells():
-        found = [
+        fitted = [
             index
             for index, line in enumerate(lines)
             if all(re.fullmatch(line[name], getattr(cell, name)) for name in columns)
         ]
-        assert len(found) == 1, (cell, [lines[index] for index in found])
-        fitting[found[0]] += 1
-        run, line = run_of(slug, cell), lines[found[0]]
+        assert len(fitted) == 1, (cell, [lines[index] for index in fitted])
+        fitting[fitted[0]] += 1
+        run, line = run_of(slug, cell), lines[fitted[0]]
         statistic = ("", 0.0) if isinstance(run, str) else (run.number_path, run.scale)
         assert statistic[0] == line["statistic"], (cell, run)
         assert statistic[1] == pytest.approx(float(line["scale"] or 0)), (cell, run)
@@ -66,12 +66,12 @@ def test_every_addition_of_a_paper_adds_to_a_cell() -> None:
     """A name under `at` that no cell has is a slip, as one that another column has."""
     for slug in papers():
         paper = read_paper(slug)
-        found = [cell for number in paper.tables for cell in read_cells(paper, number)]
+        printed = [cell for number in paper.tables for cell in read_cells(paper, number)]
         names = {
-            column: {getattr(cell, column) for cell in found}
+            column: {getattr(cell, column) for cell in printed}
             for column in ("model", "method", "budget", "benchmark", "metric")
         }
-        names["benchmark"] |= {place(cell) for cell in found}
+        names["benchmark"] |= {place(cell) for cell in printed}
         entries = [entry for part in PARTS for entry in getattr(paper, part).values()]
         entries += [entry for table in paper.tables.values() for entry in table.methods.values()]
         for entry in entries:
@@ -158,9 +158,9 @@ def test_lines_that_print_the_same_numbers_are_of_one_run() -> None:
                 assert len({_settled(run) for run in runs}) <= 1, (first, second)
 
 
-def _printed_alike(one: PrintedCell, other: PrintedCell) -> bool:
-    digits = min(one.digits, other.digits)
-    return abs(one.number - other.number) <= 0.5 * 10.0**-digits + 1e-9
+def _printed_alike(first: PrintedCell, second: PrintedCell) -> bool:
+    digits = min(first.digits, second.digits)
+    return abs(first.number - second.number) <= 0.5 * 10.0**-digits + 1e-9
 
 
 def _settled(run: CellRun) -> str:
@@ -187,12 +187,16 @@ def test_averages_with_a_cell_that_is_not_compared_are_not_compared() -> None:
     split = "the paper has GQA_lite (A.2); this is all of test-dev"
     for number in ("1", "6"):
         table = build("d3tom", number, ResultIndex([]))
-        own = [one for one in table.filled if one.cell.benchmark == "GQA"]
-        assert own
-        assert {one.mismatch for one in own} == {split}
-        averages = [one for one in table.filled if one.cell.benchmark == "Avg" and one.cell.value]
+        gqa = [filled for filled in table.filled if filled.cell.benchmark == "GQA"]
+        assert gqa
+        assert {filled.mismatch for filled in gqa} == {split}
+        averages = [
+            filled
+            for filled in table.filled
+            if filled.cell.benchmark == "Avg" and filled.cell.value
+        ]
         assert averages
-        assert {one.mismatch for one in averages} == {f"with GQA: {split}"}
+        assert {filled.mismatch for filled in averages} == {f"with GQA: {split}"}
     for number in ("3", "5"):
         table = build("d3tom", number, ResultIndex([]))
-        assert not any(one.mismatch for one in table.filled if one.cell.metric != "TFLOPs")
+        assert not any(filled.mismatch for filled in table.filled if filled.cell.metric != "TFLOPs")
