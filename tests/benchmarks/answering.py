@@ -1,4 +1,4 @@
-"""A stand-in for model and engine that says what it is told."""
+"""A stand-in for model and engine with answers that a test states."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.benchmarks.fixtures import Answer
 
 
 @dataclass
-class Told(StandIn):
+class AnsweringModel(StandIn):
     """Adapter and session in one: answers each document with what a function of the document says.
 
     Attributes:
-        tasks: whose documents will be asked about.
+        tasks: the tasks that hold the documents.
         answer: returns the answer of a document.
-        asked: the chat of each answered sample, by `task/doc id`.
+        chats: the chat of each answered sample, by `task/doc id`.
     """
 
     tasks: Sequence[Task]
     answer: Answer
-    asked: dict[str, Any] = field(default_factory=dict)
-    _said: list[str] = field(default_factory=list)
+    chats: dict[str, Any] = field(default_factory=dict)
+    _answers: list[str] = field(default_factory=list)
 
     def encode(self, messages: Sequence[Any]) -> Mapping[str, Any]:
         """Keep the chats."""
@@ -41,21 +41,21 @@ class Told(StandIn):
         self, inputs: Mapping[str, Any], samples: Sequence[str], **more: Any
     ) -> GeneratedBatch:
         """Look the documents up and note what to say."""
-        first = len(self._said)
-        self.asked |= dict(zip(samples, inputs["chats"], strict=True))
-        self._said += [self.answer(self._document(name)) for name in samples]
+        first = len(self._answers)
+        self.chats |= dict(zip(samples, inputs["chats"], strict=True))
+        self._answers += [self.answer(self._document(name)) for name in samples]
         return GeneratedBatch(
-            ids=torch.arange(first, len(self._said))[:, None],
+            ids=torch.arange(first, len(self._answers))[:, None],
             records=tuple(_record(name) for name in samples),
         )
 
     def decode(self, ids: torch.Tensor) -> list[str]:
         """Say it."""
-        return [self._said[int(row[0])] for row in ids]
+        return [self._answers[int(row[0])] for row in ids]
 
     def _document(self, name: str) -> Mapping[str, Any]:
         task_name, _, number = name.rpartition("/")
-        task = next(one for one in self.tasks if one.config.task == task_name)
+        task = next(entry for entry in self.tasks if entry.config.task == task_name)
         docs = task.test_docs() if task.has_test_docs() else task.validation_docs()
         return dict(docs[int(number)])
 

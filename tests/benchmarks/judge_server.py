@@ -35,9 +35,9 @@ RUBRICS = (
 def fair(messages: Messages) -> str:
     """Rate an answer: as good as the reference that it equals, bad if it is empty, and little better otherwise."""
     for places, (equal, empty, other) in RUBRICS:
-        found = places.search(messages[-1]["content"])
-        if found is not None:
-            reference, answer = found.groups()
+        match = places.search(messages[-1]["content"])
+        if match is not None:
+            reference, answer = match.groups()
             return equal if answer == reference else other if answer.strip() else empty
     raise AssertionError(f"words that this judge does not know: {messages[-1]['content']!r}")
 
@@ -155,24 +155,26 @@ class JudgeServer:
                 self._busy -= 1
 
     def _refusal(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> Answer | None:
-        given = handler.headers.get("Authorization", "")
+        header = handler.headers.get("Authorization", "")
         if handler.path != "/v1/chat/completions":
             return error(404, f"no such path: {handler.path}")
-        if self.key is not None and given != f"Bearer {self.key}":
+        if self.key is not None and header != f"Bearer {self.key}":
             # Some servers quote the key that they do not know.
-            return error(401, f"Incorrect API key provided: {given.removeprefix('Bearer ')}")
+            return error(401, f"Incorrect API key provided: {header.removeprefix('Bearer ')}")
         if body["model"] not in self.models:
             return error(404, f"The model `{body['model']}` does not exist.")
         return None
 
-    def _send(self, handler: BaseHTTPRequestHandler, answer: Answer, asked: dict[str, Any]) -> None:
+    def _send(
+        self, handler: BaseHTTPRequestHandler, answer: Answer, request: dict[str, Any]
+    ) -> None:
         if answer.hang_up:
             handler.close_connection = True
             return
         body = answer.body
         if body is None:
-            text = self.judge(asked["messages"]) if answer.text is None else answer.text
-            body = json.dumps(completion(text, asked["model"])).encode()
+            text = self.judge(request["messages"]) if answer.text is None else answer.text
+            body = json.dumps(completion(text, request["model"])).encode()
         handler.send_response(answer.status)
         for name, value in answer.headers:
             handler.send_header(name, value)

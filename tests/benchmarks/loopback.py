@@ -26,21 +26,21 @@ LARGE = 5_000
 
 @dataclass
 class Hub:
-    """What is served, and what was asked.
+    """What is served, and what was requested.
 
     Attributes:
         root: holds `<owner>/<name>`.
         gated: repositories whose files nobody gets.
         revisions: what else stands for the one commit that each has.
         broken: how many downloads of large files still end in the middle.
-        asked: every (method, path).
+        requests: every (method, path).
     """
 
     root: Path
     gated: set[str] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
     broken: int = 0
-    asked: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
     def files(self, name: str) -> dict[str, Path]:
@@ -61,9 +61,9 @@ class Hub:
     def downloads(self) -> list[str]:
         """Return the files that were asked for, not only looked at."""
         return [
-            found["path"]
-            for method, path in self.asked
-            if method == "GET" and (found := FILE.fullmatch(path)) is not None
+            match["path"]
+            for method, path in self.requests
+            if method == "GET" and (match := FILE.fullmatch(path)) is not None
         ]
 
 
@@ -93,19 +93,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
-        self.hub.asked.append((self.command, path))
+        self.hub.requests.append((self.command, path))
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if found := API.fullmatch(path):
-            self._api(found, parse_qs(url.query), body)
-        elif found := FILE.fullmatch(path):
-            self._file(found)
+        if match := API.fullmatch(path):
+            self._api(match, parse_qs(url.query), body)
+        elif match := FILE.fullmatch(path):
+            self._file(match)
         else:
             self._error(404, "EntryNotFound")
 
     do_GET = do_HEAD = do_POST = _answer
 
-    def _api(self, found: re.Match[str], query: dict[str, list[str]], body: bytes) -> None:
-        name, revision = found["name"], found["rev"]
+    def _api(self, match: re.Match[str], query: dict[str, list[str]], body: bytes) -> None:
+        name, revision = match["name"], match["rev"]
         files = self.hub.files(name)
         if not files:
             self._error(401, "RepoNotFound")
@@ -114,8 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in (None, "main", *self.hub.revisions, commit):
             self._error(404, "RevisionNotFound")
             return
-        if found["what"] == "tree":
-            below = (found["path"] or "").rstrip("/")
+        if match["what"] == "tree":
+            below = (match["path"] or "").rstrip("/")
             inside = {
                 path: file
                 for path, file in files.items()
@@ -124,15 +124,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(
                 _tree(inside, below, recursive="true" in str(query.get("recursive", "")).lower())
             )
-        elif found["what"] == "paths-info":
-            asked = (
+        elif match["what"] == "paths-info":
+            paths = (
                 json.loads(body)["paths"]
                 if body.startswith(b"{")
                 else parse_qs(body.decode())["paths"]
             )
             folders = {str(parent) for path in files for parent in Path(path).parents}
-            entries = [_entry(path, files[path]) for path in asked if path in files]
-            entries += [_folder(path) for path in asked if path in folders]
+            entries = [_entry(path, files[path]) for path in paths if path in files]
+            entries += [_folder(path) for path in paths if path in folders]
             self._json(entries)
         else:
             siblings = [
@@ -153,9 +153,9 @@ class _Handler(BaseHTTPRequestHandler):
                 }
             )
 
-    def _file(self, found: re.Match[str]) -> None:
-        name = found["name"]
-        file = self.hub.files(name).get(found["path"])
+    def _file(self, match: re.Match[str]) -> None:
+        name = match["name"]
+        file = self.hub.files(name).get(match["path"])
         if name in self.hub.gated:
             self._error(403, "GatedRepo")
             return
@@ -164,11 +164,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content = file.read_bytes()
         start = 0
-        if asked := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
-            start = int(asked[1])
+        if first_byte := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            start = int(first_byte[1])
         self.send_response(206 if start else 200)
-        asked_for = found["rev"]
-        commit = asked_for if len(asked_for) == 40 else self.hub.commit(name)
+        revision = match["rev"]
+        commit = revision if len(revision) == 40 else self.hub.commit(name)
         self.send_header("X-Repo-Commit", commit)
         self.send_header("ETag", f'"{_etag(file)}"')
         self.send_header("Accept-Ranges", "bytes")

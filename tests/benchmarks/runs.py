@@ -1,4 +1,4 @@
-"""A benchmark on its fixture: its command line, and its metrics under answers that are told."""
+"""A benchmark on its fixture: its command line, and its metrics under stated answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Store
 from tests import commands
-from tests.benchmarks.answering import Told
+from tests.benchmarks.answering import AnsweringModel
 from tests.benchmarks.fixtures import ARGUMENTS, FIXTURES, Answer
 
 #: Benchmarks of conf/benchmark whose samples are drawn by the harness, not read from a data set.
@@ -54,16 +54,16 @@ def _composed(name: str, root: Path) -> RunSpec:
     return commands.spec_of(*arguments(name, root, root.parent / "store"))
 
 
-def told(spec: RunSpec, answer: Answer) -> Evaluation:
+def evaluation_of(spec: RunSpec, answer: Answer) -> Evaluation:
     """Evaluate the answers that a function of the documents gives."""
     loaded = open_benchmark(spec, shelf=SHELF)
     journal = Store(spec.store).run("0" * 16).journal
-    return evaluate_session(spec, Told(loaded.tasks, answer), journal, loaded=loaded)
+    return evaluate_session(spec, AnsweringModel(loaded.tasks, answer), journal, loaded=loaded)
 
 
 def metrics_of(spec: RunSpec, answer: Answer) -> dict[str, float | None]:
     """Return the value of each metric of these answers."""
-    return {name: found["value"] for name, found in told(spec, answer).metrics.items()}
+    return {name: metric["value"] for name, metric in evaluation_of(spec, answer).metrics.items()}
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,11 @@ def test_a_task_and_a_group_run_without_files(
     assert code == 0, capfd.readouterr().err
     rows = {row["benchmark"]: row for row in Store(store).rows()}
     assert set(rows) == {"task:pope", "task:pope_full"}
-    one, all_three = rows["task:pope"], rows["task:pope_full"]
-    assert one["extra"]["headline"] == all_three["extra"]["headline"] == "pope_accuracy"
-    assert (one["n_samples"], all_three["n_samples"]) == (6, 6)
-    values = {name: found["value"] for name, found in all_three["metrics"].items()}
+    single, all_three = rows["task:pope"], rows["task:pope_full"]
+    assert single["extra"]["headline"] == all_three["extra"]["headline"] == "pope_accuracy"
+    assert (single["n_samples"], all_three["n_samples"]) == (6, 6)
+    values = {name: metric["value"] for name, metric in all_three["metrics"].items()}
     each = [values[f"pope_{kind}/pope_accuracy"] for kind in ("adv", "pop", "random")]
     assert values["pope_accuracy"] == pytest.approx(sum(each) / 3)
     # Runs differ by task, and the same command finds both in the store.
-    assert one["run_key"] != all_three["run_key"]
+    assert single["run_key"] != all_three["run_key"]

@@ -46,7 +46,7 @@ def test_a_benchmark_runs_from_its_files_and_makes_a_row(
     monkeypatch.chdir(tmp_path)
     assert run.main(arguments(name, root, tmp_path / "store")) == 0, capfd.readouterr().err
     (row,) = Store(tmp_path / "store").rows()
-    values = {metric: found["value"] for metric, found in row["metrics"].items()}
+    values = {name: metric["value"] for name, metric in row["metrics"].items()}
     assert values
     assert all(value is not None and math.isfinite(value) for value in values.values()), values
     assert row["n_samples"] > 0
@@ -64,8 +64,8 @@ def test_a_headline_is_worth_what_the_answers_are(
     root = repositories(name)
     answers = (ANSWERS[name], lambda doc: "", WRONG.get(name, lambda doc: NOTHING))
     spec = spec_of(name, root, tmp_path)
-    found = [
+    scores = [
         metrics_of(replace(spec, store=tmp_path / str(number)), answer)[spec.benchmark.headline]
         for number, answer in enumerate(answers)
     ]
-    assert found == pytest.approx(WORTH[name], abs=1e-4)
+    assert scores == pytest.approx(WORTH[name], abs=1e-4)

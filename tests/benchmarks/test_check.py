@@ -21,7 +21,7 @@ Repositories = Callable[[str], Path]
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:
-    return {one.name: one for one in findings}
+    return {finding.name: finding for finding in findings}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_every_step_says_what_it_saw(
     assert main(["check", "pope", "--path", str(repositories("pope"))]) == 0
     lines = capsys.readouterr().out.splitlines()
     words = [line.split(maxsplit=3) for line in lines[:3]]
-    assert [one[:3] for one in words] == [
+    assert [line_words[:3] for line_words in words] == [
         ["pope", "data", "ok"],
         ["pope", "rows", "ok"],
         ["pope", "answers", "ok"],
@@ -74,7 +74,7 @@ def test_a_benchmark_of_the_clock_is_not_asked_about_empty_answers(
 
 def test_videos_are_shown_to_a_tiny_model(repositories: Repositories) -> None:
     findings, prompt = check("videomme", repositories("videomme"))
-    assert [one.status for one in findings] == ["ok", "ok", "ok"]
+    assert [finding.status for finding in findings] == ["ok", "ok", "ok"]
     assert "video of 4.0 s" in by_name(findings)["rows"].detail
     assert by_name(findings)["answers"].detail.startswith("2 samples by tiny_video")
     assert prompt is not None
@@ -164,10 +164,10 @@ def test_a_checkpoint_that_is_not_here_is_told(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     findings, _ = check("pope", repositories("pope"), ["model=llava15_7b"])
-    found = by_name(findings)["checkpoint"]
-    assert found.status == "failed"
-    assert "llava-hf/llava-1.5-7b-hf is not in the cache" in found.detail
-    assert "prefetch pope model=llava15_7b" in found.detail
+    finding = by_name(findings)["checkpoint"]
+    assert finding.status == "failed"
+    assert "llava-hf/llava-1.5-7b-hf is not in the cache" in finding.detail
+    assert "prefetch pope model=llava15_7b" in finding.detail
     # The benchmark itself is looked at all the same.
     assert by_name(findings)["answers"].status == "ok"
 
@@ -244,10 +244,10 @@ def test_prompts_are_compared_with_the_originals_token_by_token(
     folder = save_llava(tmp_path / "model")
     chosen = ["model=llava15_7b", f"model.path={folder}", "model.dtype=float32"]
     findings, prompt = check("pope", repositories("pope"), chosen)
-    found = by_name(findings)["tokens"]
-    assert found.status == "ok", found.detail
-    assert found.detail.startswith("3 prompts of ")
-    assert "tokens as in the original" in found.detail
+    finding = by_name(findings)["tokens"]
+    assert finding.status == "ok", finding.detail
+    assert finding.detail.startswith("3 prompts of ")
+    assert "tokens as in the original" in finding.detail
     # The frame of LLaVA's own code, not that of the embedded model.
     assert prompt is not None
     assert prompt.startswith("A chat between a curious user")

@@ -156,11 +156,11 @@ DAMAGED: list[tuple[str, Callable[[Path], None], int, str]] = [
 def test_damage_is_named_with_its_place(
     damaged: Run, name: str, damage: Callable[[Path], None], code: int, line: str
 ) -> None:
-    found, said = damaged(name, damage)
-    assert found == code
-    assert PLACES[name] in said
-    assert re.search(line, said)
-    assert said.count("benchmark.task") <= (code == 2)
+    exit_code, message = damaged(name, damage)
+    assert exit_code == code
+    assert PLACES[name] in message
+    assert re.search(line, message)
+    assert message.count("benchmark.task") <= (code == 2)
 
 
 def test_a_sample_that_shows_nothing_is_an_error_unless_it_may_be_a_text(

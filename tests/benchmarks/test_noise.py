@@ -20,7 +20,7 @@ from tests import commands
 from tests.benchmarks.fixtures import ANSWERS, FIXTURES, NOTHING, WRONG
 from tests.benchmarks.hub import picture
 from tests.benchmarks.noise import ILLEGIBLE, LOOPS, NOISE
-from tests.benchmarks.runs import DRAWN, SHELF, Scored, spec_of, told
+from tests.benchmarks.runs import DRAWN, SHELF, Scored, evaluation_of, spec_of
 
 Repositories = Callable[[str], Path]
 
@@ -90,7 +90,7 @@ def test_what_states_nothing_is_counted_where_no_task_tells(
     name: str, repositories: Repositories, tmp_path: Path
 ) -> None:
     turns = count()
-    evaluation = told(
+    evaluation = evaluation_of(
         spec_of(name, repositories(name), tmp_path),
         lambda doc: NOISE["debris"] if next(turns) else ANSWERS[name](doc),
     )
@@ -134,7 +134,7 @@ def of_own_data(tmp_path: Path, score: str, answers: list[str], say: Any) -> Eva
     file = own_data(tmp_path / "data", score, answers, OWN_DATA[score][1])
     words = ["benchmark=data", f"benchmark.path={file}", f"benchmark.score={score}"]
     spec = commands.spec_of(*words, f"store={tmp_path / 'store'}", "engine.paired=0")
-    return told(spec, say)
+    return evaluation_of(spec, say)
 
 
 @pytest.mark.sampled(12)

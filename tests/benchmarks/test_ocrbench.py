@@ -1,4 +1,4 @@
-"""OCRBench gives each sample a score: a mean over the samples asked, with errors and contributions."""
+"""OCRBench gives each sample a score: a mean over the samples, with errors and contributions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests import commands
 from tests.benchmarks.hub import PICTURE, TEXT, TEXTS, picture, write_repository
-from tests.benchmarks.runs import arguments, told
+from tests.benchmarks.runs import arguments, evaluation_of
 
 ROWS = 40
 
@@ -30,9 +30,9 @@ def write_ocrbench(root: Path) -> None:
     write_repository(root, "echo840/OCRBench", "test", columns, rows)
 
 
-@pytest.mark.parametrize(("limit", "asked"), [(None, ROWS), (10, 10)])
+@pytest.mark.parametrize(("limit", "samples"), [(None, ROWS), (10, 10)])
 def test_the_score_is_the_share_of_right_answers(
-    tmp_path: Path, limit: int | None, asked: int
+    tmp_path: Path, limit: int | None, samples: int
 ) -> None:
     write_ocrbench(tmp_path / "data")
     words = arguments("task:ocrbench", tmp_path / "data", tmp_path / "store")
@@ -44,16 +44,16 @@ def test_the_score_is_the_share_of_right_answers(
         right = doc["answer"][0]
         return f"It says {right}" if int(right[5:-1]) % 4 < 2 else "; ;"
 
-    right = sum(number % 4 < 2 for number in range(asked))
+    right = sum(number % 4 < 2 for number in range(samples))
     for store in ("once", "twice"):
-        evaluation = told(replace(spec, store=tmp_path / store), every_other)
+        evaluation = evaluation_of(replace(spec, store=tmp_path / store), every_other)
         accuracy = evaluation.metrics["ocrbench_accuracy"]
-        assert accuracy["value"] == pytest.approx(right / asked)
+        assert accuracy["value"] == pytest.approx(right / samples)
         assert accuracy["stderr"] is not None
         assert accuracy["stderr"] > 0
         published = evaluation.metrics["ocrbench_accuracy_lmms_eval"]["value"]
         assert published == pytest.approx(right / 1000)
         assert evaluation.aggregation["ocrbench_accuracy"]["how"] == "mean"
         scores = [score["ocrbench_accuracy"] for score in evaluation.scores.values()]
-        assert scores == [float(number % 4 < 2) for number in range(asked)]
-        assert evaluation.unparsed == asked - right
+        assert scores == [float(number % 4 < 2) for number in range(samples)]
+        assert evaluation.unparsed == samples - right

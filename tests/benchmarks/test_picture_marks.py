@@ -15,7 +15,7 @@ from PIL import Image
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate_session, open_benchmark
 from espalier.harness.evaluation.prompt_text import place_pictures
 from espalier.harness.store import Store
-from tests.benchmarks.answering import Told
+from tests.benchmarks.answering import AnsweringModel
 from tests.benchmarks.fixtures import choices
 from tests.benchmarks.runs import SHELF, spec_of
 
@@ -147,7 +147,7 @@ def test_a_task_that_drops_words_between_marks_is_refused(tmp_path: Path) -> Non
         placed(utils.spatial_doc_to_messages_image, doc)
 
 
-def asked(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Any]:
+def chats_of(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Any]:
     """What a model is asked of a data set of these rows, by sample."""
     columns = dict.fromkeys(("id", "question", "options", "question_type", "answer"), choices.TEXT)
     columns |= dict.fromkeys((f"image_{number}" for number in range(1, 8)), choices.PICTURE)
@@ -155,13 +155,13 @@ def asked(tmp_path: Path, *rows: dict[str, Any]) -> dict[str, Any]:
     choices.write_repository(data, "lmms-lab-encoder/MMMU", "validation", columns, rows)
     spec = spec_of("mmmu", data, tmp_path / "store")
     loaded = open_benchmark(spec, shelf=SHELF)
-    told = Told(loaded.tasks, lambda doc: "A")
-    evaluate_session(spec, told, Store(spec.store).run("0" * 16).journal, loaded=loaded)
-    return told.asked
+    model = AnsweringModel(loaded.tasks, lambda doc: "A")
+    evaluate_session(spec, model, Store(spec.store).run("0" * 16).journal, loaded=loaded)
+    return model.chats
 
 
 def test_mmmu_shows_pictures_by_name_through_a_run(tmp_path: Path) -> None:
-    chats = asked(tmp_path, *(document(question, options) for question, options, _ in CASES[:3]))
+    chats = chats_of(tmp_path, *(document(question, options) for question, options, _ in CASES[:3]))
     read = [
         [
             part["text"] if part["type"] == "text" else part["image"].width // 10
@@ -174,5 +174,5 @@ def test_mmmu_shows_pictures_by_name_through_a_run(tmp_path: Path) -> None:
 
 def test_a_mark_without_a_picture_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(SampleErrors, match="image_5") as error:
-        asked(tmp_path, document("Is <image 1> like <image 5>?", ["yes", "no"]))
+        chats_of(tmp_path, document("Is <image 1> like <image 5>?", ["yes", "no"]))
     assert "\n" not in str(error.value).strip()

@@ -37,14 +37,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     root = tmp_path_factory.mktemp("hub")
     for write in (mlvu, longvideobench, mvbench):
         write(root)
-    with serving(root) as found:
-        yield found
+    with serving(root) as hub:
+        yield hub
 
 
 @pytest.fixture
 def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub that this process may reach, and an empty cache."""
-    served.asked.clear()
+    served.requests.clear()
     served.gated.clear()
     served.revisions.clear()
     for name, value in {
@@ -76,7 +76,7 @@ def benchmark(name: str) -> BenchmarkSpec:
 @pytest.mark.slow
 def test_a_machine_without_network_has_all_it_needs(served: Hub, tmp_path: Path) -> None:
     """The commands as a user gives them: download, unpack, prepare; then a process that may not use the network."""
-    served.asked.clear()
+    served.requests.clear()
     bare = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     place = {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
     line = [sys.executable, "-m", "espalier", "benchmarks", "prefetch", "mlvu"]
@@ -84,12 +84,12 @@ def test_a_machine_without_network_has_all_it_needs(served: Hub, tmp_path: Path)
         line, cwd=ROOT, env=bare | place, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said[0] == f"HF_HOME={tmp_path / 'home'} (as set)"
-    assert said[1].startswith(f"{MLVU}: 5 files to download, ")
-    assert f"{MLVU}: media in {tmp_path / 'home/mlvu'}" in said
-    assert "mlvu: everything is here; checking it without the network" in said
-    checked = [line.split()[1:3] for line in said if line.startswith("mlvu  ")]
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"HF_HOME={tmp_path / 'home'} (as set)"
+    assert lines[1].startswith(f"{MLVU}: 5 files to download, ")
+    assert f"{MLVU}: media in {tmp_path / 'home/mlvu'}" in lines
+    assert "mlvu: everything is here; checking it without the network" in lines
+    checked = [line.split()[1:3] for line in lines if line.startswith("mlvu  ")]
     assert checked[:3] == [["data", "ok"], ["rows", "ok"], ["answers", "ok"]]
     assert len(served.downloads()) == len(set(served.downloads())) == 5
     assert sorted(path.name for path in (tmp_path / "home/mlvu").iterdir()) == [
@@ -150,9 +150,9 @@ def test_a_checkpoint_comes_too(
 
 
 def test_only_the_files_of_the_configuration_are_fetched(hub: Hub) -> None:
-    found = settled(Wanted("longvideobench/LongVideoBench"))
-    assert found.patterns is not None
-    assert set(found.patterns) == {
+    repository = settled(Wanted("longvideobench/LongVideoBench"))
+    assert repository.patterns is not None
+    assert set(repository.patterns) == {
         "README.md",
         "test-00000-of-00001.parquet",
         "validation-00000-of-00001.parquet",

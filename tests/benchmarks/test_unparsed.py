@@ -1,4 +1,4 @@
-"""Answers that cannot be read are wrong and told, whatever the benchmark; reasoning is not scored."""
+"""Answers that cannot be read are wrong and counted, whatever the benchmark; reasoning is not scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from espalier.harness.specs.generation import spoken
 from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository
-from tests.benchmarks.runs import metrics_of, spec_of, told
+from tests.benchmarks.runs import evaluation_of, metrics_of, spec_of
 
 Repositories = Callable[[str], Path]
 
@@ -49,7 +49,7 @@ def evaluated(repositories: Repositories, tmp_path: Path) -> Callable[..., Evalu
     number = count()
 
     def evaluate(name: str, say: Answer) -> Evaluation:
-        return told(spec_of(name, repositories(name), tmp_path / str(next(number))), say)
+        return evaluation_of(spec_of(name, repositories(name), tmp_path / str(next(number))), say)
 
     return evaluate
 
@@ -74,7 +74,7 @@ def test_every_form_of_the_right_letter_is_right(
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", [*LETTERS, "mme"])
 @pytest.mark.parametrize("hedge", HEDGES)
-def test_a_hedge_is_wrong_and_told(
+def test_a_hedge_is_wrong_and_counted(
     evaluated: Callable[..., Evaluation], name: str, hedge: str
 ) -> None:
     evaluation = evaluated(name, lambda doc: hedge)
@@ -83,11 +83,11 @@ def test_a_hedge_is_wrong_and_told(
     assert evaluation.metrics["unparsed"]["value"] == 1
 
 
-@pytest.mark.parametrize("said", ["Nothing can be said", "Not sure", "Now that is hard"])
+@pytest.mark.parametrize("answer", ["Nothing can be said", "Not sure", "Now that is hard"])
 def test_words_that_begin_like_no_are_not_no(
-    evaluated: Callable[..., Evaluation], said: str
+    evaluated: Callable[..., Evaluation], answer: str
 ) -> None:
-    evaluation = evaluated("mme", lambda doc: said if doc["answer"] == "No" else "Yes")
+    evaluation = evaluated("mme", lambda doc: answer if doc["answer"] == "No" else "Yes")
     # One of the two answers about each picture: 50 of 200 of each kind, where lmms-eval gives 200.
     values = {name: metric["value"] for name, metric in evaluation.metrics.items()}
     assert (values["mme_total"], values["mme_total_lmms_eval"]) == (150, 600)
@@ -170,7 +170,7 @@ def test_kept_reasoning_is_scored_and_survives_the_journal(
 ) -> None:
     spec = spec_of("gqa", repositories("gqa"), tmp_path)
     spec = replace(spec, model=replace(spec.model, generation={"thinking": value}))
-    evaluation = told(spec, lambda doc: f"<think>x</think>{ANSWERS['gqa'](doc)}")
+    evaluation = evaluation_of(spec, lambda doc: f"<think>x</think>{ANSWERS['gqa'](doc)}")
     assert headline(evaluation) == right
     for sample in evaluation.samples:
         stored = Sample.from_entry(sample.entry())

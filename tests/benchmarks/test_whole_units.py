@@ -12,10 +12,10 @@ import pytest
 import run
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
 from espalier.harness.store import Store
-from tests.benchmarks.answering import Told
+from tests.benchmarks.answering import AnsweringModel
 from tests.benchmarks.fixtures import choices
 from tests.benchmarks.hub import picture, write_repository
-from tests.benchmarks.runs import SHELF, arguments, spec_of, told
+from tests.benchmarks.runs import SHELF, arguments, evaluation_of, spec_of
 
 QUESTIONS, ROTATIONS = 6, 4
 
@@ -51,7 +51,7 @@ def wrong_last_turn(doc: Any) -> str:
 
 def limited(name: str, data: Path, store: Path, limit: int | None, say: Any) -> Evaluation:
     spec = spec_of(name, data, store)
-    return told(replace(spec, benchmark=replace(spec.benchmark, limit=limit)), say)
+    return evaluation_of(replace(spec, benchmark=replace(spec.benchmark, limit=limit)), say)
 
 
 @pytest.mark.parametrize(("name", "config"), [("mmbench_en", "en"), ("mmbench_cn", "cn")])
@@ -92,10 +92,12 @@ def test_an_interrupted_run_takes_the_same_samples(
     journal = Store(spec.store).run("0" * 16).journal
     loaded = open_benchmark(spec, shelf=SHELF)
     first = evaluate_session(
-        spec, Told(loaded.tasks, lambda doc: str(doc["answer"])), journal, loaded=loaded
+        spec, AnsweringModel(loaded.tasks, lambda doc: str(doc["answer"])), journal, loaded=loaded
     )
     loaded = open_benchmark(spec, shelf=SHELF)
-    again = evaluate_session(spec, Told(loaded.tasks, lambda doc: "?"), journal, loaded=loaded)
+    again = evaluate_session(
+        spec, AnsweringModel(loaded.tasks, lambda doc: "?"), journal, loaded=loaded
+    )
     assert (again.resumed, again.metrics) == (4, first.metrics)
 
 
