@@ -143,9 +143,9 @@ class Reference:
             if llada
             else (
                 "input_layernorm",
-                *(f"self_attn.{one}_proj" for one in "qkvo"),
+                *(f"self_attn.{part}_proj" for part in "qkvo"),
                 "post_attention_layernorm",
-                *(f"mlp.{one}_proj" for one in ("gate", "up", "down")),
+                *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
             )
         )
         blocks = "model.transformer.blocks." if llada else "model.layers."

@@ -74,8 +74,8 @@ def test_tokens_are_the_units_that_the_models_packing_puts_there(adapters, name)
     items = adapter.items(inputs)[adapter.model.config.image_token_id]
     for item, expected in zip(items, packings(adapter, inputs, features), strict=True):
         assert torch.equal(~item.prunable, expected.isnan().all(1))
-        got = mix(features, item.source, item.share)
-        assert (got - expected)[item.prunable].abs().max() < 1e-6
+        tokens = mix(features, item.source, item.share)
+        assert (tokens - expected)[item.prunable].abs().max() < 1e-6
         if item.share is not None:
             assert torch.allclose(
                 item.share.sum(1)[item.prunable], torch.ones(1, dtype=torch.float64)
@@ -172,9 +172,9 @@ def test_real_size(size):
     assert item.work.pairs == tiles * 729**2
     features = torch.randn(tiles, 729, 2, dtype=torch.float64)
     expected = packed(features)
-    got = mix(torch.cat([torch.zeros(100, 2), features.flatten(0, 1)]), item.source, item.share)
+    tokens = mix(torch.cat([torch.zeros(100, 2), features.flatten(0, 1)]), item.source, item.share)
     assert torch.equal(~item.prunable, expected.isnan().all(1))
-    assert (got - expected)[item.prunable].abs().max() < 1e-9
+    assert (tokens - expected)[item.prunable].abs().max() < 1e-9
     assert (item.share is not None) == (tiles > 1 + 9)
     assert len(item) <= 729 + 81 * 90
 

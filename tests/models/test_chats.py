@@ -111,7 +111,7 @@ def test_a_task_s_messages_hold_what_lmms_eval_reads() -> None:
 def test_something_to_see_is_demanded_only_where_it_is_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chats, "sample_frames", lambda *given: SimpleNamespace())
+    monkeypatch.setattr(chats, "sample_frames", lambda *args: SimpleNamespace())
     assert media_of(0, chat(), VIDEO).pictures == []
     with pytest.raises(UserError, match=r"^chat 2 of the batch holds no image and no video"):
         media_of(2, chat(), VIDEO, required=True)

@@ -132,10 +132,10 @@ def test_a_release_loads_under_its_own_names(tmp_path: Path):
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
         plain = name
-        for released, own in RELEASED.items():
+        for released, library_name in RELEASED.items():
             # The library writes what it has loaded under either name.
-            if name.startswith(own):
-                plain = released + name.removeprefix(own)
+            if name.startswith(library_name):
+                plain = released + name.removeprefix(library_name)
         tensors[plain] = tensor
     assert {name.split(".")[0] for name in tensors} == {part.split(".")[0] for part in RELEASED}
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})

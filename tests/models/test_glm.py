@@ -33,8 +33,8 @@ def test_reasoning_is_turned_off_by_the_words_of_the_published_template(value: s
 
 def test_marks_around_the_final_answer_are_left_out() -> None:
     adapter = Tiny("glm4v").adapter
-    said = "<think>A or B?</think><answer>It is <|begin_of_box|>B<|end_of_box|></answer>"
-    (text,) = adapter.decode(torch.tensor([adapter.processor.tokenizer.encode(said)]))
+    answer = "<think>A or B?</think><answer>It is <|begin_of_box|>B<|end_of_box|></answer>"
+    (text,) = adapter.decode(torch.tensor([adapter.processor.tokenizer.encode(answer)]))
     assert text == "<think>A or B?</think>It is B"
     assert spoken(text) == "It is B"
 

@@ -159,27 +159,27 @@ def test_units_and_shares_make_the_tokens(name: str) -> None:
     views: list[Tensor] = []
     if "pixel_values" in inputs:
         single = [n == 1 for n in inputs["batch_num_images"].tolist() for _ in range(n)]
-        for own, size, lone in zip(
+        for pixels, size, lone in zip(
             inputs["pixel_values"], inputs["image_sizes"], single, strict=True
         ):
             shape = shape_of(family, size) if lone else (0, 0)
-            views += reference_of(family).views(own[: 1 + shape[0] * shape[1]])
-    for own in inputs.get("pixel_values_videos", ()):
-        views += reference_of(family).views(own)
+            views += reference_of(family).views(pixels[: 1 + shape[0] * shape[1]])
+    for pixels in inputs.get("pixel_values_videos", ()):
+        views += reference_of(family).views(pixels)
     units = torch.cat(views)
     assert sum(work.units for work in layout.work) == len(units)
     lengths = inputs["attention_mask"].sum(1)
     for row, wanted in enumerate(expected(name)):
-        own = slice(layout.counts[row])
-        places = layout.visual[row, own] - (layout.valid.shape[1] - int(lengths[row]))
-        parts = units[layout.source[row, own]]
+        visual = slice(layout.counts[row])
+        places = layout.visual[row, visual] - (layout.valid.shape[1] - int(lengths[row]))
+        parts = units[layout.source[row, visual]]
         if layout.share is not None:
-            parts = parts * layout.share[row, own].unsqueeze(-1)
+            parts = parts * layout.share[row, visual].unsqueeze(-1)
         else:
             assert parts.shape[1] == 1
         close(parts.sum(1), wanted[places], 1e-6)  # shares are fp32
-        for image, view in layout.grid[row, own, :2].unique(dim=0).tolist():
-            grid = layout.grid[row, own]
+        for image, view in layout.grid[row, visual, :2].unique(dim=0).tolist():
+            grid = layout.grid[row, visual]
             cells = grid[(grid[:, 0] == image) & (grid[:, 1] == view), 2:]
             high, wide = (cells.max(0).values + 1).tolist()
             assert torch.equal(cells, torch.cartesian_prod(torch.arange(high), torch.arange(wide)))
@@ -262,9 +262,9 @@ def test_small_picture_takes_the_first_plane_that_the_release_lists() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_tensor_of_a_release_lands_where_it_belongs(family: str) -> None:
-    own, stored = adapter_of(family).model.state_dict(), tensors_of(family)
-    assert len(own) == len(stored)
-    for name, value in own.items():
+    loaded, stored = adapter_of(family).model.state_dict(), tensors_of(family)
+    assert len(loaded) == len(stored)
+    for name, value in loaded.items():
         assert torch.equal(value, stored[released(name, family == "lavida")].double()), name
 
 
@@ -320,7 +320,7 @@ def test_a_release_with_other_tensors_is_refused_by_name(tmp_path: Path, family:
 
 
 @pytest.mark.parametrize(
-    ("family", "config", "said"),
+    ("family", "config", "words"),
     [
         ("lavida", {"n_heads": 2}, "model.facts.text.heads=4"),
         ("llada_v", {"num_attention_heads": 2}, "model.facts.text.heads=4"),
@@ -335,9 +335,9 @@ def test_a_release_with_other_tensors_is_refused_by_name(tmp_path: Path, family:
     ],
 )
 def test_a_release_that_computes_otherwise_is_refused(
-    tmp_path: Path, family: str, config: dict[str, Any], said: str
+    tmp_path: Path, family: str, config: dict[str, Any], words: str
 ) -> None:
-    assert said in refusal(family, spoilt(tmp_path, family, None, **config))
+    assert words in refusal(family, spoilt(tmp_path, family, None, **config))
 
 
 def test_what_config_json_states_goes_before_the_config_file(tmp_path: Path) -> None:
@@ -370,11 +370,11 @@ SYSTEM = (
 ANSWER = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-@pytest.mark.parametrize(("family", "asked"), [("lavida", ""), ("llada_v", " /no_think")])
-def test_prompts_are_those_of_the_releases(family: str, asked: str) -> None:
+@pytest.mark.parametrize(("family", "suffix"), [("lavida", ""), ("llada_v", " /no_think")])
+def test_prompts_are_those_of_the_releases(family: str, suffix: str) -> None:
     adapter = adapter_of(family)
-    assert adapter.render(chat("What?\n ", 0)) == f"{SYSTEM}<image>\nWhat?{asked}{ANSWER}"
-    assert adapter.render(chat("A\nB", 0, 1)) == f"{SYSTEM}<image> <image>\nA\nB{asked}{ANSWER}"
+    assert adapter.render(chat("What?\n ", 0)) == f"{SYSTEM}<image>\nWhat?{suffix}{ANSWER}"
+    assert adapter.render(chat("A\nB", 0, 1)) == f"{SYSTEM}<image> <image>\nA\nB{suffix}{ANSWER}"
     thinking = replace(DENOISING[family].spec, conversation="llada_think")
     adapter = load_tiny(thinking, saved_release(family))
     assert adapter.render(chat(" What?")) == f"{SYSTEM}What? /think{ANSWER}"
@@ -401,7 +401,7 @@ def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str)
 
 
 @pytest.mark.parametrize(
-    ("family", "said", "answer"),
+    ("family", "raw", "answer"),
     [
         ("lavida", "!! A cat.", "A cat."),
         ("llada_v", "A cat.", "A cat"),
@@ -409,9 +409,9 @@ def test_the_token_that_the_originals_drop_behind_a_picture_is_told(family: str)
         ("llada_v", "! 3.5", "! 3.5"),
     ],
 )
-def test_answers_are_cleaned_as_the_releases_do(family: str, said: str, answer: str) -> None:
+def test_answers_are_cleaned_as_the_releases_do(family: str, raw: str, answer: str) -> None:
     adapter = adapter_of(family)
-    ids = adapter.processor.tokenizer(f"{said}<|eot_id|>", return_tensors="pt")["input_ids"]
+    ids = adapter.processor.tokenizer(f"{raw}<|eot_id|>", return_tensors="pt")["input_ids"]
     assert adapter.decode(ids) == [answer]
 
 

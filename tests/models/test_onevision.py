@@ -322,5 +322,5 @@ def test_the_projector_reads_the_last_layer_before_the_towers_last_norm(name):
     ):
         adapter.model.generate(**tiny.inputs(0), max_new_tokens=1, do_sample=False)
     states = last[0].output
-    given = states[0] if isinstance(states, tuple) else states
-    assert torch.equal(given, projector[0].args[0])
+    last_states = states[0] if isinstance(states, tuple) else states
+    assert torch.equal(last_states, projector[0].args[0])

@@ -140,8 +140,8 @@ def test_images_and_text_stand_where_the_library_puts_them(name):
     for _ in range(100):
         batch = random_batch(rng, (IMAGE,))
         library = type(model.model).get_rope_index(model.model, **batch)
-        for got, expected in zip(model.model.get_rope_index(**batch), library, strict=True):
-            assert torch.equal(got, expected)
+        for positions, expected in zip(model.model.get_rope_index(**batch), library, strict=True):
+            assert torch.equal(positions, expected)
 
 
 def test_pictures_may_touch():

@@ -269,7 +269,7 @@ WORDS = {
 }
 
 
-def asked(text: str, *media: Any) -> list[dict]:
+def question_turns(text: str, *media: Any) -> list[dict]:
     kinds = [
         ("video", medium) if isinstance(medium, str) else ("image", medium) for medium in media
     ]
@@ -279,22 +279,28 @@ def asked(text: str, *media: Any) -> list[dict]:
 
 @pytest.mark.parametrize("weights", ["trained", "random"])
 @pytest.mark.parametrize(
-    ("name", "frame", "golden", "one", "two", "film"),
+    ("name", "frame", "golden", "single", "double", "film"),
     GOLDEN,
     ids=[f"{row[0]}-{row[1]}" for row in GOLDEN],
 )
 def test_prompts_are_those_of_the_authors(
-    name: str, frame: str | None, golden: str, one: str, two: str, film: str | None, weights: str
+    name: str,
+    frame: str | None,
+    golden: str,
+    single: str,
+    double: str,
+    film: str | None,
+    weights: str,
 ) -> None:
     spec = replace(FAMILIES[name].spec, conversation=frame)
     adapter = load_adapter(spec) if weights == "random" else load_tiny(spec, saved(name))
     first, second = picture(0, 56, 42), picture(1, 42, 56)
     for text in (POPE, MMBENCH):
-        for media, chat in ((one, [first]), (two, [first, second]), ("", [])):
+        for media, chat in ((single, [first]), (double, [first, second]), ("", [])):
             expected = golden.format(m=media, t=text)
-            assert adapter.prompt_summary(asked(text, *chat))["rendered"] == expected
+            assert adapter.prompt_summary(question_turns(text, *chat))["rendered"] == expected
         if film is not None:
-            rendered = adapter.prompt_summary(asked(text, video(0)))["rendered"]
+            rendered = adapter.prompt_summary(question_turns(text, video(0)))["rendered"]
             assert rendered == golden.format(m=film, t=text)
 
 
@@ -329,12 +335,18 @@ def question(benchmark: str, prompt: PromptSpec) -> str:
 
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize(
-    ("family", "model", "name", "frame", "one", "two", "film"),
+    ("family", "model", "name", "frame", "single", "double", "film"),
     SETS,
     ids=[f"{row[1]}-{row[2]}" for row in SETS],
 )
 def test_every_set_of_every_family_asks_as_its_golden_strings(
-    family: str, model: str, name: str, frame: str, one: str, two: str | None, film: str | None
+    family: str,
+    model: str,
+    name: str,
+    frame: str,
+    single: str,
+    double: str | None,
+    film: str | None,
 ) -> None:
     spec = model_under(model, name)
     adapter = tiny_under(family, spec)
@@ -345,16 +357,16 @@ def test_every_set_of_every_family_asks_as_its_golden_strings(
         texts.append(golden[words])
     first, second = picture(0, 56, 42), picture(1, 42, 56)
     for text in texts:
-        for media, chat in ((one, [first]), (two, [first, second])):
+        for media, chat in ((single, [first]), (double, [first, second])):
             if media is not None:
-                rendered_prompt = adapter.prompt_summary(asked(text, *chat))["rendered"]
+                rendered_prompt = adapter.prompt_summary(question_turns(text, *chat))["rendered"]
                 # DeepSeek-OCR's format strips both ends.
                 ends = text.strip() if family.startswith("deepseek_ocr") else text
                 assert rendered_prompt == frame.format(m=media, t=ends)
         if film is not None:
-            assert adapter.prompt_summary(asked(text, video(0)))["rendered"] == frame.format(
-                m=film, t=text
-            )
+            assert adapter.prompt_summary(question_turns(text, video(0)))[
+                "rendered"
+            ] == frame.format(m=film, t=text)
 
 
 def test_the_table_of_golden_strings_has_every_set_of_every_family() -> None:
@@ -396,7 +408,9 @@ def test_llava_video_tells_times_in_three_forms() -> None:
         }
         for form, text in golden.items():
             spec = replace(FAMILIES["llava_video"].spec, processor={"time_instruction": form})
-            prompt = load_adapter(spec).prompt_text(asked("Q", "a.mp4"), Media(clips=[clip]))
+            prompt = load_adapter(spec).prompt_text(
+                question_turns("Q", "a.mp4"), Media(clips=[clip])
+            )
             assert prompt == QWEN_1_5.format(m=text.format(at) + "\n", t="Q")
     assert model_under("llava_video_7b", "vlmevalkit").processor["time_instruction"] == "vlmevalkit"
     with pytest.raises(UserError, match=r"time_instruction='yes' is unknown.*vlmevalkit"):
@@ -406,9 +420,11 @@ def test_llava_video_tells_times_in_three_forms() -> None:
 def test_frames_of_internvl_are_labelled_as_the_set_says() -> None:
     label = model_under("internvl2_8b", "vlmevalkit").processor["frame_label"]
     spec = FAMILIES["internvl"].spec
-    for given, golden in ((label, "Frame-{}: "), ("Frame{}: ", "Frame{}: ")):
-        adapter = load_adapter(replace(spec, processor={**spec.processor, "frame_label": given}))
-        ids = adapter.encode([asked("Q", video(0))])["input_ids"][0]
+    for frame_label, golden in ((label, "Frame-{}: "), ("Frame{}: ", "Frame{}: ")):
+        adapter = load_adapter(
+            replace(spec, processor={**spec.processor, "frame_label": frame_label})
+        )
+        ids = adapter.encode([question_turns("Q", video(0))])["input_ids"][0]
         text_out = adapter.processor.tokenizer.decode(ids).replace(CELLS, "")
         frames = "\n".join(golden.format(n) + "<img></img>" for n in (1, 2, 3))
         assert f"user\n{frames}\nQ<" in text_out
@@ -423,7 +439,7 @@ def test_pictures_of_internvl_share_64_tiles_under_vlmevalkit() -> None:
     for together, tiles in ((None, 12), (6, 9), (2, 3)):
         shared = {} if together is None else {"patches_together": together}
         adapter = load_adapter(replace(spec, processor={**spec.processor, **shared}))
-        assert len(adapter.encode([asked("Q", *wide)])["pixel_values"]) == tiles
+        assert len(adapter.encode([question_turns("Q", *wide)])["pixel_values"]) == tiles
 
 
 def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
@@ -437,7 +453,7 @@ def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
         prompt,
     )
     assert (template.text, template.generation["max_new_tokens"]) == ("Free OCR.", 9)
-    # It has no words for questions; asked one, it is given the question.
+    # It has no words for questions; asked one, it gets the question.
     assert (
         model_under("deepseek_ocr_base", "original", ("understanding", "pope")).prompt.text is None
     )
@@ -465,16 +481,18 @@ def test_the_checkpoint_s_template_yields_to_the_family_s_and_both_are_told(tmp_
     (folder / "chat_template.jinja").write_text(template)
     spec = FAMILIES["llava"].spec
     adapter = load_tiny(spec, folder)
-    prompts = adapter.prompt_summary(asked("w1"))
+    prompts = adapter.prompt_summary(question_turns("w1"))
     assert prompts["rendered"] == VICUNA.format(m="", t="w1")
     assert prompts["template_sha256"] == sha256(adapter.format(None).encode()).hexdigest()
     assert prompts["checkpoint_template_sha256"] == sha256(template.encode()).hexdigest()
-    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).prompt_summary(asked("w1"))
+    theirs = load_tiny(replace(spec, conversation="checkpoint"), folder).prompt_summary(
+        question_turns("w1")
+    )
     assert theirs["rendered"] == "Q: w1"
     assert theirs["template_sha256"] == theirs["checkpoint_template_sha256"]
     # Without a checkpoint the directory still says how it was trained.
     new = load_adapter(replace(spec, conversation="checkpoint", path=folder))
-    assert new.prompt_summary(asked("w1"))["rendered"] == "Q: w1"
+    assert new.prompt_summary(question_turns("w1"))["rendered"] == "Q: w1"
 
 
 @pytest.mark.parametrize(

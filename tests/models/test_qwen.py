@@ -334,10 +334,10 @@ def expected_positions(adapter, inputs, row, seconds):
         config.image_token_id: iter(inputs.get("image_grid_thw", torch.zeros(0, 3)).tolist()),
         config.video_token_id: iter(inputs.get("video_grid_thw", torch.zeros(0, 3)).tolist()),
     }
-    found, at, start = [], 0, 0
+    positions, at, start = [], 0, 0
     while at < len(ids):
         if ids[at] not in shapes:
-            found.append([start] * 3)
+            positions.append([start] * 3)
             at, start = at + 1, start + 1
             continue
         frames, rows, columns = (
@@ -345,13 +345,13 @@ def expected_positions(adapter, inputs, row, seconds):
         )
         pace = seconds * 2 if ids[at] == config.video_token_id else 1
         for frame in range(frames):
-            found += [
+            positions += [
                 [start + int(frame * pace), start + r, start + c]
                 for r in range(rows)
                 for c in range(columns)
             ]
-        at, start = at + frames * rows * columns, max(map(max, found)) + 1
-    return torch.tensor(found).T
+        at, start = at + frames * rows * columns, max(map(max, positions)) + 1
+    return torch.tensor(positions).T
 
 
 #: Two frames of each video span: 2 / (4 of 5 frames at 8 a second), 2 / (6 of 40), 2 / (4 of 12).

@@ -102,8 +102,8 @@ def _logits(adapter: Adapter, inputs: dict[str, Any], ids: torch.Tensor) -> torc
     for name in ("attention_mask", "mm_token_type_ids"):
         filler = torch.full_like(new, int(name == "attention_mask"))
         longer[name] = torch.cat([inputs[name], filler.to(inputs[name].dtype)], 1)
-    given = {name: value for name, value in longer.items() if name != "input_ids"}
-    places = adapter.model._prepare_position_ids_for_generation(ids, given)
+    others = {name: value for name, value in longer.items() if name != "input_ids"}
+    places = adapter.model._prepare_position_ids_for_generation(ids, others)
     with torch.no_grad():
         return adapter.model(**longer, position_ids=places, use_cache=False).logits[:, -1].clone()
 
