@@ -102,7 +102,7 @@ def write_tokenizer(folder: Path, kind: str, **options: Any) -> int:
             config["auto_map"] = {"AutoTokenizer": ["tokenization_internlm2.Unknown", None]}
         turns = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
         added |= {count + n: token(name, rstrip=name in turns) for n, name in enumerate(names)}
-    config["added_tokens_decoder"] = {str(number): one for number, one in added.items()}
+    config["added_tokens_decoder"] = {str(number): entry for number, entry in added.items()}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return max(added) + 1
 
@@ -123,12 +123,12 @@ def original(tensors: dict[str, Tensor], kind: str, config: Any) -> dict[str, Te
     """Name and fuse the model's tensors as the releases do, block by block."""
     text, vision = config.text_config, config.vision_config
     left = dict(tensors)
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
 
     def move(old: str, new: str) -> None:
         for end in (".weight", ".bias", ""):
             if old + end in left:
-                found[new + end] = left.pop(old + end)
+                renamed[new + end] = left.pop(old + end)
 
     tower = "model.vision_tower.embeddings."
     move(f"{tower}cls_token", "vision_model.embeddings.class_embedding")
@@ -138,8 +138,8 @@ def original(tensors: dict[str, Tensor], kind: str, config: Any) -> dict[str, Te
         old, new = f"model.vision_tower.encoder.layer.{n}.", f"vision_model.encoder.layers.{n}."
         for end in ("weight", "bias"):
             if f"{old}attention.q_proj.{end}" in left:
-                parts = [left.pop(f"{old}attention.{one}_proj.{end}") for one in "qkv"]
-                found[f"{new}attn.qkv.{end}"] = torch.cat(parts)
+                parts = [left.pop(f"{old}attention.{part}_proj.{end}") for part in "qkv"]
+                renamed[f"{new}attn.qkv.{end}"] = torch.cat(parts)
         move(f"{old}attention.projection_layer", f"{new}attn.proj")
         move(f"{old}attention.q_norm", f"{new}attn.q_norm")
         move(f"{old}attention.k_norm", f"{new}attn.k_norm")
@@ -156,15 +156,15 @@ def original(tensors: dict[str, Tensor], kind: str, config: Any) -> dict[str, Te
         size, share = text.hidden_size // heads, heads // groups
         for n in range(text.num_hidden_layers):
             old, new = f"model.language_model.layers.{n}.", f"language_model.model.layers.{n}."
-            query, key, value = (left.pop(f"{old}self_attn.{one}_proj.weight") for one in "qkv")
+            query, key, value = (left.pop(f"{old}self_attn.{part}_proj.weight") for part in "qkv")
             rows = []
             for group in range(groups):
                 rows += [
                     query[h * size : (h + 1) * size]
                     for h in range(group * share, (group + 1) * share)
                 ]
-                rows += [one[group * size : (group + 1) * size] for one in (key, value)]
-            found[f"{new}attention.wqkv.weight"] = torch.cat(rows)
+                rows += [weight[group * size : (group + 1) * size] for weight in (key, value)]
+            renamed[f"{new}attention.wqkv.weight"] = torch.cat(rows)
             move(f"{old}self_attn.o_proj", f"{new}attention.wo")
             move(f"{old}mlp.gate_proj", f"{new}feed_forward.w1")
             move(f"{old}mlp.up_proj", f"{new}feed_forward.w3")
@@ -177,11 +177,11 @@ def original(tensors: dict[str, Tensor], kind: str, config: Any) -> dict[str, Te
     else:
         move("lm_head", "language_model.lm_head")
         for name in [name for name in left if name.startswith("model.language_model.")]:
-            found[f"language_model.model.{name.removeprefix('model.language_model.')}"] = left.pop(
-                name
+            renamed[f"language_model.model.{name.removeprefix('model.language_model.')}"] = (
+                left.pop(name)
             )
     assert not left
-    return found
+    return renamed
 
 
 def release_config(kind: str, config: Any, name: str) -> dict[str, Any]:
@@ -378,10 +378,10 @@ def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -
     names = json.loads((tmp_path / "release" / "tokenizer_config.json").read_text())[
         "added_tokens_decoder"
     ]
-    for number, one in names.items():
-        assert tokenizer.convert_tokens_to_ids(one["content"]) == int(number)
+    for number, entry in names.items():
+        assert tokenizer.convert_tokens_to_ids(entry["content"]) == int(number)
     assert config.image_token_id == next(
-        int(n) for n, one in names.items() if one["content"] == "<IMG_CONTEXT>"
+        int(n) for n, entry in names.items() if entry["content"] == "<IMG_CONTEXT>"
     )
     stop = adapter.model.generation_config.eos_token_id
     assert stop == tokenizer.convert_tokens_to_ids(end.strip())
@@ -405,9 +405,9 @@ def test_ids_of_internlm2_are_those_of_sentencepiece(
         ADAPTERS.load("internvl").load_processor(replace(LLAMA, path=tmp_path / "out")).tokenizer
     )
     pieces = SentencePieceProcessor(str(tmp_path / "release" / "tokenizer.model"))
-    found = tokenizer(f"{text}<|im_start|>{text}<IMG_CONTEXT>").input_ids
+    ids = tokenizer(f"{text}<|im_start|>{text}<IMG_CONTEXT>").input_ids
     context = tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>")
-    assert found == [1, *pieces.encode(text), 4, *pieces.encode(text), context]
+    assert ids == [1, *pieces.encode(text), 4, *pieces.encode(text), context]
     assert tokenizer.decode(pieces.encode(text)) == pieces.decode(pieces.encode(text))
 
 
@@ -597,14 +597,14 @@ def test_a_published_config_is_the_architecture_of_the_config_file(name: str) ->
     tower |= {"qkv_bias": norm == "layer_norm", "qk_normalization": norm == "rms_norm"}
     release = {"model_type": "internvl_chat", "ps_version": "v2", "downsample_ratio": 0.5}
     release |= {"dynamic_image_size": True, "use_thumbnail": True, "force_image_size": 448}
-    found = configuration({**release, "llm_config": llm, "vision_config": tower}, 92546, True)
+    built = configuration({**release, "llm_config": llm, "vision_config": tower}, 92546, True)
     spec = model_of(f"model={name}")
     stated = ADAPTERS.load(spec.adapter).configuration(spec, byte_tokenizer())
-    assert found.vision_config.to_dict() == stated.vision_config.to_dict()
+    assert built.vision_config.to_dict() == stated.vision_config.to_dict()
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    texts = [config.text_config.to_dict() for config in (found, stated)]
+    texts = [config.text_config.to_dict() for config in (built, stated)]
     plain, other = ({k: v for k, v in held.items() if k not in ids} for held in texts)
     assert plain == other
     for key in ("image_seq_length", "downsample_ratio", "vision_feature_layer"):
-        assert getattr(found, key) == getattr(stated, key)
-    assert found.tie_word_embeddings == stated.tie_word_embeddings
+        assert getattr(built, key) == getattr(stated, key)
+    assert built.tie_word_embeddings == stated.tie_word_embeddings

@@ -55,9 +55,9 @@ RELEASED = [
 
 
 def released(name: str) -> str:
-    for own, theirs in RELEASED:
-        if name.startswith(own):
-            return theirs + name.removeprefix(own)
+    for ours, theirs in RELEASED:
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
     return name
 
 

@@ -55,7 +55,7 @@ hydra:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "own/mine.py": method("First"),
         "own/method/first.yaml": config("first", "mine.py:First"),
@@ -70,23 +70,25 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def bench(own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Bench:
-    return make_bench(own.parent / "store", capsys, monkeypatch)
+def bench(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Bench:
+    return make_bench(folder.parent / "store", capsys, monkeypatch)
 
 
 @pytest.mark.parametrize(
     "flags", [("--config-dir", "own"), ("--config-dir=own",), ("hydra.searchpath=[file://own]",)]
 )
-def test_its_paths_start_at_the_folder(own: Path, flags: tuple[str, ...]) -> None:
+def test_its_paths_start_at_the_folder(folder: Path, flags: tuple[str, ...]) -> None:
     command = read_command([*flags, "-m", "+experiment=sums_first", "limit=1"])
     specs = [build_spec(cell, folders=command.folders) for cell in command.cells]
     assert [spec.budget.ratio for spec in specs] == [0.5, 0.9]
-    assert specs[0].method.code == f"{own}/mine.py:First"
-    assert specs[0].benchmark.include_path == own / "tasks"
-    assert specs[0].benchmark.sources == (own / "tasks/sums", own / "tasks/sums.json")
+    assert specs[0].method.code == f"{folder}/mine.py:First"
+    assert specs[0].benchmark.include_path == folder / "tasks"
+    assert specs[0].benchmark.sources == (folder / "tasks/sums", folder / "tasks/sums.json")
     # The line runs from any folder.
-    assert f'hydra.searchpath=["file://{own}"]' in command.argv
-    assert all(f'hydra.searchpath=["file://{own}"]' in line for line in command.lines)
+    assert f'hydra.searchpath=["file://{folder}"]' in command.argv
+    assert all(f'hydra.searchpath=["file://{folder}"]' in line for line in command.lines)
     assert commands.spec_of(
         *flags, "benchmark=sums", "benchmark.include_path=/else"
     ).benchmark.include_path == Path("/else")
@@ -102,26 +104,26 @@ def test_a_run_takes_its_names_and_lines_list_them(bench: Bench) -> None:
     assert "method='first' is unknown" in bench.refusal("method=first")
 
 
-def test_listings_have_them(bench: Bench, own: Path) -> None:
+def test_listings_have_them(bench: Bench, folder: Path) -> None:
     files = {
         "method/bad.yaml": config("bad", "none.py:A"),
         "method/none.yaml": config("none", "mine.py:First"),
         "benchmark/odd.yaml": "a: [\n",
         "benchmark/empty.yaml": "",
     }
-    write(own, files)
+    write(folder, files)
     listings = {
         ("method=?", "--config-dir", "own"): (
             "\nfirst ",
             "\nnone  ",
-            f"\nof {own}: first\n",
-            f"passed over: {own}/method/bad.yaml: method='{own}/none.py:A'",
-            f"passed over: {own}/method/none.yaml: method='none' is a file of conf and {own}",
+            f"\nof {folder}: first\n",
+            f"passed over: {folder}/method/bad.yaml: method='{folder}/none.py:A'",
+            f"passed over: {folder}/method/none.yaml: method='none' is a file of conf and {folder}",
         ),
         ("benchmark=?", "hydra.searchpath=[file://own]"): (
             "\nsums ",
-            f"passed over: {own}/benchmark/odd.yaml",
-            f"passed over: {own}/benchmark/empty.yaml",
+            f"passed over: {folder}/benchmark/odd.yaml",
+            f"passed over: {folder}/benchmark/empty.yaml",
         ),
         ("+experiment=?", "--config-dir=own"): ("\nsums_first ",),
         ("model=?", "--config-dir=own"): ("\nbaby ",),
@@ -145,14 +147,16 @@ def test_listings_have_them(bench: Bench, own: Path) -> None:
         (("--config-dir", "own", "model=utf16"), "own/model/utf16.yaml is not UTF-8"),
     ],
 )
-def test_a_mistake_is_one_line(bench: Bench, own: Path, line: tuple[str, ...], words: str) -> None:
+def test_a_mistake_is_one_line(
+    bench: Bench, folder: Path, line: tuple[str, ...], words: str
+) -> None:
     files = {
         "method/none.yaml": config("none", "mine.py:First"),
         "method/nocode.yaml": config("nocode", None),
         "method/taken.yaml": config("fastv", "mine.py:First"),
     }
-    write(own, files)
-    (own / "model" / "utf16.yaml").write_text(DRAFT, encoding="utf-16")
+    write(folder, files)
+    (folder / "model" / "utf16.yaml").write_text(DRAFT, encoding="utf-16")
     assert words in bench.refusal(*line)
 
 
@@ -162,14 +166,14 @@ def test_tasks_of_lmms_eval_stay_benchmarks() -> None:
     assert compose_section("benchmark", "task:mmstar")["name"] == "task:mmstar"
 
 
-def test_looking_shows_the_same_config(bench: Bench, own: Path) -> None:
+def test_looking_shows_the_same_config(bench: Bench, folder: Path) -> None:
     done = bench("--config-dir", "own", "benchmark=sums", "--cfg", "job", "--package", "benchmark")
     assert done.code == 0, done.err
-    assert f"include_path: {own}/tasks\n" in done.out
+    assert f"include_path: {folder}/tasks\n" in done.out
 
 
 @pytest.mark.slow
-def test_a_sweep_composes_sections_once(own: Path) -> None:
+def test_a_sweep_composes_sections_once(folder: Path) -> None:
     line = ["-m", "method=none,fastv,first", "ratio=0.1,0.5,0.9", "benchmark=sums"]
     assert list(commands.cells_of("--config-dir", "own", *line)) == [
         commands.cells_of("--config-dir", "own", f"method={name}", f"ratio={ratio}", line[-1])[0]
@@ -179,7 +183,7 @@ def test_a_sweep_composes_sections_once(own: Path) -> None:
 
 
 def test_a_job_finds_a_draft_of_the_folder(
-    bench: Bench, own: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draft's name is read again in the job, which may start in another folder."""
     specs: list[RunSpec] = []
@@ -209,8 +213,8 @@ def test_job_files_of_before_are_read(tmp_path: Path) -> None:
     assert JobFile(tmp_path / "job.json").entries()[0].conf == ()
 
 
-def test_a_file_that_two_folders_have_is_of_neither(own: Path) -> None:
-    write(own.parent, {"second/method/first.yaml": config("first", "mine.py:First")})
+def test_a_file_that_two_folders_have_is_of_neither(folder: Path) -> None:
+    write(folder.parent, {"second/method/first.yaml": config("first", "mine.py:First")})
     places = "hydra.searchpath=[file://own,file://second]"
     with pytest.raises(UserError, match=r"method='first' is a file of .*own and .*second"):
         read_command([places, "method=first"])
