@@ -182,10 +182,10 @@ class Budget:
         requested = tuple(map(sum, zip(*schedules, strict=True)))
         if not reducer.curved and tuple(record.kept) != requested:
             raise BudgetMismatch(f"{where}: kept {record.kept}, requested {requested}")
-        got, requested_tokens = getattr(result, self.rule), sum(map(self.target, items))
-        if abs(got - requested_tokens) > len(items) + _TIE:
+        tokens, requested_tokens = getattr(result, self.rule), sum(map(self.target, items))
+        if abs(tokens - requested_tokens) > len(items) + _TIE:
             raise BudgetMismatch(
-                f"{where}: {got:.3f} equivalent tokens, asked for {requested_tokens:.3f}"
+                f"{where}: {tokens:.3f} equivalent tokens, asked for {requested_tokens:.3f}"
             )
         return result
 

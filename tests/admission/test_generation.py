@@ -108,7 +108,7 @@ NEUTRAL = {
 @pytest.mark.parametrize("table", ["model", "benchmark"])
 @pytest.mark.parametrize("name", ACTING)
 def test_a_setting_that_changes_nothing_is_refused(name: str, table: str) -> None:
-    given = {name: ACTING[name]}
+    setting = {name: ACTING[name]}
     on_beams = name in ("length_penalty", "early_stopping")
     needed = "num_beams=2 or more" if on_beams else "do_sample=true"
     line = (
@@ -116,15 +116,15 @@ def test_a_setting_that_changes_nothing_is_refused(name: str, table: str) -> Non
     )
     for others in ({}, {"do_sample": False}, {"num_beams": 1}):
         with pytest.raises(UserError, match=line):
-            settings(others, **{table: given})
+            settings(others, **{table: setting})
         # Tasks of lmms-eval state such settings for models of all kinds, and null leaves one unset.
         settings({**others, **{name: NEUTRAL[name]}})
         settings(others, **{table: {name: NEUTRAL[name]}})
         settings(others, **{table: {name: None}})
         if name != "temperature":
-            settings({**others, **given})
+            settings({**others, **setting})
     acting = {"num_beams": 3} if on_beams else {"do_sample": True}
-    assert settings({}, benchmark={**given, **acting}).generate[name] == ACTING[name]
+    assert settings({}, benchmark={**setting, **acting}).generate[name] == ACTING[name]
 
 
 def test_whatever_the_library_ignores_is_among_them() -> None:

@@ -50,8 +50,8 @@ class Cards(TorchFunctionMode):
             return device_of(args[0])
         if name in ("to", "cpu", "type_as"):
             return self._moved(name, args, kwargs)
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        place = common_device(name, args, given)
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        place = common_device(name, args, tensors)
         if name in ("numpy", "__array__") and place != HOST:
             raise TypeError(f"can't convert a tensor of {place} to numpy")
         if kwargs.get("device") is not None:
@@ -60,7 +60,7 @@ class Cards(TorchFunctionMode):
         if name == "__set__":  # of an attribute, such as `data`
             vars(args[0])["card"] = device_of(args[1])
         for made in tree_leaves(result):
-            if isinstance(made, Tensor) and not any(made is tensor for tensor in given):
+            if isinstance(made, Tensor) and not any(made is tensor for tensor in tensors):
                 vars(made)["card"] = place
         return result
 
@@ -95,8 +95,8 @@ def device_of(tensor: Tensor) -> torch.device:
     return place
 
 
-def common_device(name: str, args: Any, given: Sequence[Tensor]) -> torch.device:
-    """The device of an operation on `given` tensors.
+def common_device(name: str, args: Any, tensors: Sequence[Tensor]) -> torch.device:
+    """The device of an operation on `tensors`.
 
     Raises:
         RuntimeError: they lie on several, as on GPUs.
@@ -105,9 +105,9 @@ def common_device(name: str, args: Any, given: Sequence[Tensor]) -> torch.device
         return HOST
     if name == "copy_" or name in SHAPED or (name == "__setitem__" and not has_tensors(args[1])):
         return device_of(args[0])
-    checked = given
+    checked = tensors
     if name in ("__getitem__", "__setitem__"):  # an index may lie on the host
-        checked = [t for t in given if t is args[0] or device_of(t) != HOST]
+        checked = [t for t in tensors if t is args[0] or device_of(t) != HOST]
     places = {device_of(t) for t in checked if name in JOINS or t.dim() or device_of(t) != HOST}
     if len(places) > 1:
         raise RuntimeError(

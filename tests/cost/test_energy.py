@@ -103,9 +103,9 @@ def test_a_machine_without_counters_is_refused(
     gpus(monkeypatch, nvml)
     with pytest.raises(
         UserError, match=r"engine\.energy=true.*valid: engine\.energy=false"
-    ) as told:
+    ) as error:
         open_meter("energy", devices)
-    assert all(word in str(told.value) for word in words)
+    assert all(word in str(error.value) for word in words)
 
 
 ASKED = ("benchmark=seedling_vqa", "ratio=0.5", "limit=6", "engine.batch_size=4")

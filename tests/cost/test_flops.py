@@ -83,8 +83,8 @@ def test_clip_layers_agree_with_torch() -> None:
     )
     model = CLIPVisionModel(config)
     patches = 2 * 36 * (3 * 4 * 4) * TOWER.hidden  # the patch embedding, which facts leave out
-    got = counted(model, pixel_values=torch.zeros(1, 3, 24, 24)) - patches
-    assert got == pytest.approx(tower_flops(FACTS, WORK), rel=0.01)
+    flops = counted(model, pixel_values=torch.zeros(1, 3, 24, 24)) - patches
+    assert flops == pytest.approx(tower_flops(FACTS, WORK), rel=0.01)
 
 
 def test_projector_agrees_with_torch() -> None:

@@ -69,7 +69,7 @@ def measured(
     parts["head"] = adapter.model.get_output_embeddings()
     if isinstance(patches := getattr(adapter.tower, "patch_embedding", None), nn.Linear):
         parts["patches"] = patches
-    stacked = {f"deepstack {layer}": one for layer, one in adapter.deepstack().items()}
+    stacked = {f"deepstack {layer}": merger for layer, merger in adapter.deepstack().items()}
     with (
         Session(adapter, method, Budget("kept", ratio)) as session,
         Meter({**parts, **stacked}) as meter,
@@ -125,7 +125,8 @@ def test_the_layer_behind_the_one_that_is_read_runs_for_a_method_alone(
     layer = tower_flops(facts, idle.work) // facts.tower.layers
     assert tower_flops(facts, looked.work) == tower_flops(facts, idle.work) + layer
     samples = [
-        sample_flops(facts, one.entering, one.visual, one.text, one.work) for one in (idle, looked)
+        sample_flops(facts, record.entering, record.visual, record.text, record.work)
+        for record in (idle, looked)
     ]
     assert samples[0].exact_full == samples[1].exact_full
     shares = [sample.exact.total / sample.exact_full.total for sample in samples]

@@ -236,11 +236,11 @@ class Device:
     """What torch.cuda is asked for by a recording, written down in order."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.current = "side's"
 
     def __call__(self, event: str) -> None:
-        self.asked.append(event)
+        self.calls.append(event)
 
     def stream(self, name: str) -> Any:
         stream = SimpleNamespace(device=torch.device("cuda:0"), name=name)
@@ -292,20 +292,20 @@ def test_a_recording_keeps_to_its_own_stream_and_waits_for_no_device(device: Dev
         "end on own",
         "side's waits for own",
     ]
-    assert device.asked == recording
+    assert device.calls == recording
     assert replay() is inputs[0]
-    assert device.asked[len(recording) :] == ["replay on side's"]
+    assert device.calls[len(recording) :] == ["replay on side's"]
 
 
 def test_a_step_that_fails_does_not_leave_the_stream_recording(device: Device) -> None:
     def step() -> Tensor:
-        if any(event.startswith("begin") for event in device.asked):
+        if any(event.startswith("begin") for event in device.calls):
             raise RuntimeError("not while capturing")
         return torch.ones(1)
 
     with pytest.raises(RuntimeError, match="not while capturing"):
         CudaGraphs(torch.device("cuda:0")).capture(step, ())
-    assert device.asked[-1] == "end on own"
+    assert device.calls[-1] == "end on own"
 
 
 # ------------------------------------------------------------------ where it can be done

@@ -60,7 +60,7 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
 
 
 @pytest.mark.parametrize(
-    ("asked", "samples", "batch", "expected"),
+    ("wanted", "samples", "batch", "expected"),
     [
         (32, 500, 8, PairPlan(4, 8)),
         (32, 500, 1, PairPlan(32, 1)),
@@ -71,9 +71,9 @@ def test_auto_costs_a_tenth_at_most_and_has_pairs_enough_for_an_interval(
     ],
 )
 def test_a_number_is_taken_as_samples(
-    asked: int, samples: int, batch: int, expected: PairPlan
+    wanted: int, samples: int, batch: int, expected: PairPlan
 ) -> None:
-    assert plan_pairs(asked, samples, batch, 3.0) == expected
+    assert plan_pairs(wanted, samples, batch, 3.0) == expected
 
 
 # ------------------------------------------------------------------ what is compared
@@ -109,9 +109,9 @@ REQUESTS = [SimpleNamespace(args=("", None, {}, n, "task", "test")) for n in ran
 GROUP = Settings({"do_sample": False, "max_new_tokens": 40, "min_new_tokens": 20}, ())
 
 
-def paired(plain: Sequence[float], own: Sequence[float], **more: Any) -> tuple[Any, Side, Side]:
+def paired(plain: Sequence[float], reduced: Sequence[float], **more: Any) -> tuple[Any, Side, Side]:
     log: list[tuple[str, list[str]]] = []
-    sides = Side("own", log, 4, own, **more), Side("plain", log, 16, plain, **more)
+    sides = Side("own", log, 4, reduced, **more), Side("plain", log, 16, plain, **more)
     planned = PairPlan(len(plain) - 1, 2)
     done = measure(
         PairedSessions(*sides), REQUESTS, GROUP, lambda block: block, planned, LLAVA.facts

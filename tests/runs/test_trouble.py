@@ -162,7 +162,7 @@ def spoiled(
             patch.setattr(
                 espalier.harness.evaluation.evaluate,
                 "evaluate",
-                lambda *given, **more: plain(*given[:4], progress, **more),
+                lambda *args, **more: plain(*args[:4], progress, **more),
             )
             yield
 

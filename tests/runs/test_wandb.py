@@ -258,13 +258,13 @@ def test_rows_come_back_from_the_offline_files_alone(
     shutil.move(bench.store / "wandb", elsewhere)
     shutil.rmtree(bench.store)
     store = tmp_path / "rebuilt"
-    given = ["--rebuild", str(elsewhere), "--store", str(store)]
-    assert wandb_sync.main(given) == 0
+    flags = ["--rebuild", str(elsewhere), "--store", str(store)]
+    assert wandb_sync.main(flags) == 0
     assert "2 of 2 rows rebuilt" in capsys.readouterr().out
     for key in keys:
         assert (store / "runs" / key / "row.json").read_bytes() == want[key]
         assert json.loads((store / "runs" / key / "spec.json").read_bytes())
-    assert wandb_sync.main(given) == 0
+    assert wandb_sync.main(flags) == 0
     assert "0 of 2 rows rebuilt" in capsys.readouterr().out
     # A file that is not the one that was logged is never a row.
     for path in (elsewhere / "data/artifacts/staging").iterdir():
@@ -279,12 +279,12 @@ def test_what_would_be_uploaded_is_listed_and_a_server_that_takes_nothing_is_not
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     key = bench("method=fastv", "log=wandb").last["run_key"]
-    given = ["--store", str(bench.store)]
-    assert wandb_sync.main([*given, "--dry"]) == 0
+    flags = ["--store", str(bench.store)]
+    assert wandb_sync.main([*flags, "--dry"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{key}: offline-run-")
     assert last.startswith("1 runs to upload")
-    assert wandb_sync.main(given) == 2
+    assert wandb_sync.main(flags) == 2
     assert "WANDB_API_KEY is not set" in capsys.readouterr().err
 
     there: dict[str, Any] = {}
@@ -307,14 +307,14 @@ def test_what_would_be_uploaded_is_listed_and_a_server_that_takes_nothing_is_not
     monkeypatch.setattr(wandb_sync, "mode", lambda: "online")
     monkeypatch.setattr(wandb_sync.subprocess, "run", lambda command, **more: command)
     monkeypatch.setattr(wandb, "Api", Api)
-    assert wandb_sync.main(given) == 1
+    assert wandb_sync.main(flags) == 1
     assert f"{key}: not uploaded: read back with other metrics" in capsys.readouterr().out
     row = Store(bench.store).run(key).row()
     assert row is not None
     metrics = {f"metrics/{name}": values["value"] for name, values in row["metrics"].items()}
     there |= {"run_key": key, **metrics}
-    assert wandb_sync.main(given) == 0
-    assert wandb_sync.main([*given, "--dry"]) == 0
+    assert wandb_sync.main(flags) == 0
+    assert wandb_sync.main([*flags, "--dry"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("0 runs to upload")
 
 
