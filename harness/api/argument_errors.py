@@ -20,7 +20,7 @@ from espalier.methods.base import Method, MethodError
 
 #: Config keys that end in the name of an argument; `model=`, file names such as model.safetensors and quoted keys stay.
 _KEY = re.compile(
-    r"(?<![\w./'-])(?:method\.params\.|method\.(?=draft)|engine\.|(?:(?:model|benchmark)\.)?generation\."
+    r"(?<![\w./'-])(?:method\.params\.|method\.(?=draft|variant)|engine\.|(?:(?:model|benchmark)\.)?generation\."
     rf"|model\.(?=(?:{'|'.join(MODEL_KEYS)})\b))"
 )
 
@@ -46,19 +46,21 @@ def read_path(key: str, value: object) -> Path:
     return path
 
 
-def check_instance(method: object, valid: str) -> None:
-    """Raise UserError unless a method is an instance.
+def check_instance(key: str, value: object, base: type | tuple[type, ...], valid: str) -> None:
+    """Raise UserError unless an argument is an instance of a class.
 
     Args:
-        method: in place of a name.
+        key: of the argument.
+        value: of it.
+        base: the class, or several.
         valid: values, for the error line.
     """
-    if isclass(method) and issubclass(method, Method):
+    if isclass(value) and issubclass(value, base):
         raise UserError(
-            f"method={method.__name__} is a class; valid: an instance, {method.__name__}(...)"
+            f"{key}={value.__name__} is a class; valid: an instance, {value.__name__}(...)"
         )
-    if not isinstance(method, Method):
-        raise UserError(f"method is a {type(method).__name__}; valid: {valid}")
+    if not isinstance(value, base):
+        raise UserError(f"{key} is a {type(value).__name__}; valid: {valid}")
 
 
 @contextmanager
@@ -89,6 +91,7 @@ def in_python_terms(line: str, questions: int = 0, first: int = 0) -> str:
     """Return an error line with Python arguments in place of config keys."""
     message, command, arguments = line.partition(_COMMAND)
     message = _VALUE.sub(lambda match: _VALUES[match[1]], _KEY.sub("", message))
+    message = message.replace("compressor.ratio", "cache_ratio")
 
     def chat(match: re.Match[str]) -> str:
         if questions > 1:

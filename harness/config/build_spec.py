@@ -51,6 +51,7 @@ def build_spec(
     model: ModelSpec | None = None,
     method: Method | None = None,
     folders: Sequence[Path] = (),
+    draft: ModelSpec | None = None,
 ) -> RunSpec:
     """Return the run of a cell; check every value that can be checked without a model or a file.
 
@@ -59,6 +60,7 @@ def build_spec(
         model: in place of the cell's section.
         method: a built method, by which it is decided whether a draft is needed; None: by the name in the cell.
         folders: further folders of configs, in which a draft's name may lie.
+        draft: a draft model, in place of the one that the cell names.
 
     Raises:
         UserError: one line with the config keys, the values and what is valid.
@@ -76,16 +78,16 @@ def build_spec(
         )
     variant = variant_of("method", vars(part))
     drafts = (method or method_class(part.name, part.code)).drafts
-    draft = None
     if drafts and (method or build_method(part.name, part.params, part.code)).takes_draft:
-        if (
-            not model.facts.denoises
-        ):  # else a later check refuses the method by name, and a sweep may skip it
+        if model.facts.denoises:
+            draft = None  # a later check refuses the method by name, and a sweep may skip it
+        elif draft is None:
             composer = Composer(Catalogue(folders))
             draft = build_draft(part.draft, part.draft_options, model, tasks, composer)
-    elif part.draft is not None or part.draft_options:
-        key = "method.draft_options" if part.draft is None else "method.draft"
-        raise UserError(f"{key}: method={part.name!r} takes no draft model; valid: without {key}")
+    elif typed := (draft.name if draft else part.draft) or part.draft_options:
+        key = "method.draft_options" if typed is part.draft_options else "method.draft"
+        line = f"{key}={typed!r}: method={part.name!r} takes no draft model; valid: without {key}"
+        raise UserError(line)
     model = with_longest(reserve_draft_card(model, draft), benchmark)
     method_spec = MethodSpec(
         part.name,
@@ -156,6 +158,8 @@ def with_longest(model: ModelSpec, benchmark: BenchmarkSpec) -> ModelSpec:
 
     An image counts its nominal tokens, a video FRAME for each frame. The sum is for one row of a batch.
     """
+    if not benchmark.task:
+        return model  # questions from Python, of any length
     facts, generation = model.facts, benchmark.generation
     stated = generation.get("max_new_tokens")
     answer = benchmark.new_tokens or (stated if isinstance(stated, int) else ANSWER)

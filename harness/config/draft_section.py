@@ -31,7 +31,8 @@ def build_draft(
     """
     if draft_name is None and not target.drafts:
         raise UserError(
-            f"method.draft: model={target.name} names no draft (model.drafts); valid: a name of conf/model"
+            f"method.draft=null: model={target.name} names no draft; valid: a name of conf/model, the folder of a "
+            "checkpoint, from Python also a loaded model"
         )
     composer = composer or Composer(Catalogue())
     part = composer.section("model", draft_name or target.drafts[0], "method.draft")

@@ -189,10 +189,10 @@ def spelled(value: Any, key: str = "value") -> str:
         return f"[{','.join(spelled(item, key) for item in value)}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if getattr(value, "ndim", None) == 0:  # a number of numpy or torch
+        return spelled(value.item(), key)
     if isinstance(value, int | float):
         return repr(value)
-    if hasattr(value, "item"):  # a number of numpy or torch
-        return spelled(value.item(), key)
     raise UserError(
         f"{key} is a {type(value).__name__}; valid: a number, a text, a list or a table of these"
     )

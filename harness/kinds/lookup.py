@@ -64,24 +64,30 @@ def kind_of(method: M, spec: AnswerRequest) -> Kind[M]:
     return kind
 
 
-def method_of(spec: MethodSpec) -> Method:
+def method_of(
+    spec: MethodSpec, instance: Method | None = None, evictor: Method | None = None
+) -> Method:
     """Return the method of a spec; with `compressor`, a composition of both.
+
+    Args:
+        spec: names both, with their hyper-parameters.
+        instance: the built method.
+        evictor: the built compressor.
 
     Raises:
         UserError: an unknown name or hyper-parameter, or a value that is out of range.
         Refused: the two cannot be stacked.
     """
-    method, compressor_spec = build_method(spec.name, spec.params, spec.code), spec.compressor
-    if compressor_spec is None:
+    method = build_method(spec.name, spec.params, spec.code) if instance is None else instance
+    second = spec.compressor
+    if second is None:
         return method
     try:
-        compressor = build_method(
-            compressor_spec.name, compressor_spec.params, compressor_spec.code
-        )
+        compressor = evictor or build_method(second.name, second.params, second.code)
     except UserError as error:
         line = str(error).replace("method.params", "compressor.params")
         raise UserError(line.replace("method='", "compressor='")) from error
-    return stacked(method, compressor, compressor_spec.ratio, (spec.name, compressor_spec.name))
+    return stacked(method, compressor, second.ratio, (spec.name, second.name))
 
 
 def stacked(method: Method, second: Method, ratio: float, names: tuple[str, str]) -> Composed:

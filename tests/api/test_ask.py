@@ -197,7 +197,7 @@ def test_a_borrowed_draft_works_beside_its_target(questions):
         answers = fast.ask(*questions[0])
     with espalier.apply(pair[0], "none") as plain:
         assert plain.ask(*questions[0]).text == answers.text
-    assert "names no draft; valid: a name of conf/model" in refused(
+    assert "draft=None: model=llava names no draft; valid: a name of conf/model" in refused(
         espalier.apply, pair[0], "pearl"
     )
 
@@ -270,6 +270,20 @@ REFUSED = {
     "cache_ratio=0.75 is the share that a compressor evicts": lambda m: espalier.apply(
         m, "fastv", ratio=0.5, cache_ratio=0.75
     ),
+    "cache_ratio=1 must be a number in [0, 1): the share of cache": lambda m: espalier.apply(
+        m, "fastv", ratio=0.5, compressor="h2o", cache_ratio=1
+    ),
+    "compressor is a FastV; valid: a name, or an instance of a CacheCompressor": (
+        lambda m: espalier.apply(m, "fastv", ratio=0.5, compressor=FastV())
+    ),
+    "variant='paper': the method is an object with settings of its own": (
+        lambda m: espalier.apply(m, FastV(), ratio=0.5, variant="paper")
+    ),
+    "draft='seedling': method='fastv' takes no draft model": lambda m: espalier.apply(
+        m, "fastv", ratio=0.5, draft=m
+    ),
+    "budget='3' is unknown": lambda m: espalier.apply(m, "fastv", ratio=0.5, budget=3),
+    "draft=3 must be": lambda m: espalier.apply(m, "pearl", draft=3),
     "cache_ratio=0.7 is the share that a compressor evicts": lambda m: espalier.apply(
         m, "h2o", ratio=0.5, cache_ratio=0.7
     ),

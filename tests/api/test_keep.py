@@ -154,9 +154,19 @@ def test_a_mistake_is_one_line(model: espalier.Model, how: dict[str, Any], words
     assert words in refused(espalier.apply, model, **{"method": "fastv", **how})
 
 
-@pytest.mark.parametrize("keep", [64, np.int64(64), np.array(64), torch.tensor(64)], ids=type)
-def test_numbers_of_other_libraries_are_counts(model: espalier.Model, keep: Any) -> None:
-    assert "64 tokens" in repr(espalier.apply(model, "divprune", keep=keep))
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        *(({"keep": keep}, "64 tokens") for keep in (64, np.int64(64), np.array(64))),
+        ({"keep": torch.tensor(64), "seed": np.int64(3)}, "64 tokens"),
+        ({"ratio": np.float64(0.5)}, "ratio 0.5"),
+        ({"ratio": torch.tensor(0.5)}, "ratio 0.5"),
+    ],
+)
+def test_numbers_of_other_libraries_are_numbers(
+    model: espalier.Model, how: dict[str, Any], words: str
+) -> None:
+    assert words in repr(espalier.apply(model, "divprune", **how))
 
 
 def test_more_than_there_is_is_told(

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -17,19 +17,27 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from espalier.harness.api.argument_errors import read_path, user_errors
+from espalier.harness.api.argument_errors import user_errors
 from espalier.harness.api.loaded_models import Model
-from espalier.harness.api.open_method import require_amount
+from espalier.harness.api.open_method import refuse_calibrated, require_amount
+from espalier.harness.api.run_request import PLACES, parameter_key, parameters, read_request
+from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.journal_scores import read_scorings
 from espalier.harness.evaluation.samples import finished_samples
+from espalier.harness.models.weights_digest import weights_digest
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
-from espalier.harness.runs.interface.run_request import read_request
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.single_run import CellRunner
+from espalier.harness.settings import read_section, setting_hints
+from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.hub_cache import restored_network
+from espalier.harness.specs.records.data_file import is_data
+from espalier.harness.specs.records.own_data import save_records
+from espalier.harness.specs.records.record import RecordSettings
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.stats import by_unit, mcnemar_midp, mean_interval
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.answer_view import (
@@ -40,11 +48,26 @@ from espalier.harness.store.answer_view import (
     compare,
     comparison_lines,
 )
+from espalier.harness.store.files.dataset_copies import cache_folder
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import AnsweredRun, read_answers
 from espalier.methods.base import Method
 
 __all__ = ["EvaluatedRun", "evaluate"]
+
+#: Keys of a command that a single run has no use for.
+OF_COMMANDS = ("cluster", "curves", "grids", "json", "refused", "report")
+
+#: What `evaluate` takes, besides hyper-parameters.
+ARGUMENTS = (*(key for key in RUN_KEYS if key not in OF_COMMANDS), *PLACES)
+
+#: Keys of sections, which a dotted key sets.
+PARTS = {"model": tuple(setting_hints(ModelSpec)), "benchmark": tuple(setting_hints(BenchmarkSpec))}
+
+#: What `benchmark` takes, in error lines.
+BENCHMARKS = (
+    "a name of conf/benchmark, the path of own data, a pandas frame, or a list of dictionaries"
+)
 
 #: A mean over samples may differ from the metric by rounding.
 ROUNDING = 1e-9
@@ -84,15 +107,17 @@ def evaluate(
         UserError: one line with the argument, its value and what is valid.
         SampleErrors: samples failed; the others are kept.
     """
-    values: dict[str, Any] = {**settings, "ratio": ratio, "keep": keep}
-    if limit is not None and limit != "all":
-        values["limit"] = limit
-    if store is not None:
-        values["store"] = str(read_path("store", store))
+    values = {**settings, "ratio": ratio, "keep": keep, "limit": limit, "store": store}
     with ExitStack() as stack, user_errors():
         stack.enter_context(restored_network())
-        request = read_request(model, method, benchmark, values, limit == "all")
-        job = admit_here(request.spec, Ranks(), Digests(), method=request.method)
+        config = _config_settings(method, benchmark, values)
+        if limit == "all":
+            config["limit"] = None
+        request = read_request(model, method, config)
+        spec = request.spec
+        if isinstance(model, Model) and model.borrowed:
+            spec = _in_memory(spec, model, request.method)
+        job = admit_here(spec, Ranks(), Digests(), method=request.method)
         require_amount(job.spec, ratio, keep)
         pool = Pool()
         if isinstance(model, Model):
@@ -102,6 +127,69 @@ def evaluate(
     records = job.spec.benchmark.own_data()
     ids = () if records is None else [record.id for record in records.records]
     return EvaluatedRun(row, Store(job.spec.store).run(job.key).path, ids)
+
+
+def _config_settings(
+    method: str | Method,
+    benchmark: str | PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of `evaluate` by config key, without those that are None.
+
+    Args:
+        method: a name, or an instance.
+        benchmark: a name, or records in memory.
+        arguments: further arguments, by the names that `evaluate` takes.
+
+    Raises:
+        UserError: one line with the argument, its value and what is valid.
+    """
+    values = {name: value for name, value in arguments.items() if value is not None}
+    settings = {_key(name, value, method): value for name, value in values.items()}
+    return _benchmark_settings(benchmark, values) | settings
+
+
+def _benchmark_settings(
+    benchmark: str | PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]],
+    arguments: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return what chooses a benchmark; records in memory are written to the cache, as a file of the user."""
+    if isinstance(benchmark, PathLike) or (isinstance(benchmark, str) and is_data(benchmark)):
+        return {"benchmark": "data", "benchmark.path": benchmark}
+    if isinstance(benchmark, str):
+        return {"benchmark": benchmark}
+    if isinstance(benchmark, bytes | Mapping) or not isinstance(benchmark, Iterable):
+        raise UserError(f"benchmark is a {type(benchmark).__name__}; valid: {BENCHMARKS}")
+    values = {key: arguments.get(key, default) for key, default in asdict(RecordSettings()).items()}
+    records = read_section(RecordSettings, "benchmark", values)
+    folder = save_records(benchmark, Path.cwd(), cache_folder() / "espalier" / "own", records)
+    return {"benchmark": "data", "benchmark.path": folder}
+
+
+def _key(name: str, value: Any, method: str | Method) -> str:
+    """Return the config key of an argument; what no other part of the config has is a hyper-parameter.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if name in OF_COMMANDS:
+        raise UserError(f"{name} is for commands of several runs; valid: without {name}")
+    if "." in name or name in RUN_KEYS:
+        return name
+    if name in PLACES:
+        return PLACES[name]
+    dotted = [f"**{{'{part}.{name}': {value!r}}}" for part, names in PARTS.items() if name in names]
+    if dotted and isinstance(method, str) and name not in parameters(method):
+        raise UserError(f"{name}={value!r} is a key of a section; valid: {' or '.join(dotted)}")
+    return parameter_key(name, value, method, ARGUMENTS)
+
+
+def _in_memory(spec: RunSpec, model: Model, method: Method) -> RunSpec:
+    """Return the run with the digest of the caller's weights in the place of a checkpoint's."""
+    refuse_calibrated(model.spec, method, spec.method.name)
+    with model.open_adapter() as adapter:
+        digest = weights_digest(adapter.model, adapter.processor)
+    return replace(spec, model=replace(spec.model, in_memory=digest))
 
 
 @dataclass(frozen=True, eq=False)
