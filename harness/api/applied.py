@@ -16,7 +16,7 @@ from espalier.harness.api.argument_errors import user_errors
 from espalier.harness.api.loaded_models import ACTING, Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
-from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
+from espalier.harness.api.visible_tokens import grid_rows, visible_chat
 from espalier.harness.engine.record import SampleRecord
 from espalier.harness.engine.session_setup import PrefillScores
 from espalier.harness.errors import UserError, brief, tell_once
@@ -223,7 +223,7 @@ class Applied:
         ]
         names = sample_ids(chats)
         tell_unknown(adapter.processor.tokenizer, questions, adapter.spec.name)
-        grids = grid_rows(adapter.layout(without_chats(inputs)))
+        grids = grid_rows(adapter, inputs)
         seed, samples = self._checked.spec.seed, bool(generate["do_sample"])
         # Sampling draws from torch's global generator.
         with torch.random.fork_rng(enabled=samples), collect() as prefill:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from espalier.harness.engine.transfers import to_host
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat
@@ -137,9 +138,12 @@ def _clip_images(clip: Clip, places: int) -> list[VisibleImage]:
     ]
 
 
-def grid_rows(layout: Any) -> list[np.ndarray]:
-    """Return the (N, 4) grid of each row of a layout, without its padding."""
-    grid = layout.grid.cpu().numpy()
+def grid_rows(adapter: Adapter, inputs: Mapping[str, Any]) -> list[np.ndarray]:
+    """Return the (N, 4) grid of each row of encoded inputs, without its padding. Cost: one transfer to the host."""
+    names = ("input_ids", "attention_mask")
+    on_host = dict(zip(names, to_host(*(inputs[name] for name in names)), strict=True))
+    layout = adapter.layout({**without_chats(inputs), **on_host})
+    grid = layout.grid.numpy()
     return [positions[:count] for positions, count in zip(grid, layout.counts, strict=True)]
 
 

@@ -57,20 +57,23 @@ class FiniteLogits:
         """Remove the hook."""
         self._handle.remove()
 
-    def check(self, samples: Sequence[str], lengths: Sequence[int]) -> None:
+    def flags(self, rows: int) -> Tensor:
+        """Return on the device which logits are not finite: (rows, T), with beams a multiple of rows."""
+        if not self._sums:
+            return torch.zeros(rows, 0, dtype=torch.bool)
+        return ~torch.stack(self._sums, 1).isfinite()
+
+    def check(self, samples: Sequence[str], lengths: Sequence[int], non_finite: Tensor) -> None:
         """Check every step that made an answer; logits after the end of a row's answer are ignored.
 
         Args:
             samples: one id for each row of the batch, beams together.
             lengths: tokens of each answer; on canvases, every step counts.
+            non_finite: `flags`, on the host.
 
         Raises:
             NonFiniteLogits: the first step of the first row that is not finite.
         """
-        if not self._sums:
-            return
-        # (B, T): with beams, each sample has several rows.
-        non_finite = ~torch.stack(self._sums, 1).isfinite().cpu()
         for sample, rows, length in zip(
             samples, non_finite.chunk(len(samples)), lengths, strict=True
         ):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,13 @@ from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt, VisionSide
-from espalier.harness.engine.record import GeneratedBatch, SampleRecord, answer_lengths, rows_ended
+from espalier.harness.engine.record import (
+    GeneratedBatch,
+    LoopOutput,
+    SampleRecord,
+    answer_lengths,
+    rows_ended,
+)
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.sites import (
     Arguments,
@@ -36,6 +41,7 @@ from espalier.harness.engine.sites import (
     VisionSites,
     reads_features,
 )
+from espalier.harness.engine.transfers import to_host
 from espalier.methods.base import MethodError, Site, TokenReducer
 
 if TYPE_CHECKING:
@@ -96,6 +102,7 @@ def make_records(
     prefill: Prefill,
     sites: Sequence[Sites],
     *,
+    origin: Tensor,
     times_ms: Mapping[str, float],
     new_tokens: Sequence[int],
     ended: Sequence[bool],
@@ -111,6 +118,7 @@ def make_records(
     Args:
         prefill: the batch.
         sites: of the pass.
+        origin: (rows, N) original indices of the visual tokens alive in the last layer.
         times_ms: of each sample.
         new_tokens: of each row.
         ended: of each row, as in `SampleRecord`.
@@ -121,7 +129,7 @@ def make_records(
         held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
         loop: as in `SampleRecord`.
     """
-    layout, beams, last_stage = prefill.layout, prefill.beams, prefill.stage
+    layout, beams = prefill.layout, prefill.beams
     depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
     pairs = attended_pairs(prefill, prefill.stage_of, depth)
     full_pairs = attended_pairs(prefill, lambda _: prefill.stages[0], depth)
@@ -163,7 +171,7 @@ def make_records(
             times_ms=times_ms,
             shared=shared,
             loop=loop,
-            origin=last_stage.origin[beam, : last_stage.counts[beam]],
+            origin=origin[beam, : prefill.stage.counts[beam]],
             items=prefill.parts[row] if prefill.setup.by_item else None,
         )
         records.append(record)
@@ -408,13 +416,14 @@ class Pass:
 
     # ------------------------------------------------------------------ the answer
 
-    def check_finite(self, lengths: Sequence[int]) -> None:
-        """Check the logits after the first `lengths` tokens of each row.
+    def check_finite(self) -> None:
+        """Check the logits of the prompt.
 
         Raises:
             NonFiniteLogits: they contain NaN or infinity.
         """
-        self._finite.check(self.prefill.samples, lengths)
+        rows = self.prefill.layout.rows
+        self._finite.check(self.prefill.samples, [1] * rows, *to_host(self._finite.flags(rows)))
 
     def step_records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of a denoising step, or of the run of a prompt before all steps.
@@ -426,6 +435,7 @@ class Pass:
         return make_records(
             self.prefill,
             self.sites,
+            origin=self.prefill.stage.origin,
             times_ms=sample_times(self.clock.totals_ms(), rows, 1),
             new_tokens=[0] * rows,
             ended=[False] * rows,
@@ -435,48 +445,47 @@ class Pass:
             held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
 
-    def finish(
-        self,
-        ids: Tensor,
-        logits: tuple[Tensor, ...] | None,
-        steps: int | None = None,
-        loop: str | None = None,
-    ) -> GeneratedBatch:
-        """Stop the clock and return the answers with each row's record.
-
-        Args:
-            ids: (B, T) the new tokens.
-            logits: of each, (B, V), if requested.
-            steps: decoding steps that were run; None: T - 1.
-            loop: as in `SampleRecord`.
+    def finish(self, output: LoopOutput) -> GeneratedBatch:
+        """Stop the clock and return the answers, with ids on the host, and each row's record.
 
         Raises:
             NonFiniteLogits: a token was chosen from logits that contain NaN or infinity.
+            RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
+
+        Cost: one transfer to the host.
         """
         self.clock.stop("decode")
-        rows = self.prefill.layout.rows
-        new_tokens = answer_lengths(ids, self._setup.adapter.end_ids)
-        self.check_finite(new_tokens)
-        n_steps = ids.shape[1] - 1 if steps is None else steps
+        rows, ends = self.prefill.layout.rows, self._setup.adapter.end_ids
+        ids, end, undrawn, non_finite, origin = to_host(
+            output.ids,
+            output.ids.new_full((), output.ids.shape[1]) if output.end is None else output.end,
+            output.ids.new_zeros(()) if output.undrawn is None else output.undrawn,
+            self._finite.flags(rows),
+            self.prefill.stage.origin,
+        )
+        ids = ids[:, : int(end)]
+        new_tokens = answer_lengths(ids, ends)
+        checked = [int(end)] * rows if bool(undrawn) else new_tokens
+        self._finite.check(self.prefill.samples, checked, non_finite)
+        if bool(undrawn):
+            raise RuntimeError("no token can be drawn: the processors left none with a probability")
         records = make_records(
             self.prefill,
             self.sites,
-            times_ms=sample_times(self.clock.totals_ms(), rows, n_steps),
+            origin=origin,
+            times_ms=sample_times(self.clock.totals_ms(), rows, output.steps),
             new_tokens=new_tokens,
-            ended=rows_ended(ids, self._setup.adapter.end_ids),
+            ended=rows_ended(ids, ends),
             attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
             cache_bytes=self._cache_bytes,
             shared=() if self._prompt is None else ("vision",),
             held=self._held,
             held_special=None if self.eviction is None else self.eviction.held_special,
-            loop=loop,
-        )
-        records = tuple(
-            replace(record, origin=None if record.origin is None else record.origin.cpu())
-            for record in records
+            loop=output.loop,
         )
         records = records if self.canvas is None else self.canvas.completed(records)
-        stacked = None if logits is None else torch.stack(logits, dim=1)
+        logits = output.logits
+        stacked = None if logits is None else torch.stack(logits[: int(end)], dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
 
 

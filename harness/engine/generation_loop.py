@@ -9,8 +9,7 @@ positions and masks again, or wait for the device at every step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.kv_cache import answer_cache, attention_configs, fold_heads
 from espalier.harness.engine.model_parts import ModelParts
+from espalier.harness.engine.record import LoopOutput
 from espalier.harness.engine.text_stack import TextForward
 from espalier.harness.specs.generation import spoken
 from espalier.harness.specs.run_spec import DecodeLoop
@@ -36,18 +36,6 @@ class PrefillState(Protocol):
 
     following: Tensor
     """Position (..., B, 1) of the token that follows."""
-
-    def check_finite(self, lengths: Sequence[int]) -> None:
-        """Raise if the logits after the first `lengths` tokens of a row are not finite."""
-
-
-@dataclass(frozen=True)
-class LoopOutput:
-    """Output of a loop: `ids` (B, T), the logits (B, V) of each token if requested, and the number of steps."""
-
-    ids: Tensor
-    logits: tuple[Tensor, ...] | None
-    steps: int
 
 
 def run_loop(
@@ -71,9 +59,6 @@ def run_loop(
         stopping_criteria: of the answers.
         generation_config: resolved settings.
         **model_kwargs: of the model's forward.
-
-    Raises:
-        RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
     """
     cache = model_kwargs["past_key_values"]
     inputs = model.prepare_inputs_for_generation(
@@ -92,9 +77,6 @@ def run_loop(
         while not answer.extend(logits):
             positions = prefill.following + (answer.count - 1)
             logits = text(answer.last_tokens, positions, None, cache)[:, -1]
-    if answer.has_nan:  # one synchronisation with the device
-        prefill.check_finite([answer.needed] * len(input_ids))
-        raise RuntimeError("no token can be drawn: the processors left none with a probability")
     return answer.output()
 
 
@@ -124,9 +106,9 @@ class _GeneratedAnswer:
         self._ids[:, : self._start] = prompt
         self._end = self._start
         self._unfinished = torch.ones(rows, dtype=torch.long, device=prompt.device)
+        #: () tokens until the last row ended, and whether a row had no probabilities to draw from.
         self._needed = self._unfinished.new_zeros(())
-        #: () whether a row had no probabilities to draw from.
-        self.has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
+        self._has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._logits: list[Tensor] | None = [] if config.output_logits else None
         self._interval = interval(prompt.device)
@@ -164,19 +146,14 @@ class _GeneratedAnswer:
         if not self._config.do_sample:
             return scores.argmax(-1)
         probabilities = scores.softmax(-1)
-        self.has_nan |= probabilities.isnan().any()
+        self._has_nan |= probabilities.isnan().any()
         return draw_ids(probabilities)
 
-    @property
-    def needed(self) -> int:
-        """Tokens until the last row ended. Cost: one synchronisation with the device."""
-        return int(self._needed)
-
     def output(self) -> LoopOutput:
-        """Return the answers without the tokens after the end of all rows."""
-        ids = self._ids[:, self._start : self._start + self.needed].clone()
-        logits = None if self._logits is None else tuple(self._logits[: self.needed])
-        return LoopOutput(ids, logits, self.count - 1)
+        """Return the answers; the device is not waited for."""
+        ids = self._ids[:, self._start : self._end]
+        logits = None if self._logits is None else tuple(self._logits)
+        return LoopOutput(ids, logits, self.count - 1, "loop", self._needed, self._has_nan)
 
 
 #: Modes of the engine's loop. Beams and all other modes are left to the library.
@@ -195,7 +172,7 @@ def generate_answers(
     inputs: Mapping[str, Any],
     generation: Mapping[str, Any],
     decode: DecodeLoop,
-) -> tuple[LoopOutput, DecodeLoop]:
+) -> LoopOutput:
     """Generate the answers of a batch.
 
     Args:
@@ -204,9 +181,6 @@ def generate_answers(
         inputs: of the batch.
         generation: arguments of `generate`.
         decode: the loop to use where both apply.
-
-    Returns:
-        The answers, and the loop that generated them.
     """
     types, emulates = adapter.layer_types, current_pass.prefill.setup.emulate
     hooks = current_pass.canvas
@@ -215,7 +189,7 @@ def generate_answers(
     cache = answer_cache(adapter.decoder, windows, states)
     if hooks is not None:
         ids = hooks.answers(inputs, generation, cache)
-        return LoopOutput(ids, None, ids.shape[1]), "generate"
+        return LoopOutput(ids, None, ids.shape[1], "generate")
     arguments = {**inputs, **generation, "past_key_values": cache}
     settings = dict(generation)
     # As `generate` will resolve them.
@@ -231,10 +205,10 @@ def generate_answers(
             **{**arguments, **_stop_criteria(config, generation)},
             custom_generate=partial(run_loop, adapter, current_pass),
         )
-        return result, "loop"
+        return result
     output = adapter.model.generate(**arguments, return_dict_in_generate=True)
     ids = output.sequences[:, inputs["input_ids"].shape[1] :]
-    return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1), "generate"
+    return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1, "generate")
 
 
 def _stop_criteria(config: GenerationConfig, generation: Mapping[str, Any]) -> dict[str, Any]:

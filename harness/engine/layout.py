@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.facts import NO_WORK, Work
+from espalier.harness.engine.transfers import to_device, to_host
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Separators
 
@@ -388,9 +389,9 @@ def read_layout(
     Raises:
         UserError: a row with placeholders that do not add up to complete images or videos.
 
-    Cost: one transfer of `ids` to the host, tables on the host, one transfer back.
+    Cost: one transfer to the host, tables on the host, one transfer back, and one of the weights of mixed units.
     """
-    host_ids, host_valid = ids.cpu().numpy(), valid.cpu().numpy()
+    host_ids, host_valid = (tensor.numpy() for tensor in to_host(ids, valid))
     units = max(
         (item.source.shape[1] for items_of_token in items.values() for item in items_of_token),
         default=1,
@@ -407,26 +408,29 @@ def read_layout(
             "token of the checkpoint's config.json, and a template that writes it for each of them"
         )
 
-    def stack(name: str, filler: int = 0) -> Tensor:
+    def stack(name: str, filler: int = 0) -> np.ndarray:
         columns = [getattr(row, name) for row in rows]
         width = max(len(column) for column in columns)
         padded = np.full((len(rows), width, *columns[0].shape[1:]), filler, dtype=columns[0].dtype)
         for column, target in zip(columns, padded, strict=True):
             target[: len(column)] = column
-        return torch.from_numpy(padded).to(ids.device)
+        return padded
 
+    names = ("visual", "grid", "picture", "tile", "source")
+    arrays = [*map(stack, names), stack("words", -1)]
+    visual, grid, picture, tile, source, words = to_device(arrays, ids.device)
     return Layout(
         valid=valid,
-        visual=stack("visual"),
+        visual=visual,
         counts=tuple(len(row.visual) for row in rows),
         text=tuple(row.length - len(row.visual) for row in rows),
         special=tuple(row.length - len(row.visual) - len(row.words) for row in rows),
-        words=stack("words", -1),
-        grid=stack("grid"),
-        picture=stack("picture"),
-        tile=stack("tile"),
-        source=stack("source"),
-        share=stack("share") if units > 1 else None,
+        words=words,
+        grid=grid,
+        picture=picture,
+        tile=tile,
+        source=source,
+        share=torch.from_numpy(stack("share")).to(ids.device) if units > 1 else None,
         blended=tuple(row.blended for row in rows),
         work=tuple(row.work for row in rows),
     )

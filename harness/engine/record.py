@@ -109,6 +109,27 @@ class GeneratedBatch:
     cache_lengths: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class LoopOutput:
+    """The output of a decoding loop.
+
+    Attributes:
+        ids: (B, T) new tokens.
+        logits: of each, (B, V), if requested.
+        steps: decoding steps that were run.
+        loop: as in `SampleRecord`.
+        end: () tokens until the last row ended; None: T.
+        undrawn: () whether a row had no token with a probability; None: none was drawn.
+    """
+
+    ids: Tensor
+    logits: tuple[Tensor, ...] | None
+    steps: int
+    loop: str | None = None
+    end: Tensor | None = None
+    undrawn: Tensor | None = None
+
+
 def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
     """Return the number of tokens in each row's answer (B, T), its end of sequence included.
 

@@ -28,7 +28,7 @@ from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import ModelParts, TowerBlock
 from espalier.harness.engine.priors import Prior
 from espalier.harness.engine.prompt import Prompt, make_prompt, refuse_tower_sites, split_idle
-from espalier.harness.engine.record import GeneratedBatch
+from espalier.harness.engine.record import GeneratedBatch, LoopOutput
 from espalier.harness.engine.session_setup import CacheEvictor, PrefillScores, SessionSetup
 from espalier.harness.engine.signals.producer import Signals
 from espalier.harness.engine.signals.table import DECLARED
@@ -251,10 +251,10 @@ class Session:
             limit = ReasoningLimit(tokenizer, budget, lead)
             arguments["logits_processor"] = [*arguments.get("logits_processor", ()), limit]
         with self._run(start, names) as current_pass:
-            result, loop = generate_answers(
+            output = generate_answers(
                 self.adapter, current_pass, start.inputs, arguments, self._decode
             )
-            return current_pass.finish(result.ids, result.logits, result.steps, loop)
+            return current_pass.finish(output)
 
     @contextmanager
     def collect_scores(self) -> Iterator[PrefillScores]:
@@ -355,14 +355,14 @@ class Session:
             output = self.adapter.model(**arguments)
             if current_pass.steps.needed_by_all:
                 raise RuntimeError("this method or backend needs the engine in every step")
-            current_pass.check_finite((1,))
+            current_pass.check_finite()
         assert current_pass.positions is not None  # the decoder has run
         # A model spread over devices ends on another one; the next step starts on the first.
         next_position = current_pass.positions.amax().to(self.adapter.device) + 1
         return PrefillResult(
             logits=output.logits[0, -1].to(self.adapter.device),
             next=next_position.expand(*current_pass.positions.shape[:-1], 1),
-            finish=lambda ids: current_pass.finish(ids, None),
+            finish=lambda ids: current_pass.finish(LoopOutput(ids, None, ids.shape[1] - 1)),
         )
 
     # ------------------------------------------------------------------ one run

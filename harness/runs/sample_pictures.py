@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from espalier.harness.api.visible_tokens import grid_rows, visible_chat, without_chats
+from espalier.harness.api.visible_tokens import grid_rows, visible_chat
 from espalier.harness.engine.priors import prior_for
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.evaluate import Evaluation, open_benchmark
@@ -84,7 +84,7 @@ def draw_samples(
             sample, origin = repeated.sample, repeated.sample.record.origin
             assert origin is not None  # it was answered by this process
             inputs = opened.encode([repeated.chat])
-            (grid,) = grid_rows(adapter.layout(without_chats(inputs)))
+            (grid,) = grid_rows(adapter, inputs)
             visible = visible_chat(adapter, repeated.chat, grid)
             title = f"{sample.task} {sample.doc_id}: {len(origin)} of {sample.record.visual} visual tokens kept"
             question = _PLACEHOLDER.sub("", str((sample.context or {}).get("question", "")))

@@ -25,7 +25,11 @@ def seen(adapter: Adapter, *media: Any) -> tuple[VisibleChat, dict[str, Any], to
     chat = question_chat(list(media), "w1 w2", adapter.spec)
     inputs = adapter.encode([chat])
     layout = adapter.layout(inputs)
-    return visible_chat(adapter, chat, grid_rows(layout)[0]), inputs, layout.source[0, :, 0]
+    return (
+        visible_chat(adapter, chat, grid_rows(adapter, inputs)[0]),
+        inputs,
+        layout.source[0, :, 0],
+    )
 
 
 def centres(visible: VisibleChat) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +114,8 @@ def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name
 def test_every_visual_token_of_every_family_has_a_place(name):
     adapter = adapter_of(name)
     for chat in FAMILIES[name].chats:
-        layout = adapter.layout(adapter.encode([chat]))
-        visible = visible_chat(adapter, chat, grid_rows(layout)[0])
+        inputs = adapter.encode([chat])
+        layout = adapter.layout(inputs)
+        visible = visible_chat(adapter, chat, grid_rows(adapter, inputs)[0])
         assert len(visible.tokens) == layout.counts[0]
         assert {view.image for view in visible.grids} == set(range(len(visible.images)))
