@@ -109,13 +109,13 @@ def test_what_stands_behind_an_answers_end_does_not_count() -> None:
         logits[:, 0] = float("nan")  # of a prompt that is not the last position's
         logits[1, -1, 2] = float("-inf") if step == 2 else 0.0
         head(logits)
-    finite.check(["a", "b", "c", "d"], [3, 2, 3, 3])
+    finite.check(["a", "b", "c", "d"], [3, 2, 3, 3], finite.flags(4))
     with pytest.raises(NonFiniteLogits) as caught:
-        finite.check(["a", "b"], [3, 3])  # two beams each: row 1 is the first sample's
+        finite.check(["a", "b"], [3, 3], finite.flags(2))  # two beams each: row 1 is the first sample's
     assert (caught.value.sample, caught.value.step) == ("a", 2)
     finite.close()
     head(torch.full((4, 1, 5), float("nan")))
-    finite.check(["a", "b", "c", "d"], [9, 2, 9, 9])
+    finite.check(["a", "b", "c", "d"], [9, 2, 9, 9], finite.flags(4))
 
 
 def test_windows_of_a_decoder_are_looked_at() -> None:
