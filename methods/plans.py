@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -80,25 +81,53 @@ class Plan:
 
         An `order`, if there is one, must hold each place of `kept` once.
 
-        `keep=None` accepts any width of at least one (adaptive methods).
+        `keep=None` accepts any width of at least one (adaptive methods). Waits for the device once.
         """
+        _require_all(self._conditions(n_tokens, keep))
+
+    def _conditions(self, n_tokens: int, keep: int | None) -> Iterator[Condition]:
         width = self.kept.shape[1]
         if width == 0 or (keep is not None and width != keep):
             raise PlanError(f"plan keeps {width} tokens, the budget asks for {keep}")
         steps = torch.diff(self.kept, dim=1) > 0
         inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
-        if not bool(steps.all() & inside.all()):
-            raise PlanError(
+        yield (
+            steps.all() & inside.all(),
+            lambda: (
                 f"kept indices must ascend strictly within [0, {n_tokens}), and {_fault(self.kept, n_tokens)}; valid: "
                 "espalier.methods.select.topk.top(scores, keep), which sorts what torch.topk leaves unsorted"
+            ),
+        )
+        if self.order is not None:
+            places = torch.arange(width, device=self.kept.device)
+            yield (
+                (self.order.sort(dim=1).values == places).all(),
+                lambda: f"an order must hold each of the {width} kept tokens once",
             )
-        places = torch.arange(width, device=self.kept.device).expand_as(self.kept)
-        if self.order is not None and not torch.equal(self.order.sort(dim=1).values, places):
-            raise PlanError(f"an order must hold each of the {width} kept tokens once")
+
+
+#: Whether values on a device are as they must be, and the line of an error if not.
+Condition = tuple[Tensor, Callable[[], str]]
+
+
+def _require_all(conditions: Iterable[Condition]) -> None:
+    """Raise PlanError with the line of the first condition that does not hold. Waits for the device once."""
+    flags, lines = zip(*conditions, strict=True)
+    for flag, line in zip(torch.stack(flags).tolist(), lines, strict=True):
+        if not flag:
+            raise PlanError(line())
 
 
 def check_plan(plan: object, view: View, keep: int | None) -> None:
-    """Raise PlanError unless a `plan` is a Plan for the tokens of a view; `keep` as in `Plan.check`."""
+    """Raise PlanError unless a `plan` is a Plan for the tokens of a view; `keep` as in `Plan.check`.
+
+    Waits for the device once.
+    """
+    _require_all(_conditions_of(plan, view, keep))
+
+
+def _conditions_of(plan: object, view: View, keep: int | None) -> Iterator[Condition]:
+    """Yield what must hold of the values of a plan; raise PlanError for a wrong kind, shape or place."""
     if not isinstance(plan, Plan):
         returned = "nothing" if plan is None else f"a {type(plan).__name__}"
         raise PlanError(
@@ -112,28 +141,34 @@ def check_plan(plan: object, view: View, keep: int | None) -> None:
     if plan.order is not None:
         _require_site("order", "tower", view)
         require_tensor("Plan.order", plan.order, (rows, width), place)
-    plan.check(n_tokens, keep)
+    yield from plan._conditions(n_tokens, keep)
     if plan.entering:
         _require_site("entering", "block", view)
     if plan.spare is not None:
         require_tensor("Plan.spare", plan.spare, (rows,), place)
-        if not bool(((plan.spare >= 0) & (plan.spare <= width)).all()):
-            raise PlanError(f"Plan.spare must lie in [0, {width}]: how many of the kept tokens")
+        yield (
+            ((plan.spare >= 0) & (plan.spare <= width)).all(),
+            lambda: f"Plan.spare must lie in [0, {width}]: how many of the kept tokens",
+        )
     if plan.scores is not None:
         require_tensor("Plan.scores", plan.scores, (rows, n_tokens), place, True)
-        if bool(plan.scores.isnan().any()):
-            raise PlanError("Plan.scores holds NaN; valid: numbers, infinity among them, or None")
+        yield (
+            ~plan.scores.isnan().any(),
+            lambda: "Plan.scores holds NaN; valid: numbers, infinity among them, or None",
+        )
     if isinstance(plan.merge, Assignment):
         require_tensor("Assignment.slot", plan.merge.slot, (rows, n_tokens), place)
         require_tensor("Assignment.weight", plan.merge.weight, (rows, n_tokens), place, True)
-        _require_numbers("Assignment.weight", plan.merge.weight)
-        if not bool(((plan.merge.slot >= -1) & (plan.merge.slot < width)).all()):
-            raise PlanError(
+        yield _numbers("Assignment.weight", plan.merge.weight)
+        yield (
+            ((plan.merge.slot >= -1) & (plan.merge.slot < width)).all(),
+            lambda: (
                 f"Assignment.slot must lie in [-1, {width}): a place in `kept`, or -1 for a token that is dropped"
-            )
+            ),
+        )
     elif isinstance(plan.merge, Mixture):
         require_tensor("Mixture.matrix", plan.merge.matrix, (rows, width, n_tokens), place, True)
-        _require_numbers("Mixture.matrix", plan.merge.matrix)
+        yield _numbers("Mixture.matrix", plan.merge.matrix)
     elif plan.merge is not None:
         raise PlanError(
             f"Plan.merge is a {type(plan.merge).__name__}; valid: an Assignment, a Mixture, None"
@@ -172,9 +207,8 @@ def require_tensor(
         )
 
 
-def _require_numbers(name: str, values: Tensor) -> None:
-    if not bool(values.isfinite().all()):
-        raise PlanError(f"{name} holds NaN or infinity; valid: numbers")
+def _numbers(name: str, values: Tensor) -> Condition:
+    return values.isfinite().all(), lambda: f"{name} holds NaN or infinity; valid: numbers"
 
 
 def _require_site(field: str, where: str, view: View) -> None:
