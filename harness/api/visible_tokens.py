@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from espalier.harness.engine.transfers import to_host
+from espalier.harness.engine.layout import to_host
 from espalier.harness.media.frames import Clip
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.chat_media import Chat

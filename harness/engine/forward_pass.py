@@ -20,7 +20,7 @@ from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.kv_cache import entries_of
 from espalier.harness.engine.layer_inputs import check_order, held_entries, reference_mask
-from espalier.harness.engine.layout import Layout, Stage
+from espalier.harness.engine.layout import Layout, Stage, to_host
 from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.engine.prefill import Prefill
 from espalier.harness.engine.prompt import Prompt, VisionSide
@@ -41,7 +41,6 @@ from espalier.harness.engine.sites import (
     VisionSites,
     reads_features,
 )
-from espalier.harness.engine.transfers import to_host
 from espalier.methods.base import MethodError, Site, TokenReducer
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.facts import NO_WORK, Work
-from espalier.harness.engine.transfers import to_device, to_host
 from espalier.harness.errors import UserError
 from espalier.harness.specs.run_spec import Separators
 
@@ -370,6 +369,27 @@ def framed_rectangle(height: int, width: int, newlines: bool = True) -> tuple[Te
     prunable = places[:, 1] < width
     prunable[0] = prunable[-1] = False
     return places, prunable
+
+
+def to_host(*tensors: Tensor) -> list[Tensor]:
+    """Return integer or boolean tensors on the host, by one copy.
+
+    Tensors of further cards go through the first one's.
+    """
+    device = tensors[0].device
+    flat = torch.cat([tensor.to(device, torch.long).flatten() for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [
+        part.view(tensor.shape).to(tensor.dtype)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
+
+
+def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return arrays of int64 on a device, by one copy."""
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays])).to(device)
+    parts = flat.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def read_layout(

@@ -111,7 +111,9 @@ def test_what_stands_behind_an_answers_end_does_not_count() -> None:
         head(logits)
     finite.check(["a", "b", "c", "d"], [3, 2, 3, 3], finite.flags(4))
     with pytest.raises(NonFiniteLogits) as caught:
-        finite.check(["a", "b"], [3, 3], finite.flags(2))  # two beams each: row 1 is the first sample's
+        finite.check(
+            ["a", "b"], [3, 3], finite.flags(2)
+        )  # two beams each: row 1 is the first sample's
     assert (caught.value.sample, caught.value.step) == ("a", 2)
     finite.close()
     head(torch.full((4, 1, 5), float("nan")))
