@@ -55,7 +55,9 @@ def with_patch_tokens(adapter: Adapter) -> Adapter:
     return changed
 
 
-def outcome(model: Model, name: str, method: str, options: Mapping[str, Any]) -> Sequence[Any]:
+def outcome(
+    model: Model, name: str, method: str, options: Mapping[str, Any], questions: int = 2
+) -> Sequence[Any]:
     """The answers of a family's first chats, in one batch, and the tokens they kept; or the line that refuses them."""
     asking = {"max_new_tokens": 4, "batch_size": 2, **options}
     applying = {key: asking.pop(key) for key in ("positions", "compressor") if key in asking}
@@ -68,7 +70,7 @@ def outcome(model: Model, name: str, method: str, options: Mapping[str, Any]) ->
         warnings.simplefilter("ignore")
         try:
             with espalier.apply(model, method, **applying) as pruned:
-                answers = pruned.ask_many(list(ALL[name].chats[:2]), **asking)
+                answers = pruned.ask_many(list(ALL[name].chats[:questions]), **asking)
         except espalier.UserError as error:
             return ["refused", str(error)]
     return [(answer.text, answer.kept_by_step or answer.kept_indices) for answer in answers]

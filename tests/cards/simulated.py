@@ -29,6 +29,12 @@ READERS = frozenset({"tensor", "as_tensor"})
 #: Read only the shape of their second tensor.
 SHAPED = frozenset({"expand_as", "view_as", "reshape_as"})
 
+#: Wait for the card of their first tensor: the host needs values, or how many there are.
+WAITING = frozenset(
+    {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose"}
+    | {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
+)
+
 #: Take no number of the host beside tensors of a card.
 JOINS = frozenset({"cat", "stack"})
 
@@ -38,11 +44,21 @@ class Cards(TorchFunctionMode):
 
     Attributes:
         crossings: copies from one device to another, each as (from, to).
+        waits: further calls that wait for a card.
+        made: number of tensors made on a card from numbers of the host.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.crossings: list[tuple[str, str]] = []
+        self.waits: list[str] = []
+        self.made = 0
+
+    def transfers(self) -> tuple[int, int]:
+        """How often the host waited for a card, and how often it sent to one."""
+        from_host = [source == str(HOST) for source, _ in self.crossings]
+        to_host = [target == str(HOST) for _, target in self.crossings]
+        return len(self.waits) + sum(to_host), self.made + sum(from_host)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), func.__name__
@@ -52,10 +68,16 @@ class Cards(TorchFunctionMode):
             return self._moved(name, args, kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         place = common_device(name, args, tensors)
+        masks = name == "__getitem__" and any(
+            isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1])
+        )
+        if tensors and device_of(tensors[0]) != HOST and (name in WAITING or masks):
+            self.waits.append(name)
         if name in ("numpy", "__array__") and place != HOST:
             raise TypeError(f"can't convert a tensor of {place} to numpy")
         if kwargs.get("device") is not None:
             place, kwargs["device"] = torch.device(kwargs["device"]), HOST
+            self.made += name in READERS and place != HOST
         result = func(*args, **kwargs)
         if name == "__set__":  # of an attribute, such as `data`
             vars(args[0])["card"] = device_of(args[1])
