@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from espalier.methods.base import View
+
 Square = Sequence[Sequence[float]]
 
 
@@ -35,3 +37,28 @@ def farthest_first(distances: Square, count: int) -> list[int]:
         near = {i: min(distances[i][j] for j in picked) for i in places if i not in picked}
         picked.append(max(near, key=lambda i: (near[i], -i)))
     return sorted(picked)
+
+
+def two_stages(view: View, row: int, keep: int, layers: Sequence[int], mass: float) -> list[int]:
+    """Return what SpecVLM keeps of a row, in order: token by token, with the sums of its paper."""
+    here = {key: value[row].double() for key, value in view.signals.items()}
+    last = here["visual_positions"].max()
+    words = [t for t, place in enumerate(here["text_positions"]) if place > last]
+    n_tokens = view.tokens.shape[1]
+    scores = [
+        sum(float(here[f"text_attention@{layer}"][t, j]) for layer in layers for t in words)
+        / (len(words) * len(layers))
+        for j in range(n_tokens)
+    ]
+    chosen: list[int] = []
+    covered = 0.0
+    for j in sorted(range(n_tokens), key=lambda j: (-scores[j], j)):
+        if covered >= mass * sum(scores) or len(chosen) == keep:
+            break
+        chosen.append(j)
+        covered += scores[j]
+    rest = [j for j in range(n_tokens) if j not in chosen]
+    missing = keep - len(chosen)
+    for q in range(missing):
+        chosen.append(rest[0 if missing == 1 else q * (len(rest) - 1) // (missing - 1)])
+    return sorted(chosen)

@@ -17,9 +17,9 @@ from espalier.methods.std import STD
 from espalier.methods.uniform import Uniform
 from espalier.methods.uvprune import UVPrune
 from tests.methods.cases import DEPTH, generators_for, make_view, replaced, rows_of_view
+from tests.methods.slow import two_stages
 from tests.methods.test_uvprune import slow_uvprune
 from tests.methods.twins import best, check_method, seeded
-from tests.methods.two_stages import two_stages
 
 N_TOKENS = 48
 READ = ("similarity_variation", "similarity", "attention_variation", "attention")

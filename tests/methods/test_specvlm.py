@@ -8,8 +8,8 @@ import torch
 from espalier.methods.base import View
 from espalier.methods.specvlm import SpecVLM, covering, spread
 from tests.methods.cases import SQUARE, make_view, replaced
+from tests.methods.slow import two_stages
 from tests.methods.twins import check_method
-from tests.methods.two_stages import two_stages
 
 
 def slow_specvlm(method: SpecVLM, view: View, row: int, keep: int) -> list[int]:
