@@ -99,11 +99,11 @@ class Plan:
             ),
         )
         if self.order is not None:
+            line = f"an order must hold each of the {width} kept tokens once"
+            if self.order.shape != self.kept.shape:
+                raise PlanError(line)
             places = torch.arange(width, device=self.kept.device)
-            yield (
-                (self.order.sort(dim=1).values == places).all(),
-                lambda: f"an order must hold each of the {width} kept tokens once",
-            )
+            yield (self.order.sort(dim=1).values == places).all(), lambda: line
 
 
 #: Whether values on a device are as they must be, and the line of an error if not.
