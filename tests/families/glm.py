@@ -51,6 +51,6 @@ GLM4V_MOE = replace(
 FAMILIES = {
     "glm4v": Family(GLM4V, IMAGES),
     "glm4v_video": Family(GLM4V, VIDEOS),
-    # Its router computes in single precision.
-    "glm4v_moe": Family(GLM4V_MOE, IMAGES, exact=1e-7),
+    # Its router computes in single precision, which rounds to 1.2e-7; some processors sum up in another order.
+    "glm4v_moe": Family(GLM4V_MOE, IMAGES, exact=5e-7),
 }
