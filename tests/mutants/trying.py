@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
@@ -19,7 +20,7 @@ import pytest
 from tests.mutants.lists import ROOT, Mutant
 
 #: Parts of the tree that are not copied.
-LEFT_OUT = (".git", ".venv", "results", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+LEFT_OUT = (".git", ".venv", "results/runs", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 
 #: Modules that take seconds to import: imported once, before the forks. None of them belongs to the tree.
 HEAVY = [
@@ -54,9 +55,14 @@ def copies(count: int, root: Path = ROOT) -> Iterator[Queue[Path]]:
         free: Queue[Path] = Queue()
         for number in range(count):
             tree = Path(name) / str(number)
-            shutil.copytree(root, tree, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+            shutil.copytree(root, tree, symlinks=True, ignore=partial(_left_out, root))
             free.put(tree)
         yield free
+
+
+def _left_out(root: Path, folder: str, names: list[str]) -> set[str]:
+    """Return which names of a folder are not copied."""
+    return {name for name in names if str(Path(folder, name).relative_to(root)) in LEFT_OUT}
 
 
 def passes(tree: Path, tests: Sequence[str], patience: float | None = PATIENCE) -> bool:
