@@ -483,8 +483,9 @@ class Pass:
             loop=output.loop,
         )
         records = records if self.canvas is None else self.canvas.completed(records)
-        logits = output.logits
-        stacked = None if logits is None else torch.stack(logits[: int(end)], dim=1)
+        # The library's loops return logits of all steps, also of those after the longest answer of the beams.
+        stop = None if output.end is None else int(end)
+        stacked = None if output.logits is None else torch.stack(output.logits[:stop], dim=1)
         return GeneratedBatch(ids, records, stacked, self._cache_lengths)
 
 

@@ -85,7 +85,9 @@ class Rescored:
         generated = self._inner.generate(inputs, names, **generation)
         clock = Clock(*self._adapter.devices)
         with clock.phase(PHASE):
-            judged = judge(self._adapter, inputs, generated.ids, **generation)
+            judged = judge(
+                self._adapter, inputs, generated.ids.to(inputs["input_ids"].device), **generation
+            )
         took = clock.totals_ms()[PHASE] / len(generated.records)
         accepted_counts = judged.accepted([record.new_tokens for record in generated.records])
         records = tuple(

@@ -168,7 +168,7 @@ class _Probe:
             **self.inputs, **self.settings, return_dict_in_generate=True
         )
         start = self.inputs["input_ids"].shape[1]
-        return output.sequences[:, start:], torch.stack(output.logits, 1)
+        return output.sequences[:, start:].cpu(), torch.stack(output.logits, 1)
 
     def answer(self, method: TokenReducer, budget: Budget = HALF, **options: Any) -> GeneratedBatch:
         """Return the answer of the engine."""

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import generation_loop
+from espalier.harness.engine.session import Session
+from espalier.harness.kinds.rescore import Rescored
+from espalier.methods.none import NoReduction
 from tests.cards.cells import PLACEMENTS, adapter_of, outcome
 from tests.cards.simulated import Cards, spread
+from tests.families import FAMILIES
+
+WHOLE = Budget("kept", 0.0)
 
 #: Most waits and sends of a prompt with its first token, on LLaVA with five decoder layers. They may only fall.
 CEILINGS = {
@@ -48,6 +55,18 @@ def test_a_step_waits_for_the_check_of_ends_alone(
     monkeypatch.setattr(generation_loop, "interval", lambda device: 8)  # as on a GPU
     first, later = transfers(method, 1), transfers(method, 9)
     assert (later[0] - first[0], later[1] - first[1]) == (1, 0)
+
+
+def test_answers_on_the_host_are_judged_on_the_card() -> None:
+    with Cards():
+        model = spread(adapter_of("llava"), *PLACEMENTS["one"])
+        with (
+            model.open_spec(model.spec) as adapter,
+            Session(adapter, NoReduction(), WHOLE) as session,
+        ):
+            inputs = adapter.encode(list(FAMILIES["llava"].chats[:1]))
+            answered = Rescored(adapter, session).generate(inputs, max_new_tokens=3)
+    assert answered.records[0].accepted["greedy"] == answered.records[0].new_tokens
 
 
 def test_waits_and_sends_are_counted() -> None:
