@@ -1,0 +1,382 @@
+"""Simulated cards: tensors that lie on `cuda:N`, compute on the host, and refuse to meet those of another card.
+
+As on GPUs, an operation takes tensors of one device, beside them single numbers (0-dimensional tensors) of the host,
+and indices of the host; copies alone cross. Counted: kernels, reads by the host, uploads, copies between cards, waits
+for a stream, and the bytes alive on each card. Not simulated: which kernels run, their time, CUDA graphs, an
+allocator's rounding and workspaces. Composite functions count by their parts, so that kernels are an upper bound.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, Self
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+HOST = torch.device("cpu")
+
+#: Take indices of the host.
+INDEXED = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"})
+
+#: Take no number of the host beside tensors of a card.
+JOINS = frozenset({"cat", "stack"})
+
+#: Make the host wait for a card: it needs values, or how many there are.
+READS = frozenset(
+    {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"}
+    | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "linalg_inv_ex"}
+)
+
+#: Start no kernel, besides views.
+FREE = frozenset({"empty", "empty_strided", "new_empty", "empty_like", "_local_scalar_dense"})
+
+#: Bytes of a card that driver and libraries take.
+TAKEN = 2**30
+
+
+class CardTensor(Tensor):
+    """A tensor of a card; `content` is a tensor of the host with its values, or one of the meta device without them."""
+
+    content: Tensor
+
+    @staticmethod
+    def __new__(cls, content: Tensor, device: torch.device) -> CardTensor:
+        """Wrap a tensor."""
+        made: CardTensor = Tensor._make_wrapper_subclass(
+            cls,
+            content.shape,
+            strides=content.stride(),
+            storage_offset=content.storage_offset(),
+            dtype=content.dtype,
+            device=device,
+        )
+        made.content = content
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        """Return the content and the card."""
+        return f"{self.content!r} on {self.device}"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
+        """Refuse: no cards are there."""
+        raise RuntimeError(f"{func}: the simulated cards of a tensor are gone")
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        """Refuse, as torch does for tensors of a GPU."""
+        raise TypeError(f"can't convert a tensor of {self.device} to numpy; use Tensor.cpu() first")
+
+    __array__ = numpy
+
+    def tolist(self) -> Any:
+        """Return the values; the host waits for them."""
+        return self.cpu().tolist()
+
+    def untyped_storage(self) -> Any:
+        """Return the storage of the content."""
+        return self.content.untyped_storage()
+
+    def data_ptr(self) -> int:
+        """Return the address of the content."""
+        return self.content.data_ptr()
+
+
+class HostGenerator(torch.Generator):
+    """Draws on the host for every device; torch does not hand on which generator an operation was given."""
+
+    def __new__(cls, _device: Any = HOST) -> HostGenerator:
+        """Make a generator."""
+        return super().__new__(cls, HOST)  # type: ignore[call-arg]
+
+
+class SimulatedCards(TorchDispatchMode):
+    """Makes `count` cards of `memory` bytes visible to torch inside the block, also in threads that start there.
+
+    Attributes:
+        kernels: operations on tensors of cards, without views.
+        reads: how often the host needed values of a card: it waits for all that was queued.
+        uploads: copies from the host; from memory that is not pinned they wait, too.
+        moves: copies from card to card.
+        waits: how often the host waited for a stream or an event.
+        held: bytes of the tensors alive on each card.
+        peak: the most bytes alive on each card since torch.cuda.reset_peak_memory_stats.
+    """
+
+    def __init__(self, count: int = 1, memory: int = 80 * 2**30) -> None:
+        torch._C._ensureCUDADeviceGuardSet()
+        super().__init__()
+        # As of torch's own fake tensors: what is made of a list on the host reaches the mode before it moves.
+        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+        self.count, self.memory = count, memory
+        self.kernels = self.reads = self.uploads = self.moves = self.waits = 0
+        self.held: Counter[int] = Counter()
+        self.peak: Counter[int] = Counter()
+        self._holders: Counter[tuple[int, int]] = Counter()
+        self._stack = ExitStack()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler, seconds."""
+        return False
+
+    def __enter__(self) -> Self:
+        """Show the cards."""
+        replaced: Callable[..., Any] = patch.multiple
+        for stand_in in (
+            replaced(torch.cuda, **self._of_cuda()),
+            replaced(torch, Generator=HostGenerator, tensor=_numbers_read(torch.tensor)),
+            # `module.to` replaces parameters, since their tensors cannot become others.
+            replaced(torch.__future__, _overwrite_module_params_on_conversion=True),
+            # Tensors that wrap others cannot be made in inference mode.
+            replaced(torch._C, _InferenceMode=lambda _: torch.no_grad()),
+            replaced(threading.Thread, run=self._in_thread(threading.Thread.run)),
+            self._active(),
+        ):
+            self._stack.enter_context(stand_in)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take the cards away."""
+        self._stack.close()
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        """Dispatch the operations of this thread here."""
+        torch._C._set_only_lift_cpu_tensors(True)
+        super().__enter__()
+        try:
+            yield
+        finally:
+            super().__exit__(None, None, None)
+            torch._C._set_only_lift_cpu_tensors(False)
+
+    def _in_thread(self, run: Callable[[threading.Thread], None]) -> Callable[..., None]:
+        def run_here(thread: threading.Thread) -> None:
+            with self._active():
+                run(thread)
+
+        return run_here
+
+    def _of_cuda(self) -> dict[str, Callable[..., Any]]:
+        """Return what stands in for functions of torch.cuda."""
+
+        def wait(*_: Any) -> None:
+            self.waits += 1
+
+        def reset(device: Any = None) -> None:
+            self.peak[_number(device)] = self.held[_number(device)]
+
+        def free(device: Any = None) -> tuple[int, int]:
+            return self.memory - TAKEN - self.held[_number(device)], self.memory
+
+        def nothing(*_: Any, **__: Any) -> None: ...
+
+        stream = SimpleNamespace(
+            synchronize=wait, wait_stream=nothing, wait_event=nothing, cuda_stream=0
+        )
+        name, version = "simulated card", (9, 0)
+        facts = SimpleNamespace(name=name, total_memory=self.memory, major=9, minor=0)
+        ignored = ("empty_cache", "set_device", "manual_seed_all", "_lazy_init")
+        return {
+            **dict.fromkeys(ignored, nothing),
+            **dict.fromkeys(("device", "stream"), lambda *_: nullcontext()),
+            **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
+            **dict.fromkeys(("current_stream", "default_stream", "Stream"), lambda *_: stream),
+            "Event": lambda *_, **__: SimpleNamespace(
+                record=nothing, synchronize=wait, query=lambda: True, elapsed_time=lambda _: 0.0
+            ),
+            "synchronize": wait,
+            "is_bf16_supported": lambda *_: True,
+            "is_current_stream_capturing": lambda: False,
+            "device_count": lambda: self.count,
+            "current_device": lambda: 0,
+            "get_device_name": lambda *_: name,
+            "get_device_properties": lambda *_: facts,
+            "get_device_capability": lambda *_: version,
+            "mem_get_info": free,
+            "memory_allocated": lambda device=None: self.held[_number(device)],
+            "memory_reserved": lambda device=None: self.held[_number(device)],
+            "max_memory_allocated": lambda device=None: self.peak[_number(device)],
+            "reset_peak_memory_stats": reset,
+        }
+
+    # ------------------------------------------------------------------ operations
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out an operation on the contents, and wrap the result."""
+        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        wanted = None if kwargs.get("device") is None else self._known(kwargs["device"])
+        tensors = list(tensors_of((args, kwargs)))
+        cards = [tensor for tensor in tensors if isinstance(tensor, CardTensor)]
+        if not cards and (wanted is None or wanted == HOST):
+            return func(*args, **kwargs)
+        if name == "_to_copy":
+            return self._copied(func, args[0], kwargs, wanted or args[0].device)
+        if name == "copy_":
+            return self._overwritten(func, *args, **kwargs)
+        place = wanted or HOST
+        if tensors:
+            place = common_device(func, name, args, tensors)
+        self._count(func, name, args, kwargs)
+        inner = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        if wanted is not None:
+            inner["device"] = HOST
+        result = self.compute(func, name, args, *change((args, inner), content_of))
+        known = {id(tensor.content): tensor for tensor in cards}
+
+        def wrapped(made: Tensor) -> Tensor:
+            return known[id(made)] if id(made) in known else self.wrap(made, wanted or place)
+
+        return change(result, wrapped)
+
+    def compute(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation on contents; `given` are its arguments before."""
+        return func(*args, **kwargs)
+
+    def copy(self, func: Any, content: Tensor, kwargs: Any, place: torch.device) -> Tensor:
+        """Return a copy of a content for another device, perhaps of another type."""
+        copied: Tensor = func(content, **kwargs)
+        return copied
+
+    def overwrite(self, func: Any, into: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Write the content `source` into that of another tensor."""
+        func(content_of(into), source, *args, **kwargs)
+
+    def wrap(self, content: Tensor, place: torch.device) -> Tensor:
+        """Return a tensor of a card, and count its bytes while it lives."""
+        if place == HOST:
+            return content
+        made = CardTensor(content, place)
+        self.hold(made)
+        return made
+
+    def hold(self, made: CardTensor) -> None:
+        """Count the storage of a tensor as alive until the last tensor that has it is gone."""
+        content, card = made.content, made.device.index
+        storage = content.untyped_storage()
+        key, size = (storage._cdata, card), storage.nbytes()
+        self._holders[key] += 1
+        if self._holders[key] == 1:
+            self.held[card] += size
+            self.peak[card] = max(self.peak[card], self.held[card])
+        # The content is passed to keep the storage, by which the key is known.
+        weakref.finalize(made, self._drop, key, size, content).atexit = False
+
+    def _drop(self, key: tuple[int, int], size: int, _content: Tensor) -> None:
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self.held[key[1]] -= size
+
+    def _known(self, device: Any) -> torch.device:
+        place = torch.device(device)
+        if place.type != "cuda":
+            return place
+        place = torch.device("cuda", place.index or 0)
+        if place.index >= self.count:
+            raise RuntimeError(f"invalid device ordinal: {place}, and there are {self.count} cards")
+        return place
+
+    def _copied(self, func: Any, source: Tensor, kwargs: Any, place: torch.device) -> Tensor:
+        self._cross(source.device, place)
+        inner = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+        return self.wrap(self.copy(func, content_of(source), inner, place), place)
+
+    def _overwritten(
+        self, func: Any, into: Tensor, source: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        self._cross(source.device, into.device)
+        self.overwrite(func, into, content_of(source), *args, **kwargs)
+        return into
+
+    def _cross(self, source: torch.device, place: torch.device) -> None:
+        if source == place:
+            self.kernels += 1
+        elif source == HOST:
+            self.uploads += 1
+        elif place == HOST:
+            self.reads += 1
+        else:
+            self.moves += 1
+
+    def _count(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
+        self.kernels += not func.is_view and name not in FREE
+        unsized = name == "repeat_interleave" and kwargs.get("output_size") is None
+        self.reads += name in READS or unsized
+        if name in INDEXED:
+            indices = list(tensors_of(args[1]))
+            self.uploads += sum(index.device == HOST for index in indices)
+            self.reads += any(
+                index.dtype == torch.bool and index.device != HOST for index in indices
+            )
+
+
+def common_device(func: Any, name: str, args: Any, tensors: Sequence[Tensor]) -> torch.device:
+    """Return the device of an operation on `tensors`.
+
+    Raises:
+        RuntimeError: they lie on several, as on GPUs.
+    """
+    checked = tensors
+    if name in INDEXED:  # indices may lie on the host
+        indices = {id(index) for index in tensors_of(args[1]) if index.device == HOST}
+        checked = [tensor for tensor in tensors if id(tensor) not in indices]
+    places = {t.device for t in checked if name in JOINS or t.dim() or t.device != HOST}
+    if len(places) > 1:
+        raise RuntimeError(
+            f"{func}: expected all tensors on the same device, but they lie on {sorted(map(str, places))}"
+        )
+    return places.pop() if places else HOST
+
+
+def content_of(value: Any) -> Any:
+    """Return the content of a tensor of a card; other values as they are."""
+    return value.content if isinstance(value, CardTensor) else value
+
+
+def change(value: Any, of_tensor: Callable[[Any], Any]) -> Any:
+    """Return a structure of lists, tuples and tables with its tensors changed. Faster than torch's tree_map."""
+    if isinstance(value, Tensor):
+        return of_tensor(value)
+    if isinstance(value, list | tuple):
+        parts = [change(part, of_tensor) for part in value]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, dict):
+        return {key: change(part, of_tensor) for key, part in value.items()}
+    return value
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a structure."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(part)
+
+
+def _number(device: Any) -> int:
+    """Return the number of the card of an argument of torch.cuda's functions."""
+    return device if isinstance(device, int) else torch.device(device or "cuda").index or 0
+
+
+def _numbers_read(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return torch.tensor for lists that hold single numbers of cards, which torch reads one by one."""
+
+    def numbers(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [numbers(part) for part in value]
+        return value.item() if isinstance(value, CardTensor) else value
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor(numbers(data) if isinstance(data, list | tuple) else data, *args, **kwargs)
+
+    return made
