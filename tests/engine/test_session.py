@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.engine.record import answer_lengths
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
@@ -201,3 +204,24 @@ def test_an_answer_ends_with_its_first_end_token_and_padding_does_not_count():
     assert answer_lengths(ids, (2,)) == [3, 5, 2, 1]
     assert answer_lengths(ids, (2, 9)) == [2, 5, 2, 1]
     assert answer_lengths(ids, ()) == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "window", "layer"),
+    [
+        (["full_attention", "sliding_attention"], None, 1),
+        (["linear_attention"], None, 0),
+        (None, 8, 0),
+        (None, 16, None),
+        (["full_attention"], 8, None),
+    ],
+)
+def test_stacks_with_layers_of_other_kinds_are_refused(
+    kinds: list[str] | None, window: int | None, layer: int | None
+) -> None:
+    config = SimpleNamespace(layer_types=kinds, sliding_window=window, max_position_embeddings=16)
+    if layer is None:
+        check_text_config(config, "model=x")
+    else:
+        with pytest.raises(UserError, match=f"model=x: decoder layer {layer} is '[sl]"):
+            check_text_config(config, "model=x")

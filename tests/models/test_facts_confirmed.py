@@ -111,6 +111,19 @@ def test_a_stem_that_is_not_there_is_refused_and_one_that_is_missing_too() -> No
         check_facts(ADAPTERS.load("deepseek_ocr")(model, processor, without))
 
 
+def test_each_projector_of_deep_features_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, spec = ADAPTERS.load("qwen3_vl"), FAMILIES["qwen3_vl"].spec
+    adapter = family(
+        random_model(spec), family.new_processor(spec, byte_tokenizer(family.data.special)), spec
+    )
+    wide = torch.nn.Linear(3, 4)
+    monkeypatch.setattr(family, "deepstack", lambda self: dict.fromkeys(range(3), wide))
+    with pytest.raises(
+        UserError, match=r"model\.facts\.projector=.*, the loaded model has \[3, 4\]"
+    ):
+        check_facts(adapter)
+
+
 def test_every_fact_is_confirmed_or_stands_on_the_list_with_its_reason() -> None:
     every = {key for name in NAMES for key in keys_of(FAMILIES[name].spec.facts)}
     tested = {key for name in NAMES for key in confirmed(name)}

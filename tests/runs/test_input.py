@@ -12,6 +12,7 @@ import pytest
 
 import espalier.harness.evaluation.evaluate
 from espalier.harness.paths import ROOT
+from espalier.harness.runs import admission
 from espalier.harness.store.files.folder_checks import check_folder
 from tests.arithmetic import sums, write_task
 from tests.runs.helpers import Bench
@@ -38,6 +39,16 @@ def test_damaged_weight_file_is_found_before_loading(
     line = bench.refusal("method=none", f"model.path={file.parent}")
     for word in ("model.path", "damaged", str(file.parent), repr(file.name)):
         assert word in line
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_libraries_reach_the_hub_only_without_offline(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(admission, "go_offline", lambda: calls.append(True))
+    assert bench("method=none", f"offline={str(offline).lower()}").code == 0
+    assert bool(calls) == offline
 
 
 def test_whole_weight_file_passes_with_its_checksum(bench: Bench, tmp_path: Path) -> None:
