@@ -89,6 +89,8 @@ Where
 Options
   -m                 a sweep: values separated by commas, every combination is a run
   --dry              lists the runs, which of them are stored, and the cost of the others
+  --rehearse cards=4x80   one prompt of each run on simulated cards of 80 GiB (4xH100: a GPU of
+                     conf/gpus.yaml): does it run and fit, and what does it cost; no GPU, no weights
   --cfg job          prints all keys with their values, of the command as it stands; conf/ explains
                      them in comments. GROUP=?, such as engine=?, lists the files of a group
   eval "$(python run.py -sc install=bash)"   completes keys and values at the tab key, in bash
@@ -108,6 +110,8 @@ HELP = (
 
 #: Prints what a command line would run, and runs nothing.
 DRY = "--dry"
+#: Runs a prompt of each cell on simulated cards.
+REHEARSE = "--rehearse"
 #: Runs the cells of a job file, as a job of `cluster=` does.
 CELLS = "--cells"
 
@@ -144,6 +148,8 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     waiting.say("reading the command line")
     if CELLS in arguments:
         return run_job_file(arguments, waiting)
+    if REHEARSE in arguments:
+        return rehearse_cells(arguments, waiting)
     dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
     # Imported here as all below: a line is printed before.
     from espalier.harness.config.group_lists import asked_groups
@@ -252,6 +258,35 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: boo
     if dry:
         return list_cells(cells_of(command, cluster), cluster, waiting)
     return run_as_jobs(command, cluster, waiting)
+
+
+def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:
+    """Rehearse every cell of a command line and print what was seen; return 1 if one does not fit."""
+    place = arguments.index(REHEARSE)
+    key, _, value = "".join(arguments[place + 1 : place + 2]).partition("=")
+    if key != "cards":
+        raise UserError(
+            f"{REHEARSE} takes the cards; valid: {REHEARSE} cards=4x80, the others before or after"
+        )
+    waiting.say("loading torch", clock=True)
+    # Imports the engine, which takes seconds.
+    from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.config.compose import read_command
+    from espalier.harness.tools.rehearsal.rehearsal_text import lines_of
+    from espalier.harness.tools.rehearsal.rehearse import RealSizes, read_cards, rehearse_run
+
+    count, kind = read_cards(value)
+    command = read_command([*arguments[:place], *arguments[place + 2 :]], typed=True)
+    fits = True
+    for cell in command.cells:
+        waiting.say(f"rehearsing on {count} cards", clock=True)
+        with RealSizes(count, kind) as cards:
+            rehearsal = rehearse_run(build_spec(cell, folders=command.folders), cards)
+        waiting.clear()
+        with streams.output():
+            print(*lines_of(rehearsal), sep="\n", end="\n\n")
+        fits = fits and rehearsal.fits
+    return 0 if fits else 1
 
 
 def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:

@@ -93,12 +93,12 @@ def kv_bytes(cache: Any) -> int:
     once. The states of linear attention count as well. `cache` is a transformers cache (`.layers` with `.keys` and
     `.values`; layers not filled yet count nothing) or a sequence of (keys, values) pairs.
     """
-    storages: dict[tuple[int, torch.device], int] = {}
+    storages: dict[int, int] = {}
     for layer in getattr(cache, "layers", cache):
         for tensor in layer if isinstance(layer, tuple | list) else _tensors(layer):
             if tensor is not None:
                 storage = tensor.untyped_storage()
-                storages[storage.data_ptr(), tensor.device] = storage.nbytes()
+                storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
 from transformers.cache_utils import (
     Cache,
     CacheLayerMixin,
@@ -354,7 +354,7 @@ def folded_attention(
     )
     if groups > 1:
         query = query.reshape(batch, key_heads, groups * length, width)
-    output = scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
     if groups > 1:

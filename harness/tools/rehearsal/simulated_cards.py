@@ -9,7 +9,6 @@ allocator's rounding and workspaces. Composite functions count by their parts, s
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -46,6 +45,7 @@ class CardTensor(Tensor):
     """A tensor of a card; `content` is a tensor of the host with its values, or one of the meta device without them."""
 
     content: Tensor
+    hold: _Hold
 
     @staticmethod
     def __new__(cls, content: Tensor, device: torch.device) -> CardTensor:
@@ -66,7 +66,7 @@ class CardTensor(Tensor):
         return f"{self.content!r} on {self.device}"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         """Refuse: no cards are there."""
         raise RuntimeError(f"{func}: the simulated cards of a tensor are gone")
 
@@ -85,8 +85,31 @@ class CardTensor(Tensor):
         return self.content.untyped_storage()
 
     def data_ptr(self) -> int:
-        """Return the address of the content."""
-        return self.content.data_ptr()
+        """Return an address that only tensors of the same storage share, also without values."""
+        return self.content.untyped_storage()._cdata + self.storage_offset()
+
+
+class _Hold:
+    """Counts the bytes of a storage on a card, once for all tensors that have it, while it is not collected."""
+
+    __slots__ = ("card", "cards", "content", "key")
+
+    def __init__(self, cards: SimulatedCards, content: Tensor, card: int) -> None:
+        storage = content.untyped_storage()
+        # The content keeps the storage, by which the key is known.
+        self.cards, self.content, self.card = cards, content, card
+        self.key = (storage._cdata, card)
+        cards.holders[self.key] += 1
+        if cards.holders[self.key] == 1:
+            cards.held[card] += storage.nbytes()
+            cards.peak[card] = max(cards.peak[card], cards.held[card])
+
+    def __del__(self) -> None:
+        holders = self.cards.holders
+        holders[self.key] -= 1
+        if not holders[self.key]:
+            del holders[self.key]
+            self.cards.held[self.card] -= self.content.untyped_storage().nbytes()
 
 
 class HostGenerator(torch.Generator):
@@ -119,7 +142,8 @@ class SimulatedCards(TorchDispatchMode):
         self.kernels = self.reads = self.uploads = self.moves = self.waits = 0
         self.held: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
-        self._holders: Counter[tuple[int, int]] = Counter()
+        #: Tensors of each storage, by its address and card.
+        self.holders: Counter[tuple[int, int]] = Counter()
         self._stack = ExitStack()
 
     @classmethod
@@ -216,7 +240,7 @@ class SimulatedCards(TorchDispatchMode):
         wanted = None if kwargs.get("device") is None else self._known(kwargs["device"])
         tensors = list(tensors_of((args, kwargs)))
         cards = [tensor for tensor in tensors if isinstance(tensor, CardTensor)]
-        if not cards and (wanted is None or wanted == HOST):
+        if not cards and (wanted is None or wanted.type != "cuda"):
             return func(*args, **kwargs)
         if name == "_to_copy":
             return self._copied(func, args[0], kwargs, wanted or args[0].device)
@@ -239,6 +263,8 @@ class SimulatedCards(TorchDispatchMode):
 
     def compute(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation on contents; `given` are its arguments before."""
+        if name == "histc":  # the host has no kernel for integers
+            args = (args[0].float(), *args[1:])
         return func(*args, **kwargs)
 
     def copy(self, func: Any, content: Tensor, kwargs: Any, place: torch.device) -> Tensor:
@@ -252,7 +278,7 @@ class SimulatedCards(TorchDispatchMode):
 
     def wrap(self, content: Tensor, place: torch.device) -> Tensor:
         """Return a tensor of a card, and count its bytes while it lives."""
-        if place == HOST:
+        if place.type != "cuda":
             return content
         made = CardTensor(content, place)
         self.hold(made)
@@ -260,21 +286,7 @@ class SimulatedCards(TorchDispatchMode):
 
     def hold(self, made: CardTensor) -> None:
         """Count the storage of a tensor as alive until the last tensor that has it is gone."""
-        content, card = made.content, made.device.index
-        storage = content.untyped_storage()
-        key, size = (storage._cdata, card), storage.nbytes()
-        self._holders[key] += 1
-        if self._holders[key] == 1:
-            self.held[card] += size
-            self.peak[card] = max(self.peak[card], self.held[card])
-        # The content is passed to keep the storage, by which the key is known.
-        weakref.finalize(made, self._drop, key, size, content).atexit = False
-
-    def _drop(self, key: tuple[int, int], size: int, _content: Tensor) -> None:
-        self._holders[key] -= 1
-        if not self._holders[key]:
-            del self._holders[key]
-            self.held[key[1]] -= size
+        made.hold = _Hold(self, made.content, made.device.index)
 
     def _known(self, device: Any) -> torch.device:
         place = torch.device(device)

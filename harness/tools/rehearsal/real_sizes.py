@@ -1,0 +1,239 @@
+"""Simulated cards for models of any size: large floating tensors have a shape and no values.
+
+Integers, masks and small floats are real, so that prompts are laid out, budgets are counted and indices are followed as
+in a run. Values that large floats would decide are plausible: scores are ranked evenly over all places, a greedy pick
+differs from the one before, half of the entries exceed a threshold, everything is finite.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Self
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import flop_registry
+
+from espalier.harness.runs.cluster.resources import GpuKind
+from espalier.harness.tools.rehearsal.simulated_cards import (
+    INDEXED,
+    CardTensor,
+    SimulatedCards,
+    change,
+    common_device,
+    content_of,
+    tensors_of,
+)
+
+META = torch.device("meta")
+
+#: Floats of more elements have no values.
+LARGE = 2**20
+
+#: Make tensors of sizes alone.
+FACTORIES = frozenset(
+    {f"{name}{end}" for name in ("zeros", "ones", "empty", "full") for end in ("", "_like")}
+    | {"new_zeros", "new_ones", "new_empty", "new_full", "empty_strided"}
+    | {"rand", "randn", "rand_like", "randn_like", "arange", "linspace"}
+)
+
+
+class RealSizes(SimulatedCards):
+    """Cards of one kind, for tensors of real sizes.
+
+    Attributes:
+        flops: of products.
+        traffic: bytes that operations read and write, each as a kernel of its own.
+        seconds: sum over operations of the longer of both at the card's peaks.
+    """
+
+    def __init__(self, count: int, kind: GpuKind) -> None:
+        super().__init__(count, kind.memory)
+        self.kind = kind
+        self.flops, self.traffic, self.seconds = 0, 0, 0.0
+        self._picks: Counter[int] = Counter()
+        self._shapes: dict[Any, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Show the cards, with attention as one kernel: no map of scores is stored."""
+        name = "scaled_dot_product_attention"
+        self._attention = getattr(functional, name)
+        self._stack.enter_context(patch.object(functional, name, self._attend))
+        return super().__enter__()
+
+    def compute(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
+        """Return the real result of small tensors, and a shape or a plausible value of large ones."""
+        contents = list(tensors_of((args, kwargs)))
+        if any(content.is_meta for content in contents):
+            result = self._shaped(func, name, given, args, kwargs)
+        elif name in FACTORIES:
+            result = (
+                func(*args, **kwargs, device=META)
+                if "device" not in kwargs
+                else func(*args, **{**kwargs, "device": META})
+            )
+            if not is_large(result):
+                result = func(*args, **kwargs)
+        else:
+            result = super().compute(func, name, given, args, kwargs)
+        if not func.is_view:
+            count = flop_registry.get(func.overloadpacket)
+            flops = count(*args, **kwargs, out_val=result) if count else 0
+            self._work(flops, [*contents, *tensors_of(result)])
+        return result
+
+    def copy(self, func: Any, content: Tensor, kwargs: Any, place: torch.device) -> Tensor:
+        """Return a copy; integers of large floats are zeros, and their values for the host a half."""
+        copied: Tensor = func(content, **kwargs)
+        if not content.is_meta:
+            return copied
+        if not copied.is_floating_point():
+            return torch.zeros(copied.shape, dtype=copied.dtype)
+        return copied if place.type == "cuda" else torch.full(copied.shape, 0.5, dtype=copied.dtype)
+
+    def overwrite(self, func: Any, into: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Write values where both tensors have them; a float that takes unknown ones loses its own."""
+        if content_of(into).is_meta:
+            return
+        if not source.is_meta:
+            func(content_of(into), source, *args, **kwargs)
+        elif isinstance(into, CardTensor) and into.is_floating_point():
+            into.content = into.content.to(META)
+
+    def wrap(self, content: Tensor, place: torch.device) -> Tensor:
+        """Return a tensor of a card, without values if it is large."""
+        if place.type == "cuda" and is_large(content):
+            content = content.to(META)
+        return super().wrap(content, place)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tensors = [query, key, value, *tensors_of((args, kwargs))]
+        place = common_device("scaled_dot_product_attention", "", (), tensors)
+        query, key, value, *_ = contents = [content_of(tensor) for tensor in tensors]
+        if query.is_meta or place.type != "cuda":
+            *rows, heads, length, _ = query.shape
+            shape = (*rows, length, heads, value.shape[-1])
+            result = torch.empty(shape, dtype=query.dtype, device=META).transpose(-2, -3)
+        else:
+            args, kwargs = change((args, kwargs), content_of)
+            result = self._attention(query, key, value, *args, **kwargs)
+        pairs = query.shape[:-1].numel() * key.shape[-2]
+        self.kernels += 1
+        self._work(2 * pairs * (query.shape[-1] + value.shape[-1]), [*contents, result])
+        return self.wrap(result, place)
+
+    def _work(self, flops: int, tensors: list[Tensor]) -> None:
+        traffic = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self.flops += flops
+        self.traffic += traffic
+        self.seconds += max(flops / self.kind.flops, traffic / self.kind.bandwidth)
+
+    def _shaped(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
+        """Return the shape of a result of tensors without values, or a plausible value."""
+        target = given[0] if given else None
+        if name == "_local_scalar_dense":
+            return 0.5
+        if name == "equal":
+            return False
+        if name in ("nonzero", "masked_select"):
+            raise NotImplementedError(f"{name} of {tuple(args[0].shape)}: it has no values here")
+        if name == "multinomial":
+            return torch.arange(args[1]).expand(*args[0].shape[:-1], args[1]).clone()
+        if name == "masked_scatter":
+            return torch.empty_like(args[0], device=META)
+        if name in INDEXED:
+            args = (args[0], numbered(args[1]), *args[2:])
+        in_place = func._schema.is_mutable and isinstance(target, CardTensor)
+        if in_place and not target.content.is_meta:
+            if target.is_floating_point():
+                target.content = target.content.to(META)
+            return target.content
+        if in_place:
+            self._shape(func, args, kwargs)
+            return target.content
+        made = self._shape(func, args, kwargs)
+        return change(made, lambda tensor: self._plausible(name, tensor, args))
+
+    def _shape(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation on tensors of the meta device.
+
+        Results are remembered by shapes: layers are alike, and torch finds many shapes slowly.
+        """
+        args, kwargs = change((args, kwargs), lambda tensor: tensor.to(META))
+        if "device" in kwargs:
+            kwargs["device"] = META
+        if func.is_view or func._schema.is_mutable or func is torch.ops.aten._unsafe_view.default:
+            return func(*args, **kwargs)
+        key = (func, signature((args, kwargs)))
+        if key not in self._shapes:
+            self._shapes[key] = func(*args, **kwargs)
+        return change(self._shapes[key], torch.empty_like)
+
+    def _plausible(self, name: str, made: Tensor, args: Any) -> Tensor:
+        """Return an integer or boolean result that large floats decide; floats as they are."""
+        if made.is_floating_point() or made.is_complex():
+            return made
+        if made.dtype == torch.bool:
+            return plausible_mask(name, made, args)
+        if name in ("topk", "sort", "argsort") and made.dim():
+            dim = (
+                args[2]
+                if name == "topk" and len(args) > 2
+                else args[1]
+                if name != "topk" and len(args) > 1
+                else -1
+            )
+            return spread_evenly(made.shape, int(dim), args[0].shape[int(dim)])
+        if name in ("argmax", "argmin", "max", "min") and args[0].dim():
+            length = args[0].shape[args[1] if len(args) > 1 and args[1] is not None else -1]
+            self._picks[length] += 1
+            return torch.full(made.shape, self._picks[length] % length, dtype=made.dtype)
+        return torch.zeros(made.shape, dtype=made.dtype)
+
+
+def signature(value: Any) -> Any:
+    """Return what the shape of a result depends on: shapes, strides and types of tensors, and other values."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(signature, value))
+    if isinstance(value, dict):
+        return tuple((key, signature(part)) for key, part in value.items())
+    return type(value), value
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Return whether a tensor has no values on these cards."""
+    return tensor.is_floating_point() and tensor.numel() > LARGE
+
+
+def numbered(indices: Any) -> list[Any]:
+    """Return indices with masks as numbers: how many a real mask selects is known."""
+    numbers: list[Any] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        numbers += index.nonzero(as_tuple=True) if is_mask else [index]
+    return numbers
+
+
+def plausible_mask(name: str, made: Tensor, args: Any) -> Tensor:
+    """Return what a comparison of large floats gives: a half for an order, true for what sound values fulfil."""
+    mask = torch.zeros(made.shape, dtype=torch.bool)
+    if name in ("ge", "gt", "le", "lt") and made.dim():
+        mask[..., ::2] = True
+        return mask
+    # `isfinite` is made of these: x == x and |x| != inf.
+    equal = name == "eq" and args[0] is args[1]
+    finite = name == "ne" and isinstance(args[1], float) and args[1] == float("inf")
+    return mask.fill_(name in ("isfinite", "all", "isclose") or equal or finite)
+
+
+def spread_evenly(shape: torch.Size, dim: int, length: int) -> Tensor:
+    """Return ranks along `dim`: as many indices below `length` as it has, at equal distances, ascending."""
+    count = shape[dim]
+    sizes = [1] * len(shape)
+    sizes[dim] = count
+    order = torch.arange(count) * length // max(count, 1)
+    return order.view(sizes).expand(shape).contiguous()

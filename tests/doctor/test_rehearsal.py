@@ -1,0 +1,111 @@
+"""Rehearsals on simulated cards: what they count, against arithmetic and against the same run with values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from espalier.harness.cli import run
+from espalier.harness.models.build_adapter import build_skeleton, read_parts, weight_bytes
+from espalier.harness.models.families import ADAPTERS
+from espalier.harness.runs.cluster.resources import gpu_kinds
+from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.tools.rehearsal import real_sizes
+from espalier.harness.tools.rehearsal import rehearse as rehearse_module
+from espalier.harness.tools.rehearsal.rehearse import GIB, largest, read_cards, rehearse
+from tests.refused import refused
+
+
+def build_random_model(model_class: Any, config: Any, spec: ModelSpec) -> Any:
+    """In place of a skeleton: the model on the host, with values."""
+    return model_class._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+#: A model of real sizes with few layers.
+SMALL = ("model=llava15_7b", "model.weights=random", "model.scale.layers=3")
+
+
+def test_a_card_holds_weights_and_cache_as_by_hand() -> None:
+    rehearsal = rehearse(*SMALL, "method=fastv", "ratio=0.5", cards="1xH100")
+    record, text = rehearsal.record, rehearsal.spec.model.facts.text
+    assert (record.visual, record.kept) == (576, (288,))
+    (card,) = rehearsal.cards
+    family = ADAPTERS.load("llava")
+    config, _ = read_parts(family, rehearsal.spec.model)
+    skeleton = build_skeleton(family.class_of(config), config, rehearsal.spec.model)
+    assert card.weights == weight_bytes(skeleton)
+    entries = sum(record.entering) + text.layers * record.text
+    assert record.kv_bytes == entries * 2 * text.kv_heads * text.head_dim * 2
+    # Besides the cache: the prompt's embeddings, its pixels, ids, masks and positions.
+    embeddings = (record.visual + record.text) * text.hidden * 2
+    assert 0 <= card.held - record.kv_bytes - embeddings < 2**20
+    assert card.weights < card.tower <= card.peak
+
+
+def test_two_cards_share_the_layers() -> None:
+    arguments = ("model=llava_ov_0_5b", "model.device_map=auto", "method=snapkv", "ratio=0.5")
+    rehearsal = rehearse(*arguments, "benchmark=pope", "engine.batch_size=1", cards="2x3")
+    assert all(card.weights > 0 and card.held > 0 for card in rehearsal.cards)
+    assert rehearsal.step.moves > 0
+    assert rehearsal.fits
+
+
+@pytest.mark.parametrize("method", ["none", "fastv", "divprune", "snapkv"])
+def test_shapes_give_the_counts_and_peaks_of_values(method: str) -> None:
+    """The seedling with its weights and all values, and with every float a shape."""
+    arguments = ("model=seedling", f"method={method}", "ratio=0.5")
+    with (
+        patch.object(real_sizes, "LARGE", 2**40),
+        patch.object(rehearse_module, "build_skeleton", build_random_model),
+    ):
+        valued = rehearse(*arguments, cards="1x80")
+    with patch.object(real_sizes, "LARGE", 0):
+        shaped = rehearse(*arguments, cards="1x80")
+    for result in (valued, shaped):
+        print(result.prompt, result.step, result.cards)
+    assert (valued.prompt, valued.step) == (shaped.prompt, shaped.step)
+    assert (valued.cards, valued.record.kept) == (shaped.cards, shaped.record.kept)
+
+
+def test_the_largest_number_fits_and_one_more_does_not() -> None:
+    def peaks(count: int) -> list[int]:
+        return [10 + 7 * count, 20 + 3 * count]
+
+    for start, room in ((1, 100), (4, 100), (1, 17), (1, 16)):
+        number = largest(start, room, peaks)
+        assert max(peaks(number)) <= room or number == 0
+        assert max(peaks(number + 1)) > room
+
+
+def test_the_predicted_batch_fits() -> None:
+    arguments = (*SMALL, "method=none")
+    batch = rehearse(*arguments, cards="1x4").batch
+    assert batch is not None
+    assert batch > 1
+    (card,) = rehearse(*arguments, cards="1x4", rows=batch).cards
+    assert 0.97 * 3 * GIB < card.peak <= 3 * GIB
+
+
+def test_cards_are_named_by_size_or_kind() -> None:
+    assert read_cards("4xH100") == (4, gpu_kinds()["H100"])
+    assert read_cards("2x24") == (2, gpu_kinds()["RTX 4090"])
+    count, kind = read_cards("1x48")
+    assert (count, kind.memory) == (1, 48 * GIB)
+    for text in ("80", "0x80", "4xB9", "x80", "4x", "ax80"):
+        assert f"cards={text!r}" in refused(read_cards, text)
+
+
+def test_the_command_prints_what_each_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model=seedling", "method=none,fastv", "ratio=0.5")
+    assert run.main(["-m", *words, "--rehearse", "cards=1x80"]) == 0
+    out, _ = capsys.readouterr()
+    assert Counter(line.split(" ")[0] for line in out.splitlines())["tokens"] == 2
+    assert "144 visual" in out
+    assert "asked to keep 72, kept 72" in out
+    assert run.main([*words[:1], "--rehearse", "cards"]) == 2
+    assert run.main(["model=llava15_7b", "--rehearse", "cards=1x8"]) == 2
+    assert "do not fit" in capsys.readouterr().err
