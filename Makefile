@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make sizes | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make sizes | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make rehearsals | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -11,7 +11,7 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
-.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -109,6 +109,9 @@ bench-feeding: $(STAMP)  ## how much of reading and preprocessing 12-megapixel p
 
 bench-guided: $(STAMP)  ## share of words accepted from a draft, by the tokens of a video that it sees
 	$(PY) -m lab.bench.guided_bench --write lab/measured $(ARGS)
+
+rehearsals: $(STAMP)  ## rehearse every model and preset on simulated cards, half an hour; rm lab/measured/rehearsals.csv first
+	$(PY) -m lab.bench.rehearsals
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part
 	$(PY) -m lab.bench.gpu_bench --write lab/measured $(ARGS)

@@ -9,7 +9,8 @@
 `load` takes a model of conf/model or the folder of a checkpoint, `wrap` a model and a processor of transformers that
 are in memory already. `apply` puts a method on it for the length of a `with`; inside, `ask` and `ask_many` take
 pictures, videos and chats, and return an `Answer`: the text, what was kept, what it cost, and a picture of it. `video`
-makes a video out of frames. `evaluate` runs a benchmark as the command line does; `methods()`, `models()` and
+makes a video out of frames. `evaluate` runs a benchmark as the command line does; `rehearse` one prompt of a run on
+simulated cards; `methods()`, `models()` and
 `benchmarks()` list the names that it takes. What cannot work raises `UserError`, one line with the argument, its value
 and what is valid.
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from espalier.harness.reports import results
     from espalier.harness.runs.interface.choice_frames import benchmarks, models
     from espalier.harness.runs.interface.evaluate import EvaluatedRun, evaluate
+    from espalier.harness.tools.rehearsal.rehearse import rehearse
 
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "load",
     "methods",
     "models",
+    "rehearse",
     "results",
     "video",
     "wrap",
@@ -65,6 +68,7 @@ _HOMES = {
     "evaluate": "espalier.harness.runs.interface.evaluate",
     "load": "espalier.harness.api.loaded_models",
     "models": "espalier.harness.runs.interface.choice_frames",
+    "rehearse": "espalier.harness.tools.rehearsal.rehearse",
     "results": "espalier.harness.reports.results",
     "video": "espalier.harness.api.questions",
     "wrap": "espalier.harness.api.loaded_models",

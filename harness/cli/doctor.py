@@ -5,7 +5,8 @@ each GPU: ratio 0 bit by bit, dropped against emulated tokens, a draft in a proc
 each), layers spread over the GPUs, FlashAttention. The table shows ok, failed or not here; the exit code is 1 if a
 check failed. Takes about a minute without a GPU.
 
-With overrides of a run (`doctor model=qwen2_5_vl_7b`), only a prompt of its longest length is tried, on random weights.
+With overrides of a run (`doctor model=qwen2_5_vl_7b`), only a prompt of its longest length is tried, on random weights;
+with `cards=4x80` as well, a prompt on simulated cards (docs/placement.md).
 """
 
 from __future__ import annotations
@@ -88,7 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here: it needs torch, which takes seconds.
         from espalier.harness.tools.doctor import exactness
 
-        chosen = iter([("longest prompt", partial(exactness.longest_shape, options.overrides))])
+        cards = [word for word in options.overrides if word.startswith("cards=")]
+        overrides = [word for word in options.overrides if word not in cards]
+        chosen = iter([("longest prompt", partial(exactness.longest_shape, overrides))])
+        if cards:
+            size = cards[-1].removeprefix("cards=")
+            chosen = iter([("rehearsal", partial(exactness.rehearsed, overrides, size))])
     for name, check in chosen:
         print(f"doctor: {name}", file=sys.stderr, flush=True)
         findings.append(examine(name, check))

@@ -272,8 +272,9 @@ def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:
     # Imports the engine, which takes seconds.
     from espalier.harness.config.build_spec import build_spec
     from espalier.harness.config.compose import read_command
+    from espalier.harness.tools.rehearsal.real_sizes import RealSizes
     from espalier.harness.tools.rehearsal.rehearsal_text import lines_of
-    from espalier.harness.tools.rehearsal.rehearse import RealSizes, read_cards, rehearse_run
+    from espalier.harness.tools.rehearsal.rehearse import read_cards, rehearse_run
 
     count, kind = read_cards(value)
     command = read_command([*arguments[:place], *arguments[place + 2 :]], typed=True)

@@ -5,6 +5,7 @@ Sizes are those of the config files, built without weights; no card is needed.
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import CONF
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import ModelSpec
+from lab.bench.rehearsals import TABLE
 from lab.pages.page_writer import print_or_write, table
 
 GIB = 2**30
@@ -43,6 +45,25 @@ its frames), for one row of a batch; {TAKEN // GIB} GiB of each card are left to
 
 """
 
+REHEARSED = """
+## Rehearsed
+
+```bash
+python run.py model=llava_ov_72b method=parallelvlm ratio=0.9 --rehearse cards=4x80   # or 2xH100; sweeps, too
+```
+
+answers one prompt with the engine itself on simulated cards, without weights, without a GPU and in 1 GiB of memory:
+whether the run works when its layers lie on these cards, the peak of each, kernels, reads and uploads of the host,
+FLOPs, a range of times by the roofline, and the largest batch and the longest video that fit.
+`espalier.rehearse("model=...", cards="4x80")` returns the same, and `espalier doctor model=... cards=4x80` checks
+that it fits. Not simulated: which kernels run, CUDA graphs, an allocator's rounding; scores are plausible, not real.
+
+Every published model, and every model and method of a preset, on the fewest cards of 80 GiB that hold it (`make
+rehearsals`), with a picture of 1024 x 768 or a video of the model's frames. Peaks are of the fullest card; rows and
+frames are the most that fit; kernels, reads and uploads are of the prompt with its first token.
+
+"""
+
 
 def page() -> str:
     """Return the page."""
@@ -56,7 +77,34 @@ def page() -> str:
         lines = [_line(spec) for spec in specs if spec.architecture and spec.hub is not None]
     titles = [f"{number} x {size} GB" if number > 1 else f"{size} GB" for number, size in CARDS]
     head = ("`model=`", "weights (GiB)", "longest prompt (tokens)", "for it (GiB)", *titles)
-    return HEAD + table(head, lines)
+    return HEAD + table(head, lines) + REHEARSED + rehearsals()
+
+
+def rehearsals() -> str:
+    """Return the table of rehearsed runs."""
+    with TABLE.open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    titles = {
+        "cards": "cards",
+        "visual": "visual tokens",
+        "kept": "kept",
+        "weights": "weights (GiB)",
+        "peak": "peak (GiB)",
+        "rows": "rows",
+        "frames": "frames",
+        "kernels": "kernels",
+        "reads": "reads",
+        "uploads": "uploads",
+        "tflops": "TFLOPs",
+    }
+    rows = []
+    for line in lines:
+        method = " + ".join(name for name in (line["method"], line["compressor"]) if name != "none")
+        outcome = [line[key] or "-" for key in titles]
+        if line["outcome"] != "runs":
+            outcome = [line["outcome"], *["-"] * (len(titles) - 1)]
+        rows.append([f"`{line['model']}`", method or "none", *outcome])
+    return table(("`model=`", "method", *titles.values()), rows)
 
 
 def _line(spec: ModelSpec) -> list[str]:

@@ -26,7 +26,8 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import BACKENDS, AnswerSpec, Backend, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.tools.calibration.calibration_images import question
-from espalier.harness.tools.doctor.machine_report import NotHere
+from espalier.harness.tools.doctor.machine_report import GIB, NotHere
+from espalier.harness.tools.rehearsal.rehearse import rehearse
 
 SETTINGS = {"do_sample": False, "max_new_tokens": 24, "output_logits": True}
 
@@ -171,6 +172,15 @@ def longest_shape(overrides: Sequence[str]) -> str:
         row, _ = CellRunner().run(job, [job])
     peak = row["memory"]["peak_bytes"] / 2**30
     return f"a prompt of {tokens:,} tokens and {LONGEST_ANSWER} new ones: peak {peak:.1f} GiB"
+
+
+def rehearsed(overrides: Sequence[str], cards: str) -> str:
+    """A prompt of the run fits on simulated cards."""
+    rehearsal = rehearse(*overrides, cards=cards)
+    peaks = ", ".join(f"{card.peak / GIB:.1f}" for card in rehearsal.cards)
+    seen = f"peaks of {peaks} GiB on cards of {rehearsal.room / GIB:.0f}"
+    assert rehearsal.fits, f"{seen}, at most {rehearsal.batch} rows"
+    return seen
 
 
 def _span(tensor: Tensor) -> float:

@@ -69,11 +69,7 @@ class RealSizes(SimulatedCards):
         if any(content.is_meta for content in contents):
             result = self._shaped(func, name, given, args, kwargs)
         elif name in FACTORIES:
-            result = (
-                func(*args, **kwargs, device=META)
-                if "device" not in kwargs
-                else func(*args, **{**kwargs, "device": META})
-            )
+            result = func(*args, **{**kwargs, "device": META})
             if not is_large(result):
                 result = func(*args, **kwargs)
         else:
@@ -99,8 +95,8 @@ class RealSizes(SimulatedCards):
             return
         if not source.is_meta:
             func(content_of(into), source, *args, **kwargs)
-        elif isinstance(into, CardTensor) and into.is_floating_point():
-            into.content = into.content.to(META)
+        elif isinstance(into, CardTensor):
+            self._forget(into)
 
     def wrap(self, content: Tensor, place: torch.device) -> Tensor:
         """Return a tensor of a card, without values if it is large."""
@@ -132,7 +128,6 @@ class RealSizes(SimulatedCards):
 
     def _shaped(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
         """Return the shape of a result of tensors without values, or a plausible value."""
-        target = given[0] if given else None
         if name == "_local_scalar_dense":
             return 0.5
         if name == "equal":
@@ -145,16 +140,18 @@ class RealSizes(SimulatedCards):
             return torch.empty_like(args[0], device=META)
         if name in INDEXED:
             args = (args[0], numbered(args[1]), *args[2:])
-        in_place = func._schema.is_mutable and isinstance(target, CardTensor)
-        if in_place and not target.content.is_meta:
-            if target.is_floating_point():
-                target.content = target.content.to(META)
-            return target.content
-        if in_place:
+        if not (func._schema.is_mutable and isinstance(given[0], CardTensor)):
+            made = self._shape(func, args, kwargs)
+            return change(made, lambda tensor: self._plausible(name, tensor, args))
+        self._forget(given[0])
+        if given[0].content.is_meta:
             self._shape(func, args, kwargs)
-            return target.content
-        made = self._shape(func, args, kwargs)
-        return change(made, lambda tensor: self._plausible(name, tensor, args))
+        return given[0].content
+
+    def _forget(self, tensor: CardTensor) -> None:
+        """Take the values of a float, which others without values are written into; integers keep theirs."""
+        if tensor.is_floating_point() and not tensor.content.is_meta:
+            tensor.content = tensor.content.to(META)
 
     def _shape(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation on tensors of the meta device.

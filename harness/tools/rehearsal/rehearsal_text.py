@@ -39,8 +39,8 @@ def lines_of(rehearsal: Rehearsal) -> Iterator[str]:
     yield _line("each step", _work(rehearsal.step, shares.reads, shares.launch.times(layers)))
     most = []
     if rehearsal.batch is not None:
-        asked = spec.engine.batch_size
-        most = [f"{rehearsal.batch:,} rows of this prompt (engine.batch_size={asked})"]
+        size = f"engine.batch_size={spec.engine.batch_size}"
+        most = [f"{rehearsal.batch:,} rows of this prompt ({size})"]
     if rehearsal.frames is not None:
         most.append(f"a video of {rehearsal.frames:,} frames")
     yield _line("at most", " or ".join(most) or "one answer at a time")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from transformers.integrations.accelerate import _get_device_map
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.api.questions import question_chat, video
 from espalier.harness.config.build_spec import specs_of
+from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.decoding.speculative.decoding_record import ForwardTimes
 from espalier.harness.decoding.speculative.forward_times import MEASUREMENTS
 from espalier.harness.decoding.speculative.speculation import Speculation
@@ -256,10 +258,9 @@ def answer(
     media = pixels if frames is None else video([pixels] * frames)
     chats = [question_chat(media, QUESTION, spec.model)] * rows
     facts = spec.model.facts
-    length = {} if facts.denoises else {"max_new_tokens": tokens}
     generation = settings(
         {},
-        {**spec.model.generation, **length},
+        {**spec.model.generation, **short_answer(facts, tokens)},
         denoises=facts.denoises,
         draws=facts.canvas is not None,
     ).generate
@@ -268,6 +269,15 @@ def answer(
         names = [str(row) for row in range(rows)]
         generated = opened.generator.generate(inputs, names, **generation)
     return generated.records[0], stages
+
+
+def short_answer(facts: ModelFacts, tokens: int) -> dict[str, int]:
+    """Return the settings of an answer of some tokens, or of some steps of one block where it is denoised."""
+    if facts.diffusion is not None:
+        return {"max_new_tokens": facts.diffusion.block or facts.diffusion.length, "steps": tokens}
+    if facts.canvas is not None:
+        return {"max_denoising_steps": tokens}
+    return {"max_new_tokens": tokens}
 
 
 @contextmanager
@@ -303,7 +313,7 @@ def open_model(spec: ModelSpec, cards: RealSizes) -> Adapter:
         UserError: its layers do not fit on the cards.
     """
     family: type[Adapter] = ADAPTERS.load(spec.adapter)
-    with quiet_library():
+    with quiet_library(), catch_warnings(action="ignore"):
         config, processor = read_parts(family, spec)
         model = build_skeleton(family.class_of(config), config, spec)
         check_memory(spec, weight_bytes(model), free_bytes(), model)

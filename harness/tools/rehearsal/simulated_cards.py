@@ -86,7 +86,7 @@ class CardTensor(Tensor):
 
     def data_ptr(self) -> int:
         """Return an address that only tensors of the same storage share, also without values."""
-        return self.content.untyped_storage()._cdata + self.storage_offset()
+        return int(self.content.untyped_storage()._cdata + self.storage_offset())
 
 
 class _Hold:
