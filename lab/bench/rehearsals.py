@@ -37,12 +37,16 @@ def cells() -> Iterator[Mapping[str, Any]]:
     models = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
     lines = [[f"model={','.join(models)}", "method=none"]]
     lines += [[f"+experiment={path.stem}"] for path in sorted((CONF / "experiment").glob("*"))]
-    seen = set()
+    names_so_far = set()
     for line in lines:
         for cell in read_command(["-m", *line]).cells:
             names = names_of(cell)
-            if names[:3] not in seen and cell["model"]["hub"] and cell["model"]["architecture"]:
-                seen.add(names[:3])
+            if (
+                names[:3] not in names_so_far
+                and cell["model"]["hub"]
+                and cell["model"]["architecture"]
+            ):
+                names_so_far.add(names[:3])
                 yield cell
 
 

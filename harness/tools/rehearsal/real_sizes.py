@@ -63,17 +63,17 @@ class RealSizes(SimulatedCards):
         self._stack.enter_context(patch.object(functional, name, self._attend))
         return super().__enter__()
 
-    def compute(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
+    def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the real result of small tensors, and a shape or a plausible value of large ones."""
         contents = list(tensors_of((args, kwargs)))
         if any(content.is_meta for content in contents):
-            result = self._shaped(func, name, given, args, kwargs)
+            result = self._shaped(func, name, arguments, args, kwargs)
         elif name in FACTORIES:
             result = func(*args, **{**kwargs, "device": META})
             if not is_large(result):
                 result = func(*args, **kwargs)
         else:
-            result = super().compute(func, name, given, args, kwargs)
+            result = super().compute(func, name, arguments, args, kwargs)
         if not func.is_view:
             count = flop_registry.get(func.overloadpacket)
             flops = count(*args, **kwargs, out_val=result) if count else 0
@@ -126,7 +126,7 @@ class RealSizes(SimulatedCards):
         self.traffic += traffic
         self.seconds += max(flops / self.kind.flops, traffic / self.kind.bandwidth)
 
-    def _shaped(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
+    def _shaped(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the shape of a result of tensors without values, or a plausible value."""
         if name == "_local_scalar_dense":
             return 0.5
@@ -140,13 +140,13 @@ class RealSizes(SimulatedCards):
             return torch.empty_like(args[0], device=META)
         if name in INDEXED:
             args = (args[0], numbered(args[1]), *args[2:])
-        if not (func._schema.is_mutable and isinstance(given[0], CardTensor)):
-            made = self._shape(func, args, kwargs)
-            return change(made, lambda tensor: self._plausible(name, tensor, args))
-        self._forget(given[0])
-        if given[0].content.is_meta:
+        if not (func._schema.is_mutable and isinstance(arguments[0], CardTensor)):
+            result = self._shape(func, args, kwargs)
+            return change(result, lambda tensor: self._plausible(name, tensor, args))
+        self._forget(arguments[0])
+        if arguments[0].content.is_meta:
             self._shape(func, args, kwargs)
-        return given[0].content
+        return arguments[0].content
 
     def _forget(self, tensor: CardTensor) -> None:
         """Take the values of a float, which others without values are written into; integers keep theirs."""
@@ -168,13 +168,13 @@ class RealSizes(SimulatedCards):
             self._shapes[key] = func(*args, **kwargs)
         return change(self._shapes[key], torch.empty_like)
 
-    def _plausible(self, name: str, made: Tensor, args: Any) -> Tensor:
+    def _plausible(self, name: str, result: Tensor, args: Any) -> Tensor:
         """Return an integer or boolean result that large floats decide; floats as they are."""
-        if made.is_floating_point() or made.is_complex():
-            return made
-        if made.dtype == torch.bool:
-            return plausible_mask(name, made, args)
-        if name in ("topk", "sort", "argsort") and made.dim():
+        if result.is_floating_point() or result.is_complex():
+            return result
+        if result.dtype == torch.bool:
+            return plausible_mask(name, result, args)
+        if name in ("topk", "sort", "argsort") and result.dim():
             dim = (
                 args[2]
                 if name == "topk" and len(args) > 2
@@ -182,12 +182,12 @@ class RealSizes(SimulatedCards):
                 if name != "topk" and len(args) > 1
                 else -1
             )
-            return spread_evenly(made.shape, int(dim), args[0].shape[int(dim)])
+            return spread_evenly(result.shape, int(dim), args[0].shape[int(dim)])
         if name in ("argmax", "argmin", "max", "min") and args[0].dim():
             length = args[0].shape[args[1] if len(args) > 1 and args[1] is not None else -1]
             self._picks[length] += 1
-            return torch.full(made.shape, self._picks[length] % length, dtype=made.dtype)
-        return torch.zeros(made.shape, dtype=made.dtype)
+            return torch.full(result.shape, self._picks[length] % length, dtype=result.dtype)
+        return torch.zeros(result.shape, dtype=result.dtype)
 
 
 def signature(value: Any) -> Any:
@@ -215,10 +215,10 @@ def numbered(indices: Any) -> list[Any]:
     return numbers
 
 
-def plausible_mask(name: str, made: Tensor, args: Any) -> Tensor:
+def plausible_mask(name: str, result: Tensor, args: Any) -> Tensor:
     """Return what a comparison of large floats gives: a half for an order, true for what sound values fulfil."""
-    mask = torch.zeros(made.shape, dtype=torch.bool)
-    if name in ("ge", "gt", "le", "lt") and made.dim():
+    mask = torch.zeros(result.shape, dtype=torch.bool)
+    if name in ("ge", "gt", "le", "lt") and result.dim():
         mask[..., ::2] = True
         return mask
     # `isfinite` is made of these: x == x and |x| != inf.

@@ -15,35 +15,34 @@ def lines_of(rehearsal: Rehearsal) -> Iterator[str]:
     """Yield the lines of a rehearsal."""
     spec, record, cards = rehearsal.spec, rehearsal.record, rehearsal.cards
     medium = "a picture of 1024 x 768"
-    if rehearsal.shown is not None:
-        medium = f"a video of {rehearsal.shown} frames"
+    if rehearsal.video_frames is not None:
+        medium = f"a video of {rehearsal.video_frames} frames"
     budget = spec.budget
     yield (
         f"{spec.model.name}, {spec.method.title} {spec.method.variant}, ratio {budget.ratio:g} ({budget.rule}), "
         f"{medium}: rehearsed on simulated cards, without weights"
     )
     kept = ", ".join(f"{count:,}" for count in record.kept) or f"{record.visual:,}"
-    asked = ", ".join(f"{count:,}" for count in record.requested) or "all"
-    tokens = (
-        f"{record.visual:,} visual and {record.text:,} others; asked to keep {asked}, kept {kept}"
-    )
+    requested = ", ".join(f"{count:,}" for count in record.requested) or "all"
+    tokens = f"{record.visual:,} visual and {record.text:,} others; asked to keep {requested}, kept {kept}"
     yield _line("tokens", tokens)
     room = rehearsal.room / GIB
     for number, card in enumerate(cards):
-        parts = (f"{name} {size / GIB:.2f}" for name, size in vars(card).items())
+        weights, between, tower, peak = (f"{size / GIB:.2f}" for size in vars(card).values())
         suffix = "" if card.peak <= rehearsal.room else ": DOES NOT FIT"
-        yield _line(f"card {number}", f"{', '.join(parts)} of {room:.0f} GiB{suffix}")
+        sizes = f"weights {weights}, between steps {between} more, peak of the tower {tower}, of all {peak}"
+        yield _line(f"card {number}", f"{sizes} of {room:.0f} GiB{suffix}")
     layers = spec.model.facts.text.layers
     shares = reached()
     yield _line("prompt", _work(rehearsal.prompt, shares.products, shares.launch.times(layers)))
     yield _line("each step", _work(rehearsal.step, shares.reads, shares.launch.times(layers)))
-    most = []
+    limits = []
     if rehearsal.batch is not None:
         size = f"engine.batch_size={spec.engine.batch_size}"
-        most = [f"{rehearsal.batch:,} rows of this prompt ({size})"]
+        limits = [f"{rehearsal.batch:,} rows of this prompt ({size})"]
     if rehearsal.frames is not None:
-        most.append(f"a video of {rehearsal.frames:,} frames")
-    yield _line("at most", " or ".join(most) or "one answer at a time")
+        limits.append(f"a video of {rehearsal.frames:,} frames")
+    yield _line("at most", " or ".join(limits) or "one answer at a time")
     name = next((name for name, kind in gpu_kinds().items() if kind.flops == rehearsal.kind.flops))
     yield (
         f"Times are a range of the roofline by the peaks of {name} and what runs reach of them (conf/gpus.yaml), not "

@@ -81,12 +81,12 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Stage:
+class Moment:
     """The moment at which a part of an answer begins or ends: work so far, bytes alive, and their peaks before it."""
 
     name: str
     counts: Counts
-    held: Mapping[int, int]
+    bytes_held: Mapping[int, int]
     peak: Mapping[int, int]
 
 
@@ -96,13 +96,13 @@ class CardUse:
 
     Attributes:
         weights: of all models on it.
-        held: alive besides between the prompt and the next step: the cache, and what the loop keeps.
+        bytes_held: alive besides between the prompt and the next step: the cache, and what the loop keeps.
         tower: the peak while the tower runs, weights included.
         peak: the peak of all.
     """
 
     weights: int
-    held: int
+    bytes_held: int
     tower: int
     peak: int
 
@@ -119,7 +119,7 @@ class Rehearsal:
         prompt: work until the decoder runs a second time: tower, prefill, first token.
         step: work of each later forward of the decoder: a token, a window of a draft, a denoising step.
         batch: the most rows that fit; None where a decoder answers one at a time.
-        shown: frames of the prompt's video; None: it holds a picture.
+        video_frames: frames of the prompt's video; None: it holds a picture.
         frames: the most that fit, and that the model has positions for.
     """
 
@@ -130,7 +130,7 @@ class Rehearsal:
     prompt: Counts
     step: Counts
     batch: int | None
-    shown: int | None
+    video_frames: int | None
     frames: int | None
 
     @property
@@ -143,8 +143,8 @@ class Rehearsal:
         """Whether every card holds its peak, also with the rows of `engine.batch_size`."""
         size = self.spec.engine.batch_size
         rows = 1 if size == "auto" or self.batch is None else size
-        whole = self.batch is None or rows <= self.batch
-        return whole and all(card.peak <= self.room for card in self.cards)
+        batch_fits = self.batch is None or rows <= self.batch
+        return batch_fits and all(card.peak <= self.room for card in self.cards)
 
 
 def rehearse(*overrides: str, cards: str, rows: int = 1) -> Rehearsal:
@@ -178,8 +178,8 @@ def read_cards(text: str) -> tuple[int, GpuKind]:
     kinds = gpu_kinds()
     if number.isdecimal() and int(number) and name.isdecimal() and int(name):
         memory = int(name) * GIB
-        same = [kind for kind in kinds.values() if kind.memory == memory]
-        return int(number), replace((same or [*kinds.values()])[0], memory=memory)
+        matches = [kind for kind in kinds.values() if kind.memory == memory]
+        return int(number), replace((matches or [*kinds.values()])[0], memory=memory)
     if number.isdecimal() and int(number) and name in kinds:
         return int(number), kinds[name]
     raise UserError(
@@ -203,10 +203,10 @@ def rehearse_run(spec: RunSpec, cards: RealSizes, rows: int = 1) -> Rehearsal:
         frames = spec.model.video.frames if spec.benchmark.dataset.video else None
 
         def peaks(rows: int, frames: int | None) -> list[int]:
-            _, stages = answer(spec, opened, cards, rows, frames, 1)
-            return [max(stage.peak[card] for stage in stages) for card in range(cards.count)]
+            _, moments = answer(spec, opened, cards, rows, frames, 1)
+            return [max(moment.peak[card] for moment in moments) for card in range(cards.count)]
 
-        record, stages = answer(spec, opened, cards, rows, frames, NEW_TOKENS)
+        record, moments = answer(spec, opened, cards, rows, frames, NEW_TOKENS)
         room, batch, longest = cards.memory - TAKEN, None, None
         if not method.drafts:
             batch = largest(1, room, lambda rows: peaks(rows, frames))
@@ -214,18 +214,18 @@ def rehearse_run(spec: RunSpec, cards: RealSizes, rows: int = 1) -> Rehearsal:
             longest = largest(frames, room, lambda count: peaks(1, count))
             positions = positions_of(spec.model) or sys.maxsize
             longest = min(longest, (positions - record.text) * frames // record.visual)
-    forwards = [stage for stage in stages if stage.name == "decoder"]
-    prompt_end, end = [*forwards, stages[-1]][1], stages[-1]
+    forwards = [moment for moment in moments if moment.name == "decoder"]
+    prompt_end, end = [*forwards, moments[-1]][1], moments[-1]
     uses = (
         CardUse(
             weights.get(card, 0),
-            prompt_end.held[card] - weights.get(card, 0),
-            max((stage.peak[card] for stage in stages if stage.name == "tower"), default=0),
-            max(stage.peak[card] for stage in stages),
+            prompt_end.bytes_held[card] - weights.get(card, 0),
+            max((moment.peak[card] for moment in moments if moment.name == "tower"), default=0),
+            max(moment.peak[card] for moment in moments),
         )
         for card in range(cards.count)
     )
-    prompt = prompt_end.counts.since(stages[0].counts)
+    prompt = prompt_end.counts.since(moments[0].counts)
     step = end.counts.since(prompt_end.counts, len(forwards) - 1)
     return Rehearsal(spec, cards.kind, tuple(uses), record, prompt, step, batch, frames, longest)
 
@@ -250,8 +250,8 @@ def answer(
     rows: int,
     frames: int | None,
     tokens: int,
-) -> tuple[SampleRecord, list[Stage]]:
-    """Answer `rows` equal prompts, with a video of some frames or a picture, and return a record and the stages."""
+) -> tuple[SampleRecord, list[Moment]]:
+    """Answer `rows` equal prompts, with a video of some frames or a picture, and return a record and the moments."""
     pixels = np.random.default_rng(0).integers(0, 256, (*FRAME, 3), dtype=np.uint8)
     if frames is None:
         pixels = np.random.default_rng(0).integers(0, 256, (*PICTURE, 3), dtype=np.uint8)
@@ -264,11 +264,11 @@ def answer(
         denoises=facts.denoises,
         draws=facts.canvas is not None,
     ).generate
-    with stages_of(opened.adapter, cards) as stages:
+    with moments_of(opened.adapter, cards) as moments:
         inputs = opened.encode(chats)
         names = [str(row) for row in range(rows)]
         generated = opened.generator.generate(inputs, names, **generation)
-    return generated.records[0], stages
+    return generated.records[0], moments
 
 
 def short_answer(facts: ModelFacts, tokens: int) -> dict[str, int]:
@@ -281,12 +281,12 @@ def short_answer(facts: ModelFacts, tokens: int) -> dict[str, int]:
 
 
 @contextmanager
-def stages_of(adapter: Adapter, cards: RealSizes) -> Iterator[list[Stage]]:
-    """Note the stages of an answer inside the block: `decoder` before each forward, `tower` after each of its."""
-    stages: list[Stage] = []
+def moments_of(adapter: Adapter, cards: RealSizes) -> Iterator[list[Moment]]:
+    """Note the moments of an answer inside the block: `decoder` before each forward, `tower` after each of its."""
+    moments: list[Moment] = []
 
     def note(name: str) -> None:
-        stages.append(Stage(name, Counts.of(cards), Counter(cards.held), Counter(cards.peak)))
+        moments.append(Moment(name, Counts.of(cards), Counter(cards.held), Counter(cards.peak)))
         cards.peak = Counter(cards.held)
 
     hooks = [
@@ -296,7 +296,7 @@ def stages_of(adapter: Adapter, cards: RealSizes) -> Iterator[list[Stage]]:
     ]
     note("start")
     try:
-        yield stages
+        yield moments
     finally:
         for hook in hooks:
             hook.remove()
@@ -348,9 +348,11 @@ def place(model: nn.Module, places: Mapping[str, Any], cards: RealSizes) -> None
                 owners = (name for name in places if not name or path.startswith(f"{name}."))
                 card = torch.device("cuda", places[max(owners, key=len)])
                 if tensor not in placed:
-                    made = cards.wrap(_with_values(tensor.detach()), card)
+                    card_tensor = cards.wrap(_with_values(tensor.detach()), card)
                     is_weight = isinstance(tensor, nn.Parameter)
-                    placed[tensor] = nn.Parameter(made, requires_grad=False) if is_weight else made
+                    placed[tensor] = (
+                        nn.Parameter(card_tensor, requires_grad=False) if is_weight else card_tensor
+                    )
                 table[leaf] = placed[tensor]
 
 

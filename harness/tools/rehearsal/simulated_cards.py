@@ -254,15 +254,15 @@ class SimulatedCards(TorchDispatchMode):
         if wanted is not None:
             inner["device"] = HOST
         result = self.compute(func, name, args, *change((args, inner), content_of))
-        known = {id(tensor.content): tensor for tensor in cards}
+        wrappers = {id(tensor.content): tensor for tensor in cards}
 
         def wrapped(made: Tensor) -> Tensor:
-            return known[id(made)] if id(made) in known else self.wrap(made, wanted or place)
+            return wrappers[id(made)] if id(made) in wrappers else self.wrap(made, wanted or place)
 
         return change(result, wrapped)
 
-    def compute(self, func: Any, name: str, given: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operation on contents; `given` are its arguments before."""
+    def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation on contents; `arguments` are its arguments before."""
         if name == "histc":  # the host has no kernel for integers
             args = (args[0].float(), *args[1:])
         return func(*args, **kwargs)
