@@ -2,6 +2,8 @@
 
 Large models have random weights at their real widths and depth; nothing is downloaded. Parts (`--only a,b`):
 
+    checks      what only a card can tell: the doctor's checks (graphs, streams, spread layers, FlashAttention), the
+                kernels of attention in bfloat16, a prompt's peak against its rehearsal
     engine      prefill against bounds from FLOPs and single layers, overhead at ratio 0, memory; decoding against the
                 bandwidth of the memory
     select      every selection relative to the similarity product at 576, 2,880 and 25,088 tokens
@@ -43,9 +45,9 @@ def parts() -> Mapping[str, Part]:
     """Return the parts by name, in order."""
     # The parts take two seconds to import, which --help does not need.
     from lab.bench.gpu_decode import decoding
-    from lab.bench.gpu_parts import engine, select
+    from lab.bench.gpu_parts import checks, engine, select
 
-    return {"engine": engine, "select": select, "decoding": decoding}
+    return {"checks": checks, "engine": engine, "select": select, "decoding": decoding}
 
 
 @bench_command
@@ -105,7 +107,7 @@ def measured(name: str, part: Part, plan: GpuPlan) -> PartOutcome:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser("gpu", "bench_gpu")
-    arguments.add_argument("--only", help="comma-separated parts: engine, select, decoding")
+    arguments.add_argument("--only", help="comma-separated parts: checks, engine, select, decoding")
     # cpu: runs every part in seconds as a smoke test; its figures mean nothing.
     arguments.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS

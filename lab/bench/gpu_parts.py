@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
+from espalier.harness.api.open_method import CheckedMethod, open_responder
+from espalier.harness.cli import doctor
 from espalier.harness.cost.bounds import copy_rate, step_bytes
+from espalier.harness.cost.memory import peak_memory
+from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.tools.doctor.machine_report import Check, NotHere, examine
+from espalier.harness.tools.rehearsal.rehearse import NEW_TOKENS, prompt_of, rehearse
+from espalier.methods.none import NoReduction
 from lab.bench import engine_bench as bench_engine
 from lab.bench.bench_setup import Figure, Setup
 from lab.bench.engine_bench import METHODS, EngineInstance
@@ -28,6 +40,61 @@ from lab.bench.synthetic_views import features
 
 #: Out-of-memory errors: of torch on a GPU, of torch and Python elsewhere.
 FULL = (torch.OutOfMemoryError, MemoryError)
+
+
+def checks(plan: GpuPlan) -> Found:
+    """Yield whether each thing that only a card can tell is as it should be."""
+    card_checks: dict[str, Check] = {
+        "attention kernels in bfloat16": partial(attention_kernels, plan.device),
+        "peak of a prompt against its rehearsal": partial(rehearsed_peak, plan),
+    }
+    for name, check in (*doctor.checks(DEFAULT_STORE), *card_checks.items()):
+        finding = examine(name, check)
+        text = f"{name}: {finding.status} in {finding.seconds:.1f} s: {finding.detail}"
+        yield Note(text, failed=finding.status == "failed")
+
+
+def attention_kernels(device: str) -> str:
+    """Each kernel of attention that runs here gives what mathematics in single precision gives, with grouped heads."""
+    query = torch.randn(1, 28, 512, 128, device=device, dtype=torch.bfloat16)
+    key, value = torch.randn(2, 1, 4, 512, 128, device=device, dtype=torch.bfloat16)
+    attend = partial(scaled_dot_product_attention, enable_gqa=True, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = attend(query.float(), key.float(), value.float())
+    kernels = []
+    for backend in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+    ):
+        try:
+            with sdpa_kernel(backend):
+                result = attend(query, key, value)
+        except RuntimeError:  # torch has no kernel for these inputs
+            continue
+        distance = float((result - exact).abs().max())
+        assert distance <= 0.05, f"{backend.name} differs by {distance:.1e}"
+        kernels.append(f"{backend.name.lower()} within {distance:.0e}")
+    if not kernels:
+        raise NotHere("no fused kernel runs on this device")
+    return ", ".join(kernels)
+
+
+def rehearsed_peak(plan: GpuPlan) -> str:
+    """The peak of a prompt differs from that of its rehearsal by at most a tenth of what is beside the weights."""
+    rehearsal = rehearse(*plan.target, "method=none", cards="1x80")
+    (card,) = rehearsal.cards
+    if plan.device == "cpu":
+        raise NotHere("the memory of a process is not that of its tensors")
+    adapter = load_adapter(replace(rehearsal.spec.model, device=plan.device))
+    chat = prompt_of(rehearsal.spec.model, rehearsal.video_frames)
+    checked = CheckedMethod(rehearsal.spec, NoReduction())
+    with peak_memory(plan.device) as peak, open_responder(checked, adapter, None) as opened:
+        opened.generator.generate(opened.encode([chat]), ["0"], max_new_tokens=NEW_TOKENS)
+    beside, expected = peak.bytes - card.weights, card.peak - card.weights
+    text = f"{beside / 2**20:.0f} MiB beside the weights, rehearsed {expected / 2**20:.0f}"
+    assert abs(beside - expected) <= 0.1 * expected, text
+    return text
 
 
 def engine(plan: GpuPlan) -> Found:

@@ -30,7 +30,7 @@ from espalier.harness.tools.rehearsal.simulated_cards import (
 META = torch.device("meta")
 
 #: Floats of more elements have no values.
-LARGE = 2**20
+LARGE = 2**22
 
 #: Make tensors of sizes alone.
 FACTORIES = frozenset(

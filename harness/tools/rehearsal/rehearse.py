@@ -35,6 +35,7 @@ from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import build_skeleton, read_parts, weight_bytes
+from espalier.harness.models.chat_media import Chat
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.loader import quiet_library
 from espalier.harness.models.memory_check import check_memory, free_bytes, weight_limits
@@ -252,11 +253,7 @@ def answer(
     tokens: int,
 ) -> tuple[SampleRecord, list[Moment]]:
     """Answer `rows` equal prompts, with a video of some frames or a picture, and return a record and the moments."""
-    pixels = np.random.default_rng(0).integers(0, 256, (*FRAME, 3), dtype=np.uint8)
-    if frames is None:
-        pixels = np.random.default_rng(0).integers(0, 256, (*PICTURE, 3), dtype=np.uint8)
-    media = pixels if frames is None else video([pixels] * frames)
-    chats = [question_chat(media, QUESTION, spec.model)] * rows
+    chats = [prompt_of(spec.model, frames)] * rows
     facts = spec.model.facts
     generation = settings(
         {},
@@ -269,6 +266,13 @@ def answer(
         names = [str(row) for row in range(rows)]
         generated = opened.generator.generate(inputs, names, **generation)
     return generated.records[0], moments
+
+
+def prompt_of(model: ModelSpec, frames: int | None) -> Chat:
+    """Return the chat of a rehearsal: a picture of noise, or a video of some frames, and a question."""
+    size = PICTURE if frames is None else FRAME
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    return question_chat(pixels if frames is None else video([pixels] * frames), QUESTION, model)
 
 
 def short_answer(facts: ModelFacts, tokens: int) -> dict[str, int]:
