@@ -44,7 +44,7 @@ class D3ToMT(D3ToM):
         low, high = max(0.0, 2 * ratio - 1), min(1.0, 2 * ratio)
         if ratio and self.direction == "released":
             return (0.0, *(low + (1 - low) * (1 - t / steps) for t in range(1, steps)))
-        if ratio == 0 or steps <= 2:
+        if steps <= 2:
             return super().ratios(ratio, steps)
         rates = [low + (high - low) * u / (steps - 2) for u in range(steps - 1)]
         if self.direction == "high_to_low":

@@ -248,6 +248,11 @@ def test_flops_of_merging_leave_the_prompt_whole(adapter) -> None:
     assert saved == 4 * text.heads * text.head_dim * pairs
     for name, per_pair in (("d2pruner", 2), ("d3tom", 2), ("rtprune", 4)):
         assert counted.paper_full[name] - counted.paper[name] == per_pair * text.hidden * pairs
+    # Merging from the first step on leaves the prompt's own pass as it is.
+    early = replace(denoising, kept=denoising.kept[1:2] * 4)
+    counted = cached_flops(D3ToM(K=1), adapter.facts, record, early)
+    saved = counted.exact_full.language - counted.exact.language
+    assert 3 * saved == 4 * 4 * text.heads * text.head_dim * pairs
 
 
 # ---------------------------------------------------------------------- refusals after admission

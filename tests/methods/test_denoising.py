@@ -105,6 +105,7 @@ def test_an_example_worked_out_for_masked_tokens() -> None:
         (D3ToM(), 0.75, (0.0,)),
         (D3ToM(), 0.0, (0.0,) * 8),
         (D3ToMT(), 0.75, (0.0, 0.75)),  # too few steps for a slope
+        (D3ToMT(), 0.75, (0.0, 0.5, 1.0)),
         (D3ToMT(), 0.0, (0.0,) * 8),
         # The released shares fall, and miss the mean.
         (D3ToMT(direction="released"), 0.8, (0.0, *(0.6 + 0.4 * (1 - t / 4) for t in (1, 2, 3)))),
