@@ -110,7 +110,7 @@ bench-feeding: $(STAMP)  ## how much of reading and preprocessing 12-megapixel p
 bench-guided: $(STAMP)  ## share of words accepted from a draft, by the tokens of a video that it sees
 	$(PY) -m lab.bench.guided_bench --write lab/measured $(ARGS)
 
-rehearsals: $(STAMP)  ## rehearse every model and preset on simulated cards, half an hour; rm lab/measured/rehearsals.csv first
+rehearsals: $(STAMP)  ## rehearse every model and preset on simulated cards, half an hour; rm conf/rehearsals.csv first
 	$(PY) -m lab.bench.rehearsals
 
 bench-gpu: $(STAMP)  ## the figures that need a GPU, in ten minutes; ARGS="--only engine" picks a part

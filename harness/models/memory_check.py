@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import torch
 from transformers import PreTrainedModel
@@ -12,7 +14,11 @@ from transformers.integrations.accelerate import _get_device_map
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.cost.memory import free_memory
 from espalier.harness.errors import UserError
+from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ModelSpec
+
+#: What `make rehearsals` measured, a line a run.
+REHEARSALS = CONF / "rehearsals.csv"
 
 #: Free bytes by number of the GPU, or `cpu`.
 FreeMemory = Mapping[int | str, int]
@@ -40,7 +46,8 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
     """Return the bytes that one GPU needs in addition to weights for the longest prompt (`spec.longest` tokens).
 
     The sum of: the KV cache of the GPU's layers; the activations of one layer or one tower block for all tokens, with
-    the scores of eager attention. An estimate from the sizes of the model; allocators take a few percent more.
+    the scores of eager attention. At least what a rehearsal of the model measured for a picture. An estimate from the
+    sizes of the model; allocators take a few percent more.
 
     Args:
         spec: the model, with the length of its longest prompt.
@@ -51,7 +58,19 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
     cache = text.entry_values * size * tokens
     layer = _layer_values(text, tokens, spec) * size
     block = _layer_values(tower, PATCHES * tokens, replace(spec, attention="sdpa")) * size
-    return int(cache * share) + max(layer, block)
+    return max(int(cache * share) + max(layer, block), rehearsed_bytes().get(spec.name, 0))
+
+
+@cache
+def rehearsed_bytes() -> Mapping[str, int]:
+    """Return the bytes beside weights of an unpruned prompt, of the models that were rehearsed on one card."""
+    with REHEARSALS.open(encoding="utf-8") as file:
+        lines = [line for line in csv.DictReader(file) if line["method"] == "none"]
+    return {
+        line["model"]: int((float(line["peak"]) - float(line["weights"])) * 2**30)
+        for line in lines
+        if line["cards"] == "1"
+    }
 
 
 def _layer_values(stack: StackFacts, tokens: int, spec: ModelSpec) -> int:

@@ -1,6 +1,6 @@
 """Rehearse every published model and every preset on the fewest 80 GiB cards: `make rehearsals`.
 
-One line a run is added to lab/measured/rehearsals.csv; a run that has a line is not rehearsed again.
+One line a run is added to conf/rehearsals.csv; a run that has a line is not rehearsed again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Any
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.paths import CONF, ROOT
+from espalier.harness.models.memory_check import REHEARSALS
+from espalier.harness.paths import CONF
 from espalier.harness.specs.commands import command
 from espalier.harness.tools.rehearsal.real_sizes import RealSizes
 from espalier.harness.tools.rehearsal.rehearse import GIB, Rehearsal, read_cards, rehearse_run
 from espalier.methods.base import MethodError
 
-TABLE = ROOT / "lab/measured/rehearsals.csv"
-
 #: Numbers of cards that are tried, the fewest first.
-CARDS = (1, 2, 4, 8, 16)
+CARDS = (1, 2, 4, 8)
 
 HEAD = (
     *("model", "method", "compressor", "benchmark", "outcome", "cards", "visual", "kept"),
@@ -92,9 +91,9 @@ def _figures(rehearsal: Rehearsal) -> list[object]:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Add the lines that are missing; return 1 if a run crashes."""
-    lines = list(csv.reader(TABLE.open())) if TABLE.exists() else []
+    lines = list(csv.reader(REHEARSALS.open())) if REHEARSALS.exists() else []
     present = {tuple(line[: len(NAMES)]) for line in lines}
-    with TABLE.open("a", newline="") as file:
+    with REHEARSALS.open("a", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         if not lines:
             table.writerow(HEAD)
@@ -104,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"rehearsing {', '.join(names_of(cell))}", file=sys.stderr, flush=True)
             table.writerow([*names_of(cell), *rehearsed(cell)])
             file.flush()
-    return int("crash: " in TABLE.read_text())
+    return int("crash: " in REHEARSALS.read_text())
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import build_skeleton, weight_bytes
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.memory_check import check_memory, prompt_bytes
+from espalier.harness.models.memory_check import REHEARSALS, check_memory, prompt_bytes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import CONF
 from espalier.harness.specs.commands import command
 from espalier.harness.specs.run_spec import ModelSpec
-from lab.bench.rehearsals import TABLE
 from lab.pages.page_writer import print_or_write, table
 
 GIB = 2**30
@@ -82,7 +81,7 @@ def page() -> str:
 
 def rehearsals() -> str:
     """Return the table of rehearsed runs."""
-    with TABLE.open(encoding="utf-8") as file:
+    with REHEARSALS.open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     titles = {
         "cards": "cards",

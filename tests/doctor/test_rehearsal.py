@@ -95,7 +95,7 @@ def test_cards_are_named_by_size_or_kind() -> None:
     assert read_cards("2x24") == (2, gpu_kinds()["RTX 4090"])
     count, kind = read_cards("1x48")
     assert (count, kind.memory) == (1, 48 * GIB)
-    for text in ("80", "0x80", "4xB9", "x80", "4x", "ax80"):
+    for text in ("80", "0x80", "4xB9", "x80", "4x", "ax80", "9x80"):
         assert f"cards={text!r}" in refused(read_cards, text)
 
 

@@ -53,6 +53,9 @@ GIB = 2**30
 PICTURE, FRAME = (768, 1024), (384, 384)
 QUESTION = "what is in the picture ?"
 
+#: Numbers of cards: torch has places for eight that are not there.
+COUNTS = tuple(map(str, range(1, 9)))
+
 #: Tokens of the answer: one check of its end, and the steps between.
 NEW_TOKENS = 9
 
@@ -177,14 +180,14 @@ def read_cards(text: str) -> tuple[int, GpuKind]:
     """
     number, _, name = text.partition("x")
     kinds = gpu_kinds()
-    if number.isdecimal() and int(number) and name.isdecimal() and int(name):
-        memory = int(name) * GIB
-        matches = [kind for kind in kinds.values() if kind.memory == memory]
-        return int(number), replace((matches or [*kinds.values()])[0], memory=memory)
-    if number.isdecimal() and int(number) and name in kinds:
+    if number in COUNTS and name in kinds:
         return int(number), kinds[name]
+    if number in COUNTS and name.isdecimal() and int(name):
+        memory = int(name) * GIB
+        of_size = [kind for kind in kinds.values() if kind.memory == memory]
+        return int(number), replace((of_size or [*kinds.values()])[0], memory=memory)
     raise UserError(
-        f"cards={text!r}; valid: <number>x<GiB of each>, as 4x80, or <number>x<one of {', '.join(kinds)}>"
+        f"cards={text!r}; valid: <1 to 8>x<GiB of each>, as 4x80, or <1 to 8>x<one of {', '.join(kinds)}>"
     )
 
 
