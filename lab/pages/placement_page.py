@@ -64,6 +64,22 @@ frames are the most that fit; kernels, reads and uploads are of the prompt with 
 """
 
 
+UNTESTED = """
+## What only a card can tell
+
+`make bench-gpu` does all of it in less than ten minutes and writes a page that has passed or failed for each.
+
+| not tested without a card | one command |
+| --- | --- |
+| CUDA graphs: capture, replay, a second stream | `make doctor`, `pytest tests/decoding/test_gpu.py` |
+| order of the streams of draft and target; layers spread over cards; FlashAttention | `make doctor` |
+| which kernel of attention runs, and its numbers in bfloat16 | `make bench-gpu ARGS="--only checks"` |
+| allocated memory against the rehearsal | `make bench-gpu ARGS="--only checks"` |
+| times of prefill, selection and steps | `make bench-gpu ARGS="--only engine,select,decoding"` |
+| energy | `python run.py engine.energy=true model.device=cuda` |
+"""
+
+
 def page() -> str:
     """Return the page."""
     names = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
@@ -76,7 +92,7 @@ def page() -> str:
         lines = [_line(spec) for spec in specs if spec.architecture and spec.hub is not None]
     titles = [f"{number} x {size} GB" if number > 1 else f"{size} GB" for number, size in CARDS]
     head = ("`model=`", "weights (GiB)", "longest prompt (tokens)", "for it (GiB)", *titles)
-    return HEAD + table(head, lines) + REHEARSED + rehearsals()
+    return HEAD + table(head, lines) + REHEARSED + rehearsals() + UNTESTED
 
 
 def rehearsals() -> str:
