@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from espalier.methods.plans import PlanError
+from espalier.methods.conditions import PlanError, open_conditions
 from espalier.methods.views import MethodError, Site
 
 #: Characters of a foreign message that a line repeats at most.
@@ -39,15 +39,21 @@ class Blame:
         trace: TracebackType | None,
     ) -> None:
         """Raise a PlanError with the method, the place and the reason."""
-        name = f"method {type(self._method).__name__}{self._where}"
-        if isinstance(error, PlanError):
-            raise PlanError(f"{name}: {error}") from error.__cause__
+        name, conditions = f"method {type(self._method).__name__}{self._where}", open_conditions()
+        for condition in conditions.unread:
+            condition.owner = condition.owner or name
         # Only a person stops a run; code of methods may raise the other exceptions that are no errors.
-        if error is None or isinstance(error, KeyboardInterrupt | MethodError) or _memory(error):
+        if error is None or isinstance(error, KeyboardInterrupt) or _memory(error):
+            return
+        conditions.settle()  # what was wrong before comes first
+        if isinstance(error, PlanError) and not error.owner:
+            raise PlanError(str(error), name) from error.__cause__
+        if isinstance(error, MethodError):
             return
         line = " ".join(f"{type(error).__name__}: {_reason(error)}".split()).removesuffix(":")
         line = line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
-        raise PlanError(f"{name}: `{self._call}` failed{self._place(trace)}: {line}") from error
+        line = f"`{self._call}` failed{self._place(trace)}: {line}"
+        raise PlanError(line, name) from error
 
     def _place(self, trace: TracebackType | None) -> str:
         """Return the innermost line of the method's own file, else of any."""

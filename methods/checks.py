@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-import torch
 from torch import Tensor
 
-from espalier.methods.plans import PlanError
+from espalier.methods.conditions import Condition, PlanError, require_all
 from espalier.methods.views import MethodError, Site
 
 
@@ -47,8 +46,11 @@ def early_site(layer: int, depth: int) -> Site:
 
 
 def require_finite(values: Tensor, name: str) -> Tensor:
-    """Return `values`, or raise PlanError if any of them is NaN or infinite. Waits for the device once."""
-    if not bool(torch.isfinite(values).all()):
-        bad = int((~torch.isfinite(values)).sum())
-        raise PlanError(f"{name}: {bad} of {values.numel()} values are NaN or infinite")
+    """Return `values`, or raise PlanError if any of them is NaN or infinite; read as in `require_all`."""
+    total = values.numel()
+
+    def error(finite: int) -> PlanError:
+        return PlanError(f"{name}: {total - finite} of {total} values are NaN or infinite")
+
+    require_all([Condition(values.isfinite().sum(), error, total)])
     return values

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from espalier.methods.views import MethodError, View
-
-
-class PlanError(MethodError):
-    """A method broke the contract of `Plan`, or failed on the way to one."""
+from espalier.methods.conditions import Condition, PlanError, require_all
+from espalier.methods.views import View
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,9 @@ class Plan:
 
         An `order`, if there is one, must hold each place of `kept` once.
 
-        `keep=None` accepts any width of at least one (adaptive methods). Waits for the device once.
+        `keep=None` accepts any width of at least one (adaptive methods). Values as in `require_all`.
         """
-        _require_all(self._conditions(n_tokens, keep))
+        require_all([*self._conditions(n_tokens, keep)])
 
     def _conditions(self, n_tokens: int, keep: int | None) -> Iterator[Condition]:
         width = self.kept.shape[1]
@@ -91,7 +88,7 @@ class Plan:
             raise PlanError(f"plan keeps {width} tokens, the budget asks for {keep}")
         steps = torch.diff(self.kept, dim=1) > 0
         inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
-        yield (
+        yield _holds(
             steps.all() & inside.all(),
             lambda: (
                 f"kept indices must ascend strictly within [0, {n_tokens}), and {_fault(self.kept, n_tokens)}; valid: "
@@ -103,27 +100,31 @@ class Plan:
             if self.order.shape != self.kept.shape:
                 raise PlanError(line)
             places = torch.arange(width, device=self.kept.device)
-            yield (self.order.sort(dim=1).values == places).all(), lambda: line
+            yield _holds((self.order.sort(dim=1).values == places).all(), lambda: line)
+
+    def inside(self, n_tokens: int) -> Plan:
+        """Return the plan with all indices where they may be: a wrong one must not crash a device before it is read."""
+        last = self.kept.shape[1] - 1
+        merge = self.merge
+        if isinstance(merge, Assignment):
+            merge = replace(merge, slot=merge.slot.clamp(-1, last))
+        order = None if self.order is None else self.order.clamp(0, last)
+        return replace(self, kept=self.kept.clamp(0, n_tokens - 1), merge=merge, order=order)
 
 
-#: Whether values on a device are as they must be, and the line of an error if not.
-Condition = tuple[Tensor, Callable[[], str]]
+def _holds(flag: Tensor, line: Callable[[], str]) -> Condition:
+    return Condition(flag, lambda _: PlanError(line()))
 
 
-def _require_all(conditions: Iterable[Condition]) -> None:
-    """Raise PlanError with the line of the first condition that does not hold. Waits for the device once."""
-    flags, lines = zip(*conditions, strict=True)
-    for flag, line in zip(torch.stack(flags).tolist(), lines, strict=True):
-        if not flag:
-            raise PlanError(line())
+def checked_plan(plan: object, view: View, keep: int | None) -> Plan:
+    """Return a Plan for the tokens of a view, its values to be read as in `require_all`; `keep` as in `Plan.check`.
 
-
-def check_plan(plan: object, view: View, keep: int | None) -> None:
-    """Raise PlanError unless a `plan` is a Plan for the tokens of a view; `keep` as in `Plan.check`.
-
-    Waits for the device once.
+    Raises:
+        PlanError: it is none.
     """
-    _require_all(_conditions_of(plan, view, keep))
+    require_all([*_conditions_of(plan, view, keep)])
+    assert isinstance(plan, Plan)  # as checked
+    return plan.inside(view.tokens.shape[1])
 
 
 def _conditions_of(plan: object, view: View, keep: int | None) -> Iterator[Condition]:
@@ -146,13 +147,13 @@ def _conditions_of(plan: object, view: View, keep: int | None) -> Iterator[Condi
         _require_site("entering", "block", view)
     if plan.spare is not None:
         require_tensor("Plan.spare", plan.spare, (rows,), place)
-        yield (
+        yield _holds(
             ((plan.spare >= 0) & (plan.spare <= width)).all(),
             lambda: f"Plan.spare must lie in [0, {width}]: how many of the kept tokens",
         )
     if plan.scores is not None:
         require_tensor("Plan.scores", plan.scores, (rows, n_tokens), place, True)
-        yield (
+        yield _holds(
             ~plan.scores.isnan().any(),
             lambda: "Plan.scores holds NaN; valid: numbers, infinity among them, or None",
         )
@@ -160,7 +161,7 @@ def _conditions_of(plan: object, view: View, keep: int | None) -> Iterator[Condi
         require_tensor("Assignment.slot", plan.merge.slot, (rows, n_tokens), place)
         require_tensor("Assignment.weight", plan.merge.weight, (rows, n_tokens), place, True)
         yield _numbers("Assignment.weight", plan.merge.weight)
-        yield (
+        yield _holds(
             ((plan.merge.slot >= -1) & (plan.merge.slot < width)).all(),
             lambda: (
                 f"Assignment.slot must lie in [-1, {width}): a place in `kept`, or -1 for a token that is dropped"
@@ -208,7 +209,7 @@ def require_tensor(
 
 
 def _numbers(name: str, values: Tensor) -> Condition:
-    return values.isfinite().all(), lambda: f"{name} holds NaN or infinity; valid: numbers"
+    return _holds(values.isfinite().all(), lambda: f"{name} holds NaN or infinity; valid: numbers")
 
 
 def _require_site(field: str, where: str, view: View) -> None:

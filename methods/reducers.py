@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from espalier.methods.blame import Blame
 from espalier.methods.method import Method
-from espalier.methods.plans import Attended, Plan, PlanError, check_plan
+from espalier.methods.plans import Attended, Plan, PlanError, checked_plan
 from espalier.methods.views import Site, View
 
 Positions = Literal["original", "renumbered"]
@@ -131,6 +131,4 @@ class TokenReducer(Method):
         if keep < 1 or (keep > n_tokens and not self.adaptive):
             raise PlanError(f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to {n_tokens}")
         with Blame(self, "plan", view.site):
-            plan = self.plan(view, keep)
-            check_plan(plan, view, None if self.adaptive else keep)
-        return plan
+            return checked_plan(self.plan(view, keep), view, None if self.adaptive else keep)

@@ -107,6 +107,7 @@ def make_records(
     ended: Sequence[bool],
     attended: Sequence[float | None],
     cache_bytes: int,
+    spare: Tensor | None = None,
     shared: tuple[str, ...] = (),
     held: Sequence[Sequence[int]] | None = None,
     held_special: Sequence[Sequence[int]] | None = None,
@@ -123,13 +124,14 @@ def make_records(
         ended: of each row, as in `SampleRecord`.
         attended: of each row, as in `SampleRecord`.
         cache_bytes: of the whole cache after the prefill.
+        spare: `Prefill.spares`.
         shared: phases that a stored prompt had completed.
         held: visual entries that each layer's cache holds, for each row; None: those that entered it.
         held_special: newline and separator entries that each layer's cache holds, for each row; None: all.
         loop: as in `SampleRecord`.
     """
-    layout, beams = prefill.layout, prefill.beams
-    depth, spare = len(prefill.setup.adapter.decoder.layers), prefill.spares()
+    layout, beams, depth = prefill.layout, prefill.beams, len(prefill.setup.adapter.decoder.layers)
+    spares = [None] * layout.rows if spare is None else spare.tolist()
     pairs = attended_pairs(prefill, prefill.stage_of, depth)
     full_pairs = attended_pairs(prefill, lambda _: prefill.stages[0], depth)
     holds_prompt, extra = prefill.setup.adapter.holds_prompt, len(prefill.setup.extra_blocks)
@@ -166,7 +168,7 @@ def make_records(
             sliding=partial or None,
             pairs=None if pairs is None else tuple(layer[beam] for layer in pairs),
             full_pairs=None if full_pairs is None else tuple(layer[beam] for layer in full_pairs),
-            spare=spare[row],
+            spare=spares[row],
             times_ms=times_ms,
             shared=shared,
             loop=loop,
@@ -278,9 +280,11 @@ class Pass:
             self._open = opening.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Remove every hook, also after an error."""
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Remove every hook, also after an error; a condition that did not hold before it comes first."""
         self._open.close()
+        if kind is not None and issubclass(kind, Exception):
+            self._setup.conditions.settle()
 
     # ------------------------------------------------------------------ the prompt
 
@@ -419,10 +423,14 @@ class Pass:
         """Check the logits of the prompt.
 
         Raises:
+            MethodError: a condition of the method does not hold.
             NonFiniteLogits: they contain NaN or infinity.
         """
-        rows = self.prefill.layout.rows
-        self._finite.check(self.prefill.samples, [1] * rows, *to_host(self._finite.flags(rows)))
+        rows, flags = self.prefill.layout.rows, self._finite.flags(self.prefill.layout.rows)
+        conditions = self._setup.conditions
+        flags, numbers = to_host(flags, conditions.numbers(flags.device))
+        conditions.check(numbers)
+        self._finite.check(self.prefill.samples, [1] * rows, flags)
 
     def step_records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of a denoising step, or of the run of a prompt before all steps.
@@ -440,6 +448,7 @@ class Pass:
             ended=[False] * rows,
             attended=[None] * rows,
             cache_bytes=self._cache_bytes,
+            spare=self.prefill.spares(),
             shared=("vision",),
             held=None if has_cache else [[0] * rows] * len(self._decoder.layers),
         )
@@ -448,6 +457,7 @@ class Pass:
         """Stop the clock and return the answers, with ids on the host, and each row's record.
 
         Raises:
+            MethodError: a condition of the method does not hold.
             NonFiniteLogits: a token was chosen from logits that contain NaN or infinity.
             RuntimeError: sampling from invalid probabilities, although the model's logits are finite.
 
@@ -455,13 +465,17 @@ class Pass:
         """
         self.clock.stop("decode")
         rows, ends = self.prefill.layout.rows, self._setup.adapter.end_ids
-        ids, end, undrawn, non_finite, origin = to_host(
+        conditions, spare = self._setup.conditions, self.prefill.spares()
+        ids, end, undrawn, non_finite, origin, numbers, *spares = to_host(
             output.ids,
             output.ids.new_full((), output.ids.shape[1]) if output.end is None else output.end,
             output.ids.new_zeros(()) if output.undrawn is None else output.undrawn,
             self._finite.flags(rows),
             self.prefill.stage.origin,
+            conditions.numbers(output.ids.device),
+            *(() if spare is None else (spare,)),
         )
+        conditions.check(numbers)
         ids = ids[:, : int(end)]
         new_tokens = answer_lengths(ids, ends)
         checked = [int(end)] * rows if bool(undrawn) else new_tokens
@@ -477,6 +491,7 @@ class Pass:
             ended=rows_ended(ids, ends),
             attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
             cache_bytes=self._cache_bytes,
+            spare=spares[0] if spares else None,
             shared=() if self._prompt is None else ("vision",),
             held=self._held,
             held_special=None if self.eviction is None else self.eviction.held_special,

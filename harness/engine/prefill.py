@@ -148,7 +148,7 @@ class Prefill:
         setup, stage, site = self.setup, self.stage, self.setup.sites[number]
         keep = [counts[number] for counts in self.requested for _ in range(self.beams)]
         names = [name for name in self.samples for _ in range(self.beams)]
-        with self.clock.phase("select"):
+        with self.clock.phase("select"), setup.conditions.collecting():
             layout = self.layout.repeat(self.beams).on(stage.valid.device)
             generators = row_generators(setup.seed, names, number)
             # By row, not by batch: a row must not depend on its neighbours.
@@ -260,12 +260,12 @@ class Prefill:
             return self.stage.rotary or rotary
         return types.tables(self.stage, layer, hidden)
 
-    def spares(self) -> list[int | None]:
-        """Return for each row the tokens that only fill up, over all sites; None if the method never states it."""
+    def spares(self) -> Tensor | None:
+        """Return (B,) the tokens of each row that only fill up, over all sites; None if the method never states it."""
         if not self.spare:
-            return [None] * self.layout.rows
-        site_spares = torch.stack([site.cpu() for site in self.spare])
-        return list(site_spares.clamp(min=0).sum(0).tolist())
+            return None
+        site_spares = torch.stack([site.to(self.spare[0].device) for site in self.spare])
+        return site_spares.clamp(min=0).sum(0)
 
 
 #: Rows of a batch.
@@ -392,8 +392,8 @@ def shrink(
     alive = survivors(stage, decision)
     lengths = [t + n for t, n in zip(text, decision.counts, strict=True)]
     index, valid, padded = left_padded(alive, lengths)
-    offset = torch.tensor([index.shape[1] - n - 1 for n in lengths], device=alive.device)
-    new_slot = alive.long().cumsum(1) + offset.unsqueeze(1)
+    offset = (~valid).sum(1, keepdim=True) - 1
+    new_slot = alive.long().cumsum(1) + offset
     slots = take(new_slot, take(stage.slots, decision.kept, -1), -1).clamp(min=0)
     origin = take(stage.origin, decision.kept, -1)
     new_words = take(new_slot, stage.words.clamp(min=0), -1)

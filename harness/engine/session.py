@@ -193,10 +193,12 @@ class Session:
         self._open = True
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Restore the model."""
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Restore the model. Raises MethodError: a condition that nobody has read does not hold."""
         self._open = False
-        self._tap.__exit__(*error)
+        self._tap.__exit__(kind, *error)
+        if kind is None:
+            self.setup.conditions.settle()
 
     def layout(self, inputs: Mapping[str, Any]) -> Layout:
         """Return the layout of a batch, with this session's candidates for removal."""

@@ -7,7 +7,7 @@ part of the runs that evict, and of no others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.producer import Signals
 from espalier.methods.base import Site, TokenReducer
+from espalier.methods.conditions import Conditions
 
 
 class PassEviction(Protocol):
@@ -70,6 +71,7 @@ class SessionSetup:
         evicting: cache eviction after the prefill; None: no eviction.
         by_item: whether the method chooses in each picture and video by itself.
         collector: collects scores and attention of each prefill; None: nothing does.
+        conditions: on values of the method, not read yet: whoever reads the outcome of a pass reads them with it.
     """
 
     adapter: ModelParts
@@ -87,6 +89,7 @@ class SessionSetup:
     evicting: CacheEvictor | None = None
     by_item: bool = False
     collector: PrefillScores | None = None
+    conditions: Conditions = field(default_factory=Conditions)
 
 
 class PrefillScores:

@@ -19,7 +19,8 @@ from espalier.methods.base import (
     View,
 )
 from espalier.methods.blame import Blame
-from espalier.methods.plans import check_choice, check_plan
+from espalier.methods.conditions import read
+from espalier.methods.plans import check_choice, checked_plan
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class GuidanceReader(TokenReducer):
         with Blame(self.decoder, "choose", view.site):
             chosen = self.decoder.choose(view, keep)
             check_choice(chosen, view, keep, self.decoder.source == "cache")
-        (chosen,) = chosen
-        # One transfer: the draft is on another device, or in another process.
-        self.on_choice(Guidance(chosen.cpu(), n_tokens))
+            # One transfer: the draft is on another device, or in another process.
+            (chosen,) = read(chosen)[0]
+        self.on_choice(Guidance(chosen, n_tokens))
         return Plan(torch.arange(n_tokens, device=view.tokens.device).expand(n_rows, n_tokens))
 
 
@@ -96,9 +97,7 @@ class GuidedReducer(TokenReducer):
 
     def answer(self, view: View, keep: int) -> Plan:
         """Return the checked plan; errors before the check are not attributed to a method."""
-        plan = self.plan(view, keep)
-        check_plan(plan, view, None)
-        return plan
+        return checked_plan(self.plan(view, keep), view, None)
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the chosen tokens of one prompt.

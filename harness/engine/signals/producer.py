@@ -13,7 +13,14 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.layer_inputs import visible_to_last
-from espalier.harness.engine.layout import Layout, Stage, Visibility, take, visibility_of
+from espalier.harness.engine.layout import (
+    Layout,
+    Stage,
+    Visibility,
+    fill_padding,
+    take,
+    visibility_of,
+)
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.priors import Prior
 from espalier.harness.engine.signals.table import DECLARED, PRODUCERS
@@ -87,9 +94,7 @@ class ViewRequest:
     @property
     def real(self) -> Tensor:
         """(b, M) which entries of `layout.visual` are real tokens of the view's rows."""
-        visual = self.layout.visual
-        counts = torch.tensor(self.layout.counts, device=visual.device)[self.rows]
-        return torch.arange(visual.shape[1], device=visual.device) < counts.unsqueeze(1)
+        return fill_padding(self.layout.visual, self.layout.counts, -1)[self.rows] >= 0
 
 
 class Producer:
