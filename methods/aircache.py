@@ -79,12 +79,15 @@ class AirCache(CacheCompressor):
         return self.per_head
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (1, N), or (H_kv, N) by head. Cost: O(H E (N + E) D) for E words in the window."""
+        """Return (1, N), or (H_kv, N) by head. Cost: O(H T (N + T) D) for T words of which the window is chosen."""
         observers = self.observers(view)
-        # Sorted, each once: a window may be made of candidates.
-        shared = torch.cat([view.candidates, observers]).unique()
-        votes = paid(view.queries, view.keys[:, shared], view.scaling, observers, key_slots=shared)
-        mean_votes = votes[:, torch.searchsorted(shared, view.candidates)] / len(observers)
+        votes = self.voting(view, observers)
+        # A slot after the prompt is hidden: of words that do not vote, and of candidates, which come once.
+        read = votes & ~torch.isin(observers, view.candidates)
+        slots = torch.cat([view.candidates, torch.where(read, observers, view.queries.shape[1])])
+        keys = view.keys[:, torch.cat([view.candidates, observers])]
+        paid_to = paid(view.queries, keys, view.scaling, observers, key_slots=slots, counted=votes)
+        mean_votes = paid_to[:, : len(view.candidates)] / votes.sum()
         return by_kv_head(mean_votes, view.keys.shape[0] if self.per_head else 1)
 
     def merge(self, scores: Tensor, kept: Tensor) -> Tensor | None:
@@ -92,15 +95,19 @@ class AirCache(CacheCompressor):
         return into_nearest(scores, kept, self.merged)
 
     def observers(self, view: CacheView) -> Tensor:
-        """Return the slots of the window."""
+        """Return the slots of the window, or of the words that it is chosen of."""
         if self.window == "visual":
             return view.last_picture[-self.size :]
         words = self.instruction(view)
         if self.window == "continuous":
             return words[-self.size :]
-        if self.window == "all":
-            return words
-        return words[elite(self.attention_of_last_word(view), self.alpha)]
+        return words
+
+    def voting(self, view: CacheView, observers: Tensor) -> Tensor:
+        """Return (T,) booleans: which observers make up the window."""
+        if self.window == "elite":
+            return elite(self.attention_of_last_word(view), self.alpha)
+        return torch.ones_like(observers, dtype=torch.bool)
 
     def instruction(self, view: CacheView) -> Tensor:
         """Return (T,) the slots of the words that may vote."""
@@ -116,5 +123,5 @@ class AirCache(CacheCompressor):
 
 
 def elite(attention: Tensor, alpha: float) -> Tensor:
-    """Return the indices of the words with at least alpha times the largest attention (T,). Equation (5)."""
-    return (attention >= alpha * attention.max() - SLACK).nonzero().squeeze(1)
+    """Return (T,) booleans: the words with at least alpha times the largest attention (T,). Equation (5)."""
+    return attention >= alpha * attention.max() - SLACK

@@ -167,7 +167,7 @@ class CacheCompressor(Method):
         Args:
             keys: (H, L, D) of one sample, rotary positions applied.
             values: (H, L, D).
-            stays: (H, L) whether an entry stays.
+            stays: (H, S) ascending slots of the entries that stay.
             visual: (V,) ascending slots of visual tokens.
         """
         del keys, values, stays, visual

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from espalier.methods.checks import require
@@ -59,8 +58,7 @@ class Elastic(CacheCompressor):
 
     def score(self, view: CacheView) -> Tensor:
         """Return (1, N). Cost: O(H L^2 D) time in blocks of rows, without a stored map."""
-        every = torch.arange(view.queries.shape[1], device=view.queries.device)
-        scores = paid(view.queries, view.keys, view.scaling, every).mean(dim=0)[view.candidates]
+        scores = paid(view.queries, view.keys, view.scaling, None).mean(dim=0)[view.candidates]
         if self.argsort_as_rank:
             scores = scores.argsort(stable=True).to(scores.dtype)
         return scores.unsqueeze(0)

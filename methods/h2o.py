@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from espalier.methods.checks import require
@@ -58,6 +57,5 @@ class H2O(CacheCompressor):
 
     def score(self, view: CacheView) -> Tensor:
         """Return (H_kv, N), or (H, N) for repeated heads. Cost: O(H L^2 D) time in blocks of rows."""
-        every = torch.arange(view.queries.shape[1], device=view.queries.device)
-        scores = paid(view.queries, view.keys, view.scaling, every)[:, view.candidates]
+        scores = paid(view.queries, view.keys, view.scaling, None)[:, view.candidates]
         return scores if self.repeated else by_kv_head(scores, view.keys.shape[0])

@@ -35,6 +35,7 @@ from espalier.methods.checks import require, require_choices
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.h2o import H2O
 from espalier.methods.select.similarity import unit
+from espalier.methods.select.topk import indices_of
 
 Merging = Literal["pivot", "average", "weighted", "none"]
 Targets = Literal["prompt", "visual"]
@@ -77,22 +78,23 @@ class LookM(CacheCompressor):
         """Return keys and values (H, L, D) with evicted entries merged. Cost: O(H E S D) for E that go into S."""
         if self.merging == "none":
             return None
-        targets = stays
+        is_target = torch.ones(keys.shape[:2], dtype=torch.bool, device=keys.device)
+        leaves = is_target.scatter(1, stays, False)
+        leaving = indices_of(leaves, keys.shape[1] - stays.shape[1])
         if self.targets == "visual":
-            is_visual = torch.zeros_like(stays).index_fill(1, visual, True)
-            targets = stays & is_visual
-        heads = zip(keys, values, stays, targets, strict=True)
+            is_target = torch.zeros_like(leaves).index_fill_(1, visual, True)
+        heads = zip(keys, values, leaving, stays, is_target.gather(1, stays), strict=True)
         folded = [self._fold_head(*head) for head in heads]
         return torch.stack([key for key, _ in folded]), torch.stack([value for _, value in folded])
 
     def _fold_head(
-        self, keys: Tensor, values: Tensor, stays: Tensor, targets: Tensor
+        self, keys: Tensor, values: Tensor, leaving: Tensor, onto: Tensor, is_target: Tensor
     ) -> tuple[Tensor, Tensor]:
-        leaving, onto = (~stays).nonzero()[:, 0], targets.nonzero()[:, 0]
         if not len(leaving) or not len(onto):
             return keys, values
         units = unit(keys.unsqueeze(0))[0]
-        best = (units[leaving] @ units[onto].T).max(dim=1)
+        likeness = units[leaving] @ units[onto].T
+        best = likeness.masked_fill_(~is_target, -torch.inf).max(dim=1)
         place = onto[best.indices]
         share = best.values.unsqueeze(1)
         if self.merging != "weighted":
@@ -105,5 +107,6 @@ class LookM(CacheCompressor):
             total = wide.index_add(0, place, (wide[leaving] * share).to(wide.dtype))
             if self.merging == "pivot":
                 total = total + wide * (count - 1).to(wide.dtype) / 2
-            merged.append((total / count.to(wide.dtype)).to(entries.dtype))
+            total = torch.where(is_target.any(), total / count.to(wide.dtype), wide)
+            merged.append(total.to(entries.dtype))
         return merged[0], merged[1]

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
@@ -70,8 +71,9 @@ class SnapKV(CacheCompressor):
         votes = paid(view.queries, view.keys, view.scaling, window)
         if not self.repeated:
             votes = by_kv_head(votes, view.keys.shape[0])
+        pool, beyond = (avg_pool1d, 0.0) if self.pooling == "mean" else (max_pool1d, -torch.inf)
         # Only entries before the window are pooled, as in the released code.
-        before = votes[:, : int(window[0])].unsqueeze(1)
-        pool = avg_pool1d if self.pooling == "mean" else max_pool1d
+        inside = torch.arange(votes.shape[1], device=votes.device) >= window[:1]
+        before = votes.masked_fill(inside, beyond).unsqueeze(1)
         pooled = pool(before, self.kernel, stride=1, padding=self.kernel // 2).squeeze(1)
         return pooled[:, view.candidates]

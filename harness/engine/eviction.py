@@ -14,14 +14,21 @@ from transformers.cache_utils import DynamicLayer
 from espalier.harness.engine.attention_probe import process_rows
 from espalier.harness.engine.kv_cache import IndexedLayer, entries_of
 from espalier.harness.engine.layer_inputs import held_entries
-from espalier.harness.engine.layout import Layout, Stage, left_padded
+from espalier.harness.engine.layout import Layout, Stage
 from espalier.harness.engine.prefill import Prefill, merge_into
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
 from espalier.methods.chance import row_generators
 from espalier.methods.compressor import CacheCompressor, CacheView
+from espalier.methods.conditions import Condition, read, require_all
 from espalier.methods.plans import Plan, require_tensor
+from espalier.methods.select.topk import indices_of
+
+WRITTEN = (
+    "`score` writes into view.keys or view.queries, which the model goes on to use; valid: new tensors, such as "
+    "view.keys / norm or view.keys.clone()"
+)
 
 #: Ratios are decimal: a count this close to a half is rounded as a half.
 TIE = 1e-9
@@ -61,6 +68,23 @@ class CacheBudget:
         return ScoredEviction(self, prefill, depth)
 
 
+@dataclass(frozen=True, eq=False)
+class LayerChoice:
+    """What goes from one layer.
+
+    Attributes:
+        rows: the samples' slots.
+        stays: (H, S) of each sample, ascending slots from its first token on that stay.
+        targets: of each sample, what `merge` returned.
+        numbers: (B, 2) visual tokens that stay in all heads together, and special tokens.
+    """
+
+    rows: list[RowSlots]
+    stays: list[Tensor]
+    targets: list[Tensor | None]
+    numbers: Tensor
+
+
 @dataclass(frozen=True)
 class RowSlots:
     """Slots of a sample's tokens in a left-padded batch, counted from its first token.
@@ -98,8 +122,6 @@ class ScoredEviction:
         self._rows: dict[tuple[int, torch.device], list[RowSlots]] = {}
         self._layer_rows: dict[int, list[RowSlots]] = {}
         self._generators: list[torch.Generator] = []
-        #: (2,) for each layer and row, whether the method wrote into its view.
-        self._written: list[Tensor] = []
         #: Visual entries that each layer holds, for each row of the batch; empty before `shorten`.
         self.held_visual: list[tuple[int, ...]] = []
         self._held_special: list[tuple[int, ...]] = []
@@ -120,9 +142,7 @@ class ScoredEviction:
         stage, key_of_rows = stage.move(key.device), (id(stage), key.device)
         if key_of_rows not in self._rows:
             layout = self._prefill.layout.repeat(self._prefill.beams)
-            self._rows[key_of_rows] = [
-                self._row(stage, number, layout) for number in range(layout.rows)
-            ]
+            self._rows[key_of_rows] = self._slots_of_rows(stage, layout)
         rows = self._rows[key_of_rows]
         layer_scores: list[Tensor | None] = []
         for number, row in enumerate(rows):
@@ -138,7 +158,8 @@ class ScoredEviction:
                 between=row.between,
                 pictures=row.pictures,
             )
-            layer_scores.append(self._score(view) if len(row.candidates) else None)
+            with self._prefill.setup.conditions.collecting():
+                layer_scores.append(self._score(view) if len(row.candidates) else None)
             self._collect(view, number, stage, layer_scores[-1])
         self._scores[layer] = layer_scores
         self._layer_rows[layer] = rows
@@ -149,7 +170,8 @@ class ScoredEviction:
         with Blame(compressor, "score", Site("cache", view.layer)):
             scores = compressor.score(view)
             # A copy would cost more, and the layer's attention runs after this on the same tensors.
-            self._written.append((before != _sums(view)) & before.isfinite())
+            written = ((before != _sums(view)) & before.isfinite()).any()
+            require_all([Condition(written, lambda _: PlanError(WRITTEN), valid=0)])
             shape = (None, len(view.candidates))
             require_tensor("what `score` returns", scores, shape, view.keys.device, real=True)
             if scores.shape[0] not in (1, kv_heads, heads):
@@ -168,23 +190,31 @@ class ScoredEviction:
         origin = stage.origin[number, : len(view.visual)][is_candidate]
         collector.add(view.layer, [number], origin[None], scores.mean(0)[place][None])
 
-    def _row(self, stage: Stage, number: int, layout: Layout) -> RowSlots:
+    def _slots_of_rows(self, stage: Stage, layout: Layout) -> list[RowSlots]:
+        """Return the slots of each row. Waits for the device once, to count the words around the images."""
+        around = []
+        for words, slots, count in zip(stage.words, stage.slots, stage.counts, strict=True):
+            ends = (slots[0], slots[count - 1]) if count else (-1, -1)
+            around.append(torch.stack([((words >= 0) & (words < end)).sum() for end in ends]))
+        counts = read(torch.stack(around))[0].tolist()
+        return [self._row(stage, number, layout, *pair) for number, pair in enumerate(counts)]
+
+    def _row(
+        self, stage: Stage, number: int, layout: Layout, n_before: int, n_up_to: int
+    ) -> RowSlots:
+        """Return the slots of a row with so many words before its first visual token, and before its last."""
         count, width = stage.counts[number], stage.valid.shape[1]
         length = layout.text[number] + count
-        start = width - length
+        start, n_special = width - length, layout.special[number]
         visual = stage.slots[number, :count] - start
-        words = stage.words[number]
-        words = words[words >= 0] - start
+        words = stage.words[number, : layout.text[number] - n_special] - start
         special = visual[:0]
-        if layout.special[number] and self._evicting.compressor.scope == "prompt":
-            is_special = torch.ones(length, dtype=torch.bool, device=visual.device)
-            is_special[torch.cat([visual, words])] = False
-            special = is_special.nonzero().squeeze(1)
+        if n_special and self._evicting.compressor.scope == "prompt":
+            is_special = torch.ones(1, length, dtype=torch.bool, device=visual.device)
+            is_special.index_fill_(1, torch.cat([visual, words]), False)
+            special = indices_of(is_special, n_special)[0]
         pictures = layout.picture[number].to(visual.device)[stage.origin[number, :count]]
-        between = words[:0]
-        if count:
-            between = words[(words > visual[0]) & (words < visual[-1])]
-            words = words[words > visual[-1]]
+        between, words = words[n_before:n_up_to], words[n_up_to:]
         name = f"sample {self._prefill.samples[number // self._prefill.beams]}"
         if len(words) == 0:
             raise UserError(
@@ -216,19 +246,17 @@ class ScoredEviction:
             PlanError: the method wrote into a view.
             UserError: a cache of a class that cannot be shortened.
         """
-        flags = [flag.to(self._written[0].device) for flag in self._written]
-        if flags and bool(torch.cat(flags).any()):  # waits for the device, once
-            with Blame(self._evicting.compressor, "score"):
-                raise PlanError(
-                    "`score` writes into view.keys or view.queries, which the model goes on to use; valid: new "
-                    "tensors, such as view.keys / norm or view.keys.clone()"
-                )
-        budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
+        with self._prefill.setup.conditions.collecting():
+            budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
+            choices = {layer: self._choose(layer, budgets[layer]) for layer in budgets}
+            place = next(iter(choices.values())).numbers.device
+            numbers = read(torch.stack([c.numbers.to(place) for c in choices.values()]))[0].tolist()
         stages = []
         for layer in range(self._depth):
-            if layer in budgets:
-                stages.append(self._evict(layer, cache.layers[layer], budgets[layer]))
+            if layer in choices:
                 self._scores[layer] = []
+                choice, held = choices.pop(layer), numbers.pop(0)
+                stages.append(self._evict(layer, cache.layers[layer], choice, held))
             else:
                 # It does not hold the whole prompt, and stays as it is.
                 stage = self._prefill.stage_of(layer)
@@ -272,73 +300,82 @@ class ScoredEviction:
             )
         return counts
 
-    def _evict(self, layer: int, cache_layer: Any, budgets: Sequence[int]) -> Stage:
-        """Shorten one layer; `budgets` is the number of candidates that each row keeps."""
+    def _choose(self, layer: int, budgets: Sequence[int]) -> LayerChoice:
+        """Choose what stays in one layer, of which each row keeps so many candidates."""
         rows, scores = self._layer_rows[layer], self._scores[layer]
-        keys, values = cache_layer.keys, cache_layer.values
-        n_rows, kv_heads, width, _ = keys.shape
+        width, compressor = self._prefill.stage_of(layer).valid.shape[1], self._evicting.compressor
+        site = Site("cache", layer)
+        heads = max((len(row_scores) for row_scores in scores if row_scores is not None), default=1)
+        stays, targets, numbers = [], [], []
+        for row, row_scores, budget in zip(rows, scores, budgets, strict=True):
+            length, merge_targets = width - row.start, None
+            alive = torch.ones(heads, length, dtype=torch.bool, device=row.visual.device)
+            if row_scores is not None:
+                n_entries = row_scores.shape[1]
+                with Blame(compressor, "keep", site):
+                    kept = compressor.keep(row_scores, budget)
+                    shape = len(row_scores), budget
+                    require_tensor("what `keep` returns", kept, shape, row_scores.device)
+                    Plan(kept).check(n_entries, budget)
+                    kept = Plan(kept).inside(n_entries).kept
+                with Blame(compressor, "merge", site):
+                    merge_targets = compressor.merge(row_scores, kept)
+                    if merge_targets is not None:
+                        _check_targets(merge_targets, row_scores)
+                alive.index_fill_(1, row.candidates, False)
+                alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
+            stays.append(indices_of(alive, length - len(row.candidates) + budget))
+            targets.append(merge_targets)
+            held = [alive.index_select(1, slots).sum() for slots in (row.visual, row.special)]
+            numbers.append(torch.stack(held))
+        return LayerChoice(rows, stays, targets, torch.stack(numbers))
+
+    def _evict(
+        self, layer: int, cache_layer: Any, choice: LayerChoice, numbers: Sequence[Sequence[int]]
+    ) -> Stage:
+        """Shorten one layer; `numbers` are those of the choice, on the host."""
+        keys, values, compressor = cache_layer.keys, cache_layer.values, self._evicting.compressor
+        n_rows, kv_heads = keys.shape[:2]
         total = self._prefill.setup.adapter.facts.text.kv_heads
-        shards = total // kv_heads
-        heads = max(
-            (row_scores.shape[0] for row_scores in scores if row_scores is not None), default=1
-        )
+        shards, heads = total // kv_heads, len(choice.stays[0])
         if heads > total:
             keys, values = self._repeat_heads(cache_layer, heads // total)
             kv_heads = heads // shards
-        alive = torch.zeros(n_rows, heads, width, dtype=torch.bool, device=keys.device)
-        lengths, visuals, specials = [], [], []
-        for number, (row, row_scores_kept, budget) in enumerate(
-            zip(rows, scores, budgets, strict=True)
+        longest = max(stays.shape[1] for stays in choice.stays)
+        index = choice.stays[0].new_full((n_rows, heads, longest), -1)
+        for number, (row, stays, targets) in enumerate(
+            zip(choice.rows, choice.stays, choice.targets, strict=True)
         ):
-            row_alive = alive[number, :, row.start :]
-            row_alive[:] = True
-            lengths.append(row_alive.shape[1] - len(row.candidates) + budget)
-            if row_scores_kept is None:
-                visuals.append(len(row.visual))
-                specials.append(len(row.special))
+            index[number, :, longest - stays.shape[1] :] = stays + row.start
+            stores = keys[number, :, row.start :], values[number, :, row.start :]
+            if targets is not None:
+                local_targets = process_rows(targets, shards)
+                for store in stores:
+                    merge_into(store, row.candidates, local_targets, compressor.merge_shift)
+            if not len(row.candidates):
                 continue
-            with Blame(self._evicting.compressor, "keep", Site("cache", layer)):
-                kept = self._evicting.compressor.keep(row_scores_kept, budget)
-                shape = len(row_scores_kept), budget
-                require_tensor("what `keep` returns", kept, shape, row_scores_kept.device)
-                Plan(kept).check(row_scores_kept.shape[1], budget)
-            with Blame(self._evicting.compressor, "merge", Site("cache", layer)):
-                merge_targets = self._evicting.compressor.merge(row_scores_kept, kept)
-                if merge_targets is not None:
-                    _check_targets(merge_targets, row_scores_kept)
-            if merge_targets is not None:
-                shift = self._evicting.compressor.merge_shift
-                merge_targets = process_rows(merge_targets, shards)
-                for store in (keys, values):
-                    merge_into(store[number, :, row.start :], row.candidates, merge_targets, shift)
-            row_alive[:, row.candidates] = False
-            row_alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
-            with Blame(self._evicting.compressor, "fold", Site("cache", layer)):
-                stores = keys[number, :, row.start :], values[number, :, row.start :]
-                stays = process_rows(row_alive, shards).expand(kv_heads, -1)
-                folded = self._evicting.compressor.fold(*stores, stays, row.visual)
+            with Blame(compressor, "fold", Site("cache", layer)):
+                local_stays = process_rows(stays, shards).expand(kv_heads, -1)
+                folded = compressor.fold(*stores, local_stays, row.visual)
                 for store, new in zip(stores, folded, strict=True) if folded is not None else ():
                     require_tensor("what `fold` returns", new, store.shape, store.device, True)
                     store.copy_(new)
-            visuals.append(int(row_alive[:, row.visual].sum()) // heads)
-            specials.append(int(row_alive[:, row.special].sum()) // heads)
-        head_lengths = [length for length in lengths for _ in range(heads)]
-        index, valid, padded = left_padded(alive.flatten(0, 1), head_lengths)
-        local_index = torch.stack(
-            [process_rows(rows, shards) for rows in index.view(n_rows, heads, -1)]
+        visuals, specials = (
+            tuple(count // heads for count in counts) for counts in zip(*numbers, strict=True)
         )
-        slots = local_index.unsqueeze(-1)
+        slots = torch.stack([process_rows(rows, shards) for rows in index.clamp(min=0)])
+        slots = slots.unsqueeze(-1)
         shortened = [
             store.gather(2, slots.expand(n_rows, kv_heads, -1, store.shape[-1]))
             for store in (keys, values)
         ]
         del keys, values
         _replace(cache_layer, *shortened)
-        self.held_visual.append(tuple(visuals))
-        self._held_special.append(tuple(specials))
-        empty = index.new_zeros(n_rows, 0)
-        layer_valid = valid.view(n_rows, heads, -1)[:, 0]
-        return Stage(layer, layer_valid, padded, empty, tuple(visuals), empty, empty)
+        self.held_visual.append(visuals)
+        self._held_special.append(specials)
+        empty, valid = index.new_zeros(n_rows, 0), index[:, 0] >= 0
+        padded = any(stays.shape[1] != longest for stays in choice.stays)
+        return Stage(layer, valid, padded, empty, visuals, empty, empty)
 
     def _repeat_heads(self, cache_layer: Any, copies: int) -> tuple[Tensor, Tensor]:
         """Return keys and values with a copy for each query head.
@@ -361,13 +398,12 @@ def _sums(view: CacheView) -> Tensor:
 
 
 def _check_targets(targets: Any, scores: Tensor) -> None:
-    """Raise PlanError unless what `merge` returns is a candidate, or -1, for each of the scores (H, N)."""
+    """Require that what `merge` returns is a candidate, or -1, for each of the scores (H, N)."""
     require_tensor("what `merge` returns", targets, tuple(scores.shape), scores.device)
     n_entries = scores.shape[1]
-    if not bool(((targets >= -1) & (targets < n_entries)).all()):
-        raise PlanError(
-            f"what `merge` returns must lie in [-1, {n_entries}): a candidate, itself if it stays, -1 if it is dropped"
-        )
+    line = f"what `merge` returns must lie in [-1, {n_entries}): a candidate, itself if it stays, -1 if it is dropped"
+    inside = ((targets >= -1) & (targets < n_entries)).all()
+    require_all([Condition(inside, lambda _: PlanError(line))])
 
 
 def _replace(cache_layer: Any, keys: Tensor, values: Tensor) -> None:

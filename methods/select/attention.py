@@ -36,22 +36,22 @@ def rows(
     queries: Tensor,
     keys: Tensor,
     scaling: float,
-    places: Tensor,
+    places: Tensor | None,
     block: int = BLOCK,
     key_slots: Tensor | None = None,
     cells: int | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the attention of the queries at `places`, (H, <= block, S) at a time.
+    """Yield the attention of the queries at `places`, (H, <= block, S) at a time, without waiting for the device.
 
-    With several blocks, each ends at the last key that its queries may read: attention beyond it is zero.
+    Of all queries, each of several blocks ends at the last key that it may read: attention beyond it is zero.
 
     Args:
         queries: (H, L, D) of the prompt, rotary positions applied.
         keys: (H_kv, S, D).
         scaling: factor of the products.
-        places: (R,) ascending slots of the queries.
+        places: (R,) slots of the queries; None: every slot of the prompt, which are those of the keys too.
         block: query rows computed at once, at most.
-        key_slots: (S,) ascending slots of the keys; None: every slot of the prompt.
+        key_slots: (S,) slots of the keys; None: every slot of the prompt.
         cells: products computed at once, at most, but of one row at least; None: CELLS.
 
     Cost: O(H R S D) time, half of it for all rows; memory of the keys in fp32 and of `cells` products.
@@ -59,12 +59,11 @@ def rows(
     slots = torch.arange(keys.shape[1], device=keys.device) if key_slots is None else key_slots
     keys = keys.to(torch.promote_types(queries.dtype, torch.float32))
     height = max(min(block, (cells or CELLS) // (queries.shape[0] * len(slots))), 1)
-    for query_slots in places.split(height):
-        # A window is one block, without a device synchronisation.
-        start, end = 0, len(slots)
-        if len(places) > height:
-            ends = query_slots[[0, -1]]
-            start, end = torch.searchsorted(slots, ends, right=True).tolist()
+    queried = slots if places is None else places
+    for first in range(0, len(queried), height):
+        query_slots, start, end = queried[first : first + height], 0, len(slots)
+        if places is None and len(queried) > height:
+            start, end = first + 1, first + len(query_slots)
         scores = logits(queries[:, query_slots], keys[:, :end], scaling)
         # Keys before `start` are visible to all of these queries.
         hidden = ~causal(query_slots, slots[start:end])
@@ -77,25 +76,32 @@ def paid(
     queries: Tensor,
     keys: Tensor,
     scaling: float,
-    places: Tensor,
+    places: Tensor | None,
     block: int = BLOCK,
     key_slots: Tensor | None = None,
+    counted: Tensor | None = None,
 ) -> Tensor:
     """Return (H, S) the attention of the queries at `places` to each key, summed. Arguments and cost as `rows`.
 
-    For more queries than one block the keys are scaled, once; on a CPU each KV head is summed tile by tile.
+    `counted` (R,) leaves out the queries for which it is False. For more queries than one block the keys are scaled,
+    once; on a CPU each KV head is summed tile by tile.
     """
     exact = torch.promote_types(queries.dtype, torch.float32)
     keys, parts, cells = keys.to(exact), 1, CELLS
     total = torch.zeros(queries.shape[0], keys.shape[1], dtype=exact, device=keys.device)
-    if len(places) > block:
+    if (queries.shape[1] if places is None else len(places)) > block:
         keys, scaling = keys * scaling, 1.0
         if keys.device.type == "cpu":
             parts, cells = keys.shape[0], min(TILE, CELLS)
     heads = (states.chunk(parts) for states in (queries, keys, total))
     for head_queries, head_keys, head_total in zip(*heads, strict=True):
         blocks = rows(head_queries, head_keys, scaling, places, block, key_slots, cells)
+        first = 0
         for attention in blocks:
+            if counted is not None:
+                left_out = ~counted[first : first + attention.shape[1]].unsqueeze(1)
+                first += attention.shape[1]
+                attention = attention.masked_fill_(left_out, 0)
             head_total[:, : attention.shape[-1]] += attention.sum(dim=1)
     return total
 

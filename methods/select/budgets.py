@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from espalier.methods.conditions import read
+
 #: Halvings of the threshold's interval, PrefixKV.
 HALVINGS = 60
 
@@ -50,7 +52,7 @@ def pyramid(scores: Sequence[Tensor], keep: float, beta: float = BETA) -> Tensor
 def strength(scores: Sequence[Tensor], keep: float) -> Tensor:
     """Return shares by how much attention a layer pays to all candidates: AirCache, equation (9)."""
     del keep
-    return _mean_one(torch.stack([_shared(layer).sum() for layer in scores]))
+    return _mean_one(_strengths(scores))[0]
 
 
 def skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
@@ -59,12 +61,13 @@ def skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
     The sample skewness with the sample standard deviation; negative ones count as 0, and equal scores have none.
     """
     del keep
-    return _mean_one(torch.stack([skew(_shared(layer)) for layer in scores]).clamp(min=0))
+    return _mean_one(_skews(scores))[0]
 
 
 def strength_and_skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
     """Return the mean of both: AirCache, equation (11)."""
-    return (strength(scores, keep) + skewness(scores, keep)) / 2
+    del keep
+    return sum(_mean_one(_strengths(scores), _skews(scores))) / 2
 
 
 def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
@@ -85,12 +88,12 @@ def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:
 
 
 def lorenz_curves(scores: Sequence[Tensor]) -> list[Tensor]:
-    """Return for each layer (N,) the part of its attention in its best 1, 2, ... N entries together."""
+    """Return on the host for each layer (N,) the part of its attention in its best 1, 2, ... N entries together."""
     curves = []
     for layer in scores:
         ranked = _shared(layer).sort(descending=True).values
         curves.append(ranked.cumsum(0) / ranked.sum().clamp(min=torch.finfo(ranked.dtype).tiny))
-    return curves
+    return read(*curves)
 
 
 def reaching(curves: Sequence[Tensor], threshold: float) -> Tensor:
@@ -161,9 +164,8 @@ def skew(values: Tensor) -> Tensor:
     gaps = values - values.mean()
     spread = gaps.square().sum().div(n - 1).sqrt()
     # Equal values differ by rounding alone.
-    if float(spread) <= float(values.abs().max()) * n * torch.finfo(values.dtype).eps:
-        return values.new_zeros(())
-    return n / ((n - 1) * (n - 2)) * (gaps / spread).pow(3).sum()
+    equal = spread <= values.abs().max() * n * torch.finfo(values.dtype).eps
+    return torch.where(equal, 0, n / ((n - 1) * (n - 2)) * (gaps / spread).pow(3).sum())
 
 
 def _shared(layer: Tensor) -> Tensor:
@@ -171,8 +173,14 @@ def _shared(layer: Tensor) -> Tensor:
     return layer.double().mean(dim=0)
 
 
-def _mean_one(values: Tensor) -> Tensor:
-    """Return values scaled to mean one; ones if all are zero."""
-    values = values.double().cpu()
-    mean = values.mean()
-    return values / mean if float(mean) > 0 else torch.ones_like(values)
+def _strengths(scores: Sequence[Tensor]) -> Tensor:
+    return torch.stack([_shared(layer).sum() for layer in scores])
+
+
+def _skews(scores: Sequence[Tensor]) -> Tensor:
+    return torch.stack([skew(_shared(layer)) for layer in scores]).clamp(min=0)
+
+
+def _mean_one(*values: Tensor) -> list[Tensor]:
+    """Return values (layers,) on the host, each scaled to mean one; ones if all are zero."""
+    return [torch.where(part.mean() > 0, part / part.mean(), 1) for part in read(*values)]

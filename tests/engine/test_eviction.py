@@ -420,7 +420,8 @@ def test_what_goes_is_folded_into_the_entries_that_stay(load, monkeypatch, name)
                     for full, left in zip(layer.keys[0], dropped[0][row], strict=True)
                 ]
             )
-            expected = build_method("lookm", {}).fold(layer.keys[0], layer.values[0], stays, visual)
+            slots = torch.stack([head.nonzero()[:, 0] for head in stays])
+            expected = build_method("lookm", {}).fold(layer.keys[0], layer.values[0], slots, visual)
             count = int(stays[0].sum())
             assert len(visual) * 0.2 < length - count < len(visual)
             for entries, whole in zip(folded, expected, strict=True):

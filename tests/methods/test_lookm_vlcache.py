@@ -46,6 +46,11 @@ def slow_fold(store: Tensor, keys: Tensor, stays: Tensor, into: Tensor, merging:
     return result
 
 
+def slots_of(stays: Tensor) -> Tensor:
+    """The slots (H, S) of what stays (H, L)."""
+    return torch.stack([head.nonzero()[:, 0] for head in stays])
+
+
 @pytest.mark.parametrize("targets", ["prompt", "visual"])
 @pytest.mark.parametrize("merging", ["pivot", "average", "weighted"])
 def test_lookm_merges_each_entry_into_the_most_similar_key(merging: str, targets: str) -> None:
@@ -54,7 +59,7 @@ def test_lookm_merges_each_entry_into_the_most_similar_key(merging: str, targets
     stays = torch.ones(2, 20, dtype=torch.bool)
     stays[0, [3, 5, 6, 9, 12]] = False
     stays[1, [4, 5, 10, 13, 14]] = False
-    folded = LookM(merging=merging, targets=targets).fold(keys, values, stays, visual)
+    folded = LookM(merging=merging, targets=targets).fold(keys, values, slots_of(stays), visual)
     for head in range(2):
         into = stays[head].clone()
         if targets == "visual":
@@ -70,13 +75,15 @@ def test_a_lookm_merge_by_hand() -> None:
     keys = torch.tensor([[[4.0, 0.0], [2.0, 0.0], [0.0, 8.0], [0.0, 4.0]]])
     values = torch.tensor([[[1.0], [3.0], [5.0], [9.0]]])
     stays = torch.tensor([[True, False, False, True]])
-    pivot = LookM().fold(keys, values, stays, torch.tensor([1, 2, 3]))
+    pivot = LookM().fold(keys, values, slots_of(stays), torch.tensor([1, 2, 3]))
     assert pivot[0][0, [0, 3]].tolist() == [[3.5, 0.0], [0.0, 5.0]]
     assert pivot[1][0, [0, 3], 0].tolist() == [1.5, 8.0]
-    average = LookM(merging="average").fold(keys, values, stays, torch.tensor([1, 2, 3]))
+    average = LookM(merging="average").fold(keys, values, slots_of(stays), torch.tensor([1, 2, 3]))
     assert average[1][0, [0, 3], 0].tolist() == [2.0, 7.0]
-    assert LookM(merging="none").fold(keys, values, stays, torch.tensor([1, 2, 3])) is None
-    everything = LookM().fold(keys, values, torch.ones_like(stays), torch.tensor([1, 2, 3]))
+    assert (
+        LookM(merging="none").fold(keys, values, slots_of(stays), torch.tensor([1, 2, 3])) is None
+    )
+    everything = LookM().fold(keys, values, torch.arange(4)[None], torch.tensor([1, 2, 3]))
     assert torch.equal(everything[0], keys)
 
 
@@ -109,7 +116,7 @@ def test_the_released_lookm_gives_these_entries() -> None:
     stays = torch.ones(2, 621, dtype=torch.bool)
     stays[:, visual] = False
     stays.scatter_(1, kept + 5, True)
-    folded = method.fold(keys, values, stays, visual)
+    folded = method.fold(keys, values, slots_of(stays), visual)
     for head, (_, *sums, lengths) in enumerate(RELEASED):
         for store, expected, length in zip(folded, sums, lengths, strict=True):
             left = store[head][stays[head]].double()
