@@ -17,12 +17,15 @@ its setting in all examples.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
-from espalier.methods.select.cosines import cosines
+from espalier.methods.select.cosines import Held, cosines
+from espalier.methods.select.greedy import greedy_picks, rows_for_picks
 
 EPSILON = 1e-6
 
@@ -54,21 +57,33 @@ class IDPruner(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep by maximal marginal relevance.
 
-        Cost: O(N^2 D / 2) for the similarities, then `keep` steps of one row and six operations on N numbers.
+        Cost: O(N^2 D / 2) for the similarities, then `keep` steps of three operations on N numbers.
         """
         weight = require_finite(view.signals["cls_attention"].float(), "class attention")
         low, high = weight.amin(dim=1, keepdim=True), weight.amax(dim=1, keepdim=True)
         importance = (weight - low) / (high - low + EPSILON)
         similarity = cosines(view.tokens)
         require_finite(similarity.diagonal(), "tokens")
-        likeness = torch.full_like(importance, -1.0)
-        taken = torch.zeros_like(importance)
-        relevance, picks = importance, []
-        for _ in range(keep):
-            pick = relevance.argmax(dim=1, keepdim=True)  # the first of equal ones
-            picks.append(pick)
-            taken.scatter_(1, pick, -torch.inf)
-            torch.maximum(likeness, similarity.row(pick, relevance), out=likeness)
-            redundancy = (1 - self.mmr_lambda) * likeness
-            relevance = self.mmr_lambda * importance - redundancy + taken
-        return Plan(torch.cat(picks, dim=1).sort(dim=1).values, scores=weight)
+        share, merit = 1 - self.mmr_lambda, self.mmr_lambda * importance
+        first = importance.argmax(dim=1)  # the first of equal ones
+        if isinstance(similarity, Held):
+            tables = (
+                rows_for_picks(matrix, -share, partial(Tensor.mul_, other=share))
+                for matrix in similarity.matrix
+            )
+            rows = zip(tables, first, merit, strict=True)
+            picks = [greedy_picks(table, pick, keep, partial(_next, m)) for table, pick, m in rows]
+            return Plan(torch.stack(picks).sort(dim=1).values, scores=weight)
+        likeness, pick = torch.full_like(importance, -1.0), first.unsqueeze(1)
+        chosen = [pick]
+        for _ in range(keep - 1):
+            merit.scatter_(1, pick, -torch.inf)
+            torch.maximum(likeness, similarity.row(pick, merit - share * likeness), out=likeness)
+            pick = (merit - share * likeness).argmax(dim=1, keepdim=True)
+            chosen.append(pick)
+        return Plan(torch.cat(chosen, dim=1).sort(dim=1).values, scores=weight)
+
+
+def _next(merit: Tensor, redundancy: Tensor, pick: Tensor) -> None:
+    """Write the first of the tokens with the largest difference."""
+    torch.argmax(merit - redundancy, out=pick)

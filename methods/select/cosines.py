@@ -106,9 +106,9 @@ class Held(Cosines):
     def __init__(self, matrix: Tensor) -> None:
         """Take over a symmetric matrix (B, N, N)."""
         self.matrix = matrix
-        self._start = (
-            torch.arange(matrix.shape[0], device=matrix.device).unsqueeze(1) * matrix.shape[1]
-        )
+        rows = torch.arange(len(matrix), device=matrix.device).unsqueeze(1)
+        #: Of each batch row, the number of the rows before; None: it is the only one.
+        self._start = rows * matrix.shape[1] if len(matrix) > 1 else None
 
     def diagonal(self) -> Tensor:
         """Copy the diagonal."""
@@ -139,7 +139,8 @@ class Held(Cosines):
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Gather one row, without a device synchronisation."""
         del merit
-        return self.matrix.flatten(0, 1).index_select(0, (pick + self._start).squeeze(1))
+        places = pick if self._start is None else pick + self._start
+        return self.matrix.flatten(0, 1).index_select(0, places.squeeze(1))
 
 
 class Computed(Cosines):

@@ -36,24 +36,23 @@ def dpp_map(similarity: Cosines, quality: Tensor, n_keep: int) -> Chosen:
     """
     order = ranking(quality)
     n_rows, n_tokens = quality.shape
-    residual = require_finite(similarity.diagonal(), "similarities")
     weight = quality.square()
-    factor = quality.new_zeros(n_rows, n_keep, n_tokens)
-    factor_rows = factor.unbind(dim=1)
-    picks, gains = [], []
-    for step in range(n_keep):
+    # The residuals, then the rows of the factor: one step reads a column of both.
+    factor = quality.new_zeros(n_rows, 1 + n_keep, n_tokens)
+    factor[:, 0] = require_finite(similarity.diagonal(), "similarities")
+    residual, *factor_rows = factor.unbind(dim=1)
+    picks, gains = order.new_empty(n_rows, n_keep), quality.new_empty(n_rows, n_keep)
+    pairs = zip(gains.split(1, dim=1), picks.split(1, dim=1), strict=True)
+    for step, (best, pick) in enumerate(pairs):
         # Tokens in the span count as 0, including the picks themselves; max returns the first of equal maxima.
         gain = threshold(residual, SPANNED, 0).mul_(weight)
-        best, pick = gain.max(dim=1, keepdim=True)
-        picks.append(pick)
-        gains.append(best)
-        scale = residual.gather(1, pick).clamp_(min=SPANNED).rsqrt_()
-        new, filled = similarity.row(pick, gain).unsqueeze(1), factor[:, :step]
-        across = filled.gather(2, pick.unsqueeze(1).expand(-1, step, -1)).transpose(1, 2)
-        new.baddbmm_(across, filled, alpha=-1)
-        row = torch.mul(new.squeeze(1), scale, out=factor_rows[step])
-        residual.addcmul_(row, row, value=-1).scatter_(1, pick, 0)
+        torch.max(gain, dim=1, keepdim=True, out=(best, pick))
+        new, index = similarity.row(pick, gain).unsqueeze(1), pick.unsqueeze(1)
+        column = factor[:, : 1 + step].gather(2, index.expand(-1, 1 + step, -1)).transpose(1, 2)
+        new.baddbmm_(column[:, :, 1:], factor[:, 1 : 1 + step], alpha=-1)
+        # Without a candidate no number follows, and none is needed.
+        row = torch.mul(new.squeeze(1), column[:, :, 0].rsqrt_(), out=factor_rows[step])
+        residual.addcmul_(row, row, value=-1)
     # A gain of 0 means that no candidate remained: then no token is kept here.
-    counts = (torch.cat(gains, dim=1) > 0).long()
-    chosen = torch.zeros_like(order).scatter_reduce_(1, torch.cat(picks, dim=1), counts, "amax")
+    chosen = torch.zeros_like(order).scatter_reduce_(1, picks, (gains > 0).long(), "amax")
     return filled_up(chosen.bool(), order, n_keep)

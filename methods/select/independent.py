@@ -37,6 +37,8 @@ class Within:
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Return (B, M)."""
         del merit
+        if len(pick) == 1:
+            return self.table[0].index_select(0, pick[0])
         return self.rows(pick).squeeze(1)
 
 
@@ -72,9 +74,12 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
     merit = (
         (n_tokens - rank).float().masked_fill_(blocked, 0)
     )  # positive for the tokens in the pool
-    for _ in range(n_keep - n_pivots):
-        best, pick = merit.max(dim=1, keepdim=True)
-        kept.scatter_(1, pick, (best > 0) | kept.gather(1, pick))  # an empty pool adds nothing
+    picks = order.new_empty(len(order), n_keep - n_pivots)
+    best = merit.new_empty(picks.shape)
+    for out in zip(best.split(1, dim=1), picks.split(1, dim=1), strict=True):
+        _, pick = torch.max(merit, dim=1, keepdim=True, out=out)
         merit.masked_fill_(graph.row(pick, merit), 0)
         merit.scatter_(1, pick, 0)
-    return filled_up(kept, order, n_keep)
+    # An empty pool adds nothing.
+    found = torch.zeros_like(order).scatter_reduce_(1, picks, (best > 0).long(), "amax")
+    return filled_up(kept | found.bool(), order, n_keep)

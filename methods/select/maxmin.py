@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from espalier.methods.checks import require_finite
-from espalier.methods.select.cosines import Cosines
+from espalier.methods.conditions import read
+from espalier.methods.select.cosines import Cosines, Held, fits
+from espalier.methods.select.greedy import greedy_picks, rows_for_picks
 from espalier.methods.select.similarity import board_of
-from espalier.methods.select.topk import rows_of
+from espalier.methods.select.topk import filled_up, rows_of
 
 #: Cosine distances below this are rounding of fp32: such tokens count as duplicates, and the lower index goes first.
 DUPLICATE = 1e-6
@@ -28,9 +30,21 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     Raises:
         MethodError: a cosine is NaN or infinite.
 
-    Cost: `Cosines.nearest` for the first pick, then `n_keep` steps of one row and eight operations on N numbers.
+    Cost: `Cosines.nearest` for the first pick, then `n_keep` steps of one row and eight operations on N numbers; of a
+    matrix in memory a copy, two operations a step, and one read of the device.
     """
     isolation = _distance(require_finite(cosines.nearest(), "cosines"))
+    if isinstance(cosines, Held) and fits(4 * cosines.matrix.numel(), isolation.device):
+        chosen, repeated = zip(
+            *(
+                _leaders(matrix, first, n_keep)
+                for matrix, first in zip(cosines.matrix, isolation.argmax(dim=1), strict=True)
+            ),
+            strict=True,
+        )
+        if not bool(read(torch.stack(repeated).any())[0]):
+            lowest = torch.arange(isolation.shape[1], device=isolation.device)
+            return filled_up(torch.stack(chosen), lowest.expand_as(isolation), n_keep).kept
     pick = isolation.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
     gap = torch.full_like(isolation, torch.inf)
     taken = torch.zeros_like(isolation)
@@ -46,10 +60,28 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     return picks.sort(dim=1).values
 
 
+def _leaders(cosines: Tensor, first: Tensor, n_keep: int) -> tuple[Tensor, Tensor]:
+    """Return (N,) what is kept before duplicates alone are left, and () whether two picks share the first one.
+
+    A pick has the lowest of its duplicates kept in its place, which no later distance shows: the distances of both were
+    DUPLICATE. Once only duplicates of picks are left, the lowest indices follow.
+    """
+    # The negative of the distance.
+    likeness = rows_for_picks(cosines, -torch.inf, lambda rows: rows.sub_(1).clamp_(max=-DUPLICATE))
+    picks = greedy_picks(
+        likeness, first, n_keep, lambda largest, out: torch.argmin(largest, out=out)
+    )
+    alike = likeness[picks] >= -DUPLICATE
+    is_new = ~alike[:, picks].tril(-1).any(dim=1)
+    leader = alike.to(torch.uint8).argmax(dim=1)
+    counts = torch.zeros_like(alike[0], dtype=torch.long).index_add_(0, leader, is_new.long())
+    return counts > 0, (counts > 1).any()
+
+
 def filled_with_farthest(similarity: Cosines, chosen: Tensor, keep: int) -> Tensor:
     """Return (B, N) booleans with `keep` true: `chosen`, then one by one the token farthest from all chosen before."""
     missing = keep - chosen.sum(dim=1, keepdim=True)
-    n_chosen, n_steps = torch.stack([keep - missing.min(), missing.max()]).tolist()
+    n_chosen, n_steps = map(int, read(keep - missing.min(), missing.max()))
     if n_steps == 0:
         return chosen
     if n_chosen == 0:
@@ -57,13 +89,14 @@ def filled_with_farthest(similarity: Cosines, chosen: Tensor, keep: int) -> Tens
     indices = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_chosen]
     rows = similarity.rows(indices).masked_fill_(~chosen.gather(1, indices).unsqueeze(2), -2)
     likeness = rows.amax(dim=1).masked_fill_(chosen, torch.inf)
-    chosen = chosen.clone()
-    for step in range(n_steps):
-        pick = likeness.argmin(dim=1, keepdim=True)
-        chosen.scatter_(1, pick, chosen.gather(1, pick) | (step < missing))
+    picks = indices.new_empty(len(chosen), n_steps)
+    for pick in picks.split(1, dim=1):
+        torch.argmin(likeness, dim=1, keepdim=True, out=pick)
         torch.maximum(likeness, similarity.row(pick, -likeness), out=likeness)
         likeness.scatter_(1, pick, torch.inf)
-    return chosen
+    wanted = torch.arange(n_steps, device=picks.device) < missing
+    # A row that misses fewer may run out of tokens, and repeat picks.
+    return chosen.long().scatter_add(1, picks, wanted.long()) > 0
 
 
 def farthest_places(grid: Tensor, count: int) -> Tensor:

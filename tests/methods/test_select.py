@@ -376,7 +376,7 @@ def test_the_matrix_is_made_only_where_it_is_held(select):
     assert computed.largest <= BLOCK * 1000
     with memory_limit(2**40), Watch() as held:
         select(tokens, 20)
-    assert held.largest == 1000 * 1000
+    assert 1000 * 1000 <= held.largest <= 1001 * 1000
 
 
 @pytest.mark.parametrize("select", SELECTORS[:2])
