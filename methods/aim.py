@@ -30,6 +30,7 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require
+from espalier.methods.conditions import read
 from espalier.methods.select.bipartite import means, merge_pairs, shares
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion
@@ -89,13 +90,15 @@ class AIM(TokenReducer):
         target = torch.full_like(index, -1)
         weight = torch.ones_like(index, dtype=tokens.dtype)
         # Pictures of one size and quota merge side by side; few kinds of them are in a batch.
-        for picture_size, n_left in torch.stack([size, quota], 1).unique(dim=0).tolist():
+        kinds = torch.stack(read(size, quota), 1)
+        for kind in kinds.unique(dim=0):
+            picture_size, n_left = kind.tolist()
             if n_left:
-                alike = (size == picture_size) & (quota == n_left)
+                alike = (kinds == kind).all(dim=1)
                 part = (alike, slice(picture_size))
                 features = (
                     tokens.reshape(-1, picture_size, tokens.shape[2])  # spares a copy
-                    if bool(alike.all())
+                    if alike.all()
                     else tokens[row[alike], index[part]]
                 )
                 target[part], weight[part] = merged(features, n_left)

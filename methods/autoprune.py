@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.recycle import recycle, split
 from espalier.methods.select.topk import ranking, top
 from espalier.methods.select.words import words_after
@@ -85,8 +86,8 @@ class AutoPrune(TokenReducer):
         """Return the method with the slope by the attention of layer 1; None at other sites."""
         if view.site.layer != 2:
             return None
-        bits = require_finite(view.signals["text_information"], "mutual information").item()
-        return replace(self, slope=max(self.k0 - self.gamma * bits, 0.0))
+        (bits,) = read(require_finite(view.signals["text_information"], "mutual information"))
+        return replace(self, slope=max(self.k0 - self.gamma * float(bits), 0.0))
 
     def fractions(self, share: float, n_sites: int) -> tuple[float, ...]:
         """Return the shares for t = `share`, by the slope or, before it is measured, by k0."""

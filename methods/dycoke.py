@@ -31,6 +31,7 @@ import torch
 
 from espalier.methods.base import Attended, MethodError, Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_choices
+from espalier.methods.conditions import read
 from espalier.methods.select.frames import Frames, spread
 from espalier.methods.select.quotas import top_of_groups
 from espalier.methods.select.step_entries import entries_of_step
@@ -89,7 +90,7 @@ class DyCoke(TokenReducer):
         return (1 - (1 - share) * (len(BACK) - 1) / len(BACK),) * n_sites
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep the tokens that differ from an earlier frame. Cost: O(N (D + log N)), three device synchronisations.
+        """Keep the tokens that differ from an earlier frame. Cost: O(N (D + log N)), one read of the device.
 
         Raises:
             MethodError: no frame can be compared with an earlier one, or those that stay whole hold more than `keep`.
@@ -99,13 +100,14 @@ class DyCoke(TokenReducer):
         back = frames.in_windows(BACK, last_whole=official)
         thinned = torch.where(back > 0, frames.size, 0)
         budget = keep - (frames.size - thinned).sum(dim=1, keepdim=True)
-        if not bool((thinned.sum(dim=1) > 0).all()):
+        compared, room = read((thinned.sum(dim=1) > 0).all(), budget.min())
+        if not compared:
             raise MethodError(
                 f"dycoke needs frames to compare, and a sample of {n_tokens} visual tokens has none; valid: videos of "
                 f"{len(BACK) + 1 if official else 2} or more frames, or method.params.temporal=false"
             )
-        if bool((budget < 0).any()):
-            n_whole = keep - int(budget.min())
+        if room < 0:
+            n_whole = keep - int(room)
             raise MethodError(
                 f"dycoke cannot keep {keep} of {n_tokens} visual tokens: frames that stay whole hold {n_whole}; valid: "
                 f"{n_whole} to {n_tokens} (ratio 0 to {math.floor((1 - n_whole / n_tokens) * 1e4) / 1e4:g})"
@@ -115,6 +117,6 @@ class DyCoke(TokenReducer):
         return Plan(top_of_groups(scores, frames.index, quotas, keep), scores=scores)
 
     def attend(self, view: View, last: Attended | None) -> Attended:
-        """Choose the entries of this step. Cost: O(N log N), one device synchronisation."""
+        """Choose the entries of this step. Cost: O(N log N), without a read."""
         now = view.signals[ATTENTION.key].float()
         return entries_of_step(now, last, self.P, self.threshold, self.reading == "official")

@@ -24,6 +24,7 @@ import torch
 
 from espalier.methods.base import MethodError, Plan, Positions, Site, TokenReducer, View
 from espalier.methods.checks import require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.frames import Frames
 from espalier.methods.select.topk import top
 
@@ -56,7 +57,7 @@ class EVS(TokenReducer):
             MethodError: first frames hold more than `keep`.
         """
         frames, n_tokens = Frames.of(view.grid), view.tokens.shape[1]
-        n_whole = int(torch.where(frames.place == 0, frames.size, 0).sum(dim=1).max())
+        n_whole = int(read(torch.where(frames.place == 0, frames.size, 0).sum(dim=1).max())[0])
         if keep < n_whole:
             raise MethodError(
                 f"evs cannot keep {keep} of {n_tokens} visual tokens: first frames stay whole and hold {n_whole}; "

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.similarity import unit
 from espalier.methods.select.stills import plan_of
 from espalier.methods.select.topk import ranking, rows_of, top
@@ -79,7 +80,7 @@ class FrameFusion(TokenReducer):
         tokens = require_finite(view.tokens, "tokens")
         order = by_place(view.grid)
         alike = likeness(tokens, view.grid, order)
-        n_pairs = int((alike >= self.S).sum(dim=1).max())
+        n_pairs = int(read((alike >= self.S).sum(dim=1).max())[0])
         n_merged = min(n_pairs, alike.shape[1] - keep)
         joins = torch.zeros_like(alike, dtype=torch.bool)
         joins.scatter_(1, ranking(alike)[:, :n_merged], True)

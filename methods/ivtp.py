@@ -97,7 +97,7 @@ class IVTP(TokenReducer):
         return tuple(map(Need, names))
 
     def plan(self, view: View, keep: int) -> Plan:
-        """Keep the highest. Cost: O(N log N), in the decoder O(T (N + D)) more and two device synchronisations."""
+        """Keep the highest. Cost: O(N log N), in the decoder O(T (N + D)) more."""
         if view.site.where == "tower":
             return Plan(top(view.signals["rollout"].float(), keep))
         rows = view.signals["text_rollout"].float()

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.topk import top
 
 #: Error of a patch that has no neighbour: above all differences of pixels in [0, 1].
@@ -77,7 +78,7 @@ def prediction_errors(pixels: Tensor, places: Tensor, tau: float) -> Tensor:
         places: (B, N, 2) their row and column; no place occurs twice.
         tau: largest difference that counts as equal.
     """
-    n_rows, n_columns = (int(extent) + 1 for extent in places.flatten(0, 1).amax(0))
+    n_rows, n_columns = (read(places.flatten(0, 1).amax(0))[0] + 1).tolist()
     batch = torch.arange(len(pixels), device=pixels.device).unsqueeze(1)
     row, column = places.unbind(-1)
     number = torch.full((len(pixels), n_rows + 1, n_columns + 1), -1, device=pixels.device)

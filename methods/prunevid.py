@@ -36,6 +36,7 @@ from torch.nn.functional import normalize
 from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.checks import layer_site, require, require_finite
 from espalier.methods.clip_stages import ClipStages
+from espalier.methods.conditions import read
 from espalier.methods.select import stills
 from espalier.methods.select.frames import Frames
 from espalier.methods.select.quotas import apportion, top_of_groups
@@ -99,7 +100,7 @@ class PruneVid(ClipStages):
         """Return (T n) the token that each token of a clip (T, n, D) goes to, -1 for none, and its weight there."""
         n_centres = max(1, int(len(tokens) * self.gamma + 1e-9))
         labels = stills.clusters(tokens.mean(dim=1), n_centres, NEAR)
-        segments = segments_of(labels.tolist())
+        segments = segments_of(read(labels)[0].tolist())
         units = normalize(tokens, dim=2)
         alike = [stills.pair_mean(units[first : last + 1]) for first, last in segments]
         flat = tokens.flatten(0, 1)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.capped import CappedReducer
 from espalier.methods.checks import layer_site, require
+from espalier.methods.conditions import read
 from espalier.methods.select.topk import ranking
 
 
@@ -61,6 +62,6 @@ class TopP(CappedReducer):
         order = ranking(scores)
         if self.adaptive and keep < scores.shape[1]:
             mass = scores.gather(1, order).cumsum(dim=1)
-            enough = int((mass < self.p * mass[:, -1:]).sum(dim=1).max()) + 1
-            keep = min(keep, enough)
+            (before,) = read((mass < self.p * mass[:, -1:]).sum(dim=1).max())
+            keep = min(keep, int(before) + 1)
         return Plan(order[:, :keep].sort(dim=1).values)

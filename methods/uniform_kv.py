@@ -18,9 +18,8 @@ class UniformKV(CacheCompressor):
         """Return (1, N): the van der Corput order of the places; its first k are spread evenly. Cost: O(N log N)."""
         n = len(view.candidates)
         bits = max(1, (n - 1).bit_length())
-        places = torch.arange(1 << bits)
+        places = torch.arange(n, device=view.keys.device)
         reversed_bits = sum(((places >> bit) & 1) << (bits - 1 - bit) for bit in range(bits))
         assert isinstance(reversed_bits, Tensor)
-        order = reversed_bits[reversed_bits < n]
-        scores = torch.empty(n).scatter_(0, order, torch.arange(n, 0, -1, dtype=torch.float32))
-        return scores.unsqueeze(0).to(view.keys.device)
+        falling = torch.arange(n, 0, -1, dtype=torch.float32, device=places.device)
+        return torch.empty_like(falling).scatter_(0, reversed_bits.argsort(), falling).unsqueeze(0)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.cosines import Cosines, cosines
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
@@ -97,7 +98,7 @@ def _without_duplicates(
     token_indices = torch.arange(order.shape[1], device=order.device).expand_as(order)
     count = torch.where(target > 0, count, 0)
     while True:
-        excess, width = torch.stack([(count - target).max(), count.max()]).tolist()
+        excess, width = map(int, read((count - target).max(), count.max()))
         order = order[:, :width]
         exists = torch.arange(width, device=order.device) < count.unsqueeze(1)
         if excess <= 0:

@@ -267,8 +267,8 @@ def _answer_positions(setup: SessionSetup, layout: Layout, stage: Stage, hidden:
     """Return (B, G) positions after the prompt, or after its remaining tokens if gaps are closed."""
     counts = stage.counts if setup.renumber else layout.counts
     first_position = [text + count for text, count in zip(layout.text, counts, strict=True)]
-    offsets = torch.arange(hidden.shape[1], device=hidden.device)
-    return torch.tensor(first_position, device=hidden.device).unsqueeze(1) + offsets
+    count, device = hidden.shape[1], hidden.device
+    return torch.stack([torch.arange(n, n + count, device=device) for n in first_position])
 
 
 @contextmanager

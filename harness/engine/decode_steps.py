@@ -167,8 +167,7 @@ class DecodeSteps:
     def _closed_positions(self, stage: Stage) -> Tensor:
         """Return (B, t): the positions that follow the tokens of a stage."""
         dropped = [a - b for a, b in zip(self._stages[0].counts, stage.counts, strict=True)]
-        shift = torch.tensor(dropped, device=self._positions.device).unsqueeze(1)
-        return self._positions - shift
+        return self._positions - torch.cat([self._positions.new_full((1, 1), n) for n in dropped])
 
     def _mask(
         self, stage: Stage, hidden: Tensor, cache: Any, layer: int, hides_entries: bool
@@ -239,7 +238,8 @@ class DecodeStepMask:
         self._last_answers: list[Attended | None] = [None] * len(self._groups)
         self._slots: dict[int, Tensor] = {}
         self._attended: Tensor | None = None
-        self._counts: list[Tensor] = []
+        #: (B,) entries that each step attended to.
+        self.counts: list[Tensor] = []
 
     def hides(self, layer: int) -> bool:
         """Return whether a decoder layer has to leave out entries at this step."""
@@ -283,7 +283,7 @@ class DecodeStepMask:
             )
         attends_all = all(last is not None and last.entries is None for last in self._last_answers)
         self._attended = None if attends_all else attended
-        self._counts.append(counts)
+        self.counts.append(counts)
 
     def valid(self, stage: Stage) -> Tensor:
         """Return (B, M): the slots of a stage that this step attends to. Cost: O(B M), no synchronisation."""
@@ -296,16 +296,15 @@ class DecodeStepMask:
         slots = self._slots[id(stage)].to(device)
         return pad(stage.valid, (0, 1)).scatter(1, slots, attended)[:, :n_slots]
 
-    def means(self, new_tokens: list[int]) -> list[float | None]:
-        """Return the mean entries attended to over each row's steps; None for an answer of a single token.
 
-        Args:
-            new_tokens: tokens of each row; the first is the prefill's, and steps after the last do not count.
-        """
-        if not self._counts:
-            return [None] * len(new_tokens)
-        counts = torch.stack([step_counts.cpu() for step_counts in self._counts]).double()
-        return [
-            float(counts[: length - 1, row].mean()) if length > 1 else None
-            for row, length in enumerate(new_tokens)
-        ]
+def mean_entries(entries: Tensor, new_tokens: Sequence[int]) -> list[float | None]:
+    """Return the mean of (steps, B) entries over each row's steps; None for an answer of a single token.
+
+    Args:
+        entries: attended to at each step, on the host.
+        new_tokens: tokens of each row; the first is the prefill's, and steps after the last do not count.
+    """
+    return [
+        float(entries[: length - 1, row].double().mean()) if length > 1 else None
+        for row, length in enumerate(new_tokens)
+    ]

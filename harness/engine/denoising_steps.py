@@ -81,8 +81,8 @@ class EntryMerger:
     def stages(self) -> tuple[Stage, Stage]:
         """Return the stages up to the deciders' layer and after it; the second without slots."""
         prompt_stage, width = self._prompt_stage, max(self._lengths)
-        lengths = torch.tensor(self._lengths, device=prompt_stage.valid.device).unsqueeze(1)
-        valid = torch.arange(width, device=prompt_stage.valid.device) < lengths
+        places = torch.arange(width, device=prompt_stage.valid.device)
+        valid = torch.stack([places < length for length in self._lengths])
         empty = prompt_stage.slots[:, :0]
         padded = any(length != width for length in self._lengths)
         return prompt_stage, Stage(

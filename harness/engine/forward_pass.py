@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.attention_probe import Watcher
-from espalier.harness.engine.decode_steps import DecodeStepMask, DecodeSteps
+from espalier.harness.engine.decode_steps import DecodeStepMask, DecodeSteps, mean_entries
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
 from espalier.harness.engine.kv_cache import entries_of
@@ -465,15 +465,17 @@ class Pass:
         """
         self.clock.stop("decode")
         rows, ends = self.prefill.layout.rows, self._setup.adapter.end_ids
-        conditions, spare = self._setup.conditions, self.prefill.spares()
-        ids, end, undrawn, non_finite, origin, numbers, *spares = to_host(
+        conditions, step_mask, spare = self._setup.conditions, self.step_mask, self.prefill.spares()
+        nothing, steps = output.ids.new_zeros(0), [] if step_mask is None else step_mask.counts
+        ids, end, undrawn, non_finite, origin, numbers, spares, entries = to_host(
             output.ids,
             output.ids.new_full((), output.ids.shape[1]) if output.end is None else output.end,
             output.ids.new_zeros(()) if output.undrawn is None else output.undrawn,
             self._finite.flags(rows),
             self.prefill.stage.origin,
             conditions.numbers(output.ids.device),
-            *(() if spare is None else (spare,)),
+            nothing if spare is None else spare,
+            torch.stack(steps) if steps else nothing,
         )
         conditions.check(numbers)
         ids = ids[:, : int(end)]
@@ -489,9 +491,9 @@ class Pass:
             times_ms=sample_times(self.clock.totals_ms(), rows, output.steps),
             new_tokens=new_tokens,
             ended=rows_ended(ids, ends),
-            attended=[None] * rows if self.step_mask is None else self.step_mask.means(new_tokens),
+            attended=[None] * rows if step_mask is None else mean_entries(entries, new_tokens),
             cache_bytes=self._cache_bytes,
-            spare=spares[0] if spares else None,
+            spare=None if spare is None else spares,
             shared=() if self._prompt is None else ("vision",),
             held=self._held,
             held_special=None if self.eviction is None else self.eviction.held_special,
@@ -549,4 +551,5 @@ class ActivePass:
     def watch_step(self, query: Tensor, key: Tensor, scaling: float) -> None:
         """Pass queries and keys of the layer below a decode site; this counts as decoding, not as selection."""
         if self._pass is not None and self._pass.step_mask is not None:
-            self._pass.step_mask.choose(query, key, scaling)
+            with self._pass.prefill.setup.conditions.collecting():
+                self._pass.step_mask.choose(query, key, scaling)

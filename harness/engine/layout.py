@@ -289,9 +289,8 @@ def fill_padding(slots: Tensor, counts: Sequence[int], filler: int) -> Tensor:
     """Replace the right padding of (B, N) slots by `filler`."""
     if all(count == slots.shape[1] for count in counts):
         return slots
-    lengths = torch.tensor(counts, device=slots.device).unsqueeze(1)
-    real = torch.arange(slots.shape[1], device=slots.device) < lengths
-    return torch.where(real, slots, filler)
+    places = torch.arange(slots.shape[1], device=slots.device)
+    return torch.where(torch.stack([places < count for count in counts]), slots, filler)
 
 
 def left_padded(alive: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, bool]:

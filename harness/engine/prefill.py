@@ -521,10 +521,9 @@ def _table(layout: Layout, features: Tensor) -> Tensor:
 
 
 def _real_entries(counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return row and index of each entry that is not padding, row by row, without synchronising with the device."""
-    rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    places = torch.cat([torch.arange(count) for count in counts])
-    return rows.to(device), places.to(device)
+    """Return row and index of each entry that is not padding, row by row, made on the device."""
+    rows = [torch.full((count,), row, device=device) for row, count in enumerate(counts)]
+    return torch.cat(rows), torch.cat([torch.arange(count, device=device) for count in counts])
 
 
 def joined(plans: Sequence[Plan], items: Sequence[int]) -> Plan:

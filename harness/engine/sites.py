@@ -27,7 +27,7 @@ from torch import Tensor
 
 from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.engine.layer_inputs import closed_positions, prefill_mask, rotary_tables
-from espalier.harness.engine.layout import mix, take
+from espalier.harness.engine.layout import CAUSAL, mix, take, visibility_of
 from espalier.harness.engine.model_parts import ModelParts, replaced_forwards
 from espalier.harness.engine.prefill import Decision, LayerHalves, Prefill, Rows, write_merged
 from espalier.methods.base import MethodError
@@ -142,9 +142,12 @@ def gather_arguments(prefill: Prefill, decision: Decision, kwargs: Arguments) ->
         )
     if index is not None:
         hidden = take(hidden, index, -2)
-        types = prefill.setup.adapter.layer_types
-        # Never None: gaps in the positions without a mask would be read as packed sequences.
-        mask = stage.valid if types is None else types.stack_masks(stage, hidden)
+        types, config = prefill.setup.adapter.layer_types, prefill.setup.adapter.decoder.config
+        # Gaps in the positions of a causal stack without a mask would be read as packed sequences.
+        needed = stage.padded or visibility_of(config) is CAUSAL
+        mask = stage.valid if needed else None
+        if types is not None:
+            mask = types.stack_masks(stage, hidden)
         kwargs = {**kwargs, "attention_mask": mask}
     return {**kwargs, "inputs_embeds": hidden, "position_ids": position_ids}
 

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.cost.memory import fits_in_free_memory
 from espalier.harness.engine.attention_probe import LayerHeads, rollout
-from espalier.harness.engine.layout import groups, take
+from espalier.harness.engine.layout import groups, take, to_host
 from espalier.harness.engine.model_parts import (
     ModelParts,
     PatchPixels,
@@ -172,7 +172,8 @@ class TowerSites(Sites):
         return groups
 
     def _reduce(self, block: int, pictures: TowerImages) -> list[TowerImages]:
-        with self.prefill.clock.phase("select"):
+        setup = self.prefill.setup
+        with self.prefill.clock.phase("select"), setup.conditions.collecting():
             return self._planner.reduce(self._site_at[block], pictures)
 
     # ------------------------------------------------------------------ results
@@ -194,8 +195,8 @@ class TowerSites(Sites):
         layout = self.prefill.layout
         if self._idle:
             return [torch.arange(count) for count in layout.counts]
-        alive = torch.cat([call_alive.cpu() for call_alive in self._alive])
-        units = (row_units(layout, row).cpu() for row in range(layout.rows))
+        units = [row_units(layout, row) for row in range(layout.rows)]
+        alive, *units = to_host(torch.cat(self._alive), *units)
         return [alive[row_indices].nonzero()[:, 0] for row_indices in units]
 
     def _count(self, pictures: TowerImages, attended: bool) -> None:
@@ -343,7 +344,7 @@ class TowerPlanner:
         Slots are dropped before a site at the first one only, where the order is that of the raster.
         """
         device = pictures.origin.device
-        index = torch.tensor(members, device=device)
+        index = _index(members, device)
         picture_numbers = [pictures.members[member] for member in members]
         origin, sizes, order = (
             table[index] for table in (pictures.origin, pictures.sizes, pictures.order)
@@ -370,7 +371,7 @@ class TowerPlanner:
         images, indices = group
         slots = images.origin if self._policy.emulate else indices
         tokens = take(images.hidden[:, self._policy.extra :], slots, -2)
-        index = torch.tensor(members, device=indices.device)
+        index = _index(members, indices.device)
         group_signals = {
             name: take(value[index], indices, -1 if value.dim() == 2 else -2)
             for name, value in signals.items()
@@ -454,3 +455,11 @@ class TowerPlanner:
         else:
             start[:, 0] = alive / alive.sum(1, keepdim=True)
         return rollout(pictures.heads, start, lambda *_: alive[:, None, None])[:, 0, extra:]
+
+
+def _index(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Return numbers (n,) on a device: made there if they follow one another, as they do in most batches."""
+    first, last = numbers[0], numbers[-1]
+    if list(numbers) == list(range(first, last + 1)):
+        return torch.arange(first, last + 1, device=device)
+    return torch.tensor(numbers, device=device)

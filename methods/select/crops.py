@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from espalier.methods.conditions import Condition, require_all
 from espalier.methods.views import MethodError
+
+UNSTITCHED = (
+    "this method must know where the crops lie in the image, and this model does not stitch them to one plane; valid: "
+    "images of one view, models with stitched crops"
+)
 
 
 @dataclass(frozen=True)
@@ -107,14 +113,10 @@ class Regions:
         """Lay the crops over the global views. Cost: O(N).
 
         Raises:
-            MethodError: the model does not stitch crops, so their regions are unknown. One device synchronisation.
+            MethodError: the model does not stitch crops, so their regions are unknown; read as in `require_all`.
         """
         _, view, row, column = crops.grid.long().unbind(dim=2)
-        if bool((view > 1).any()):
-            raise MethodError(
-                "this method must know where the crops lie in the image, and this model does not stitch them to one "
-                "plane; valid: images of one view, models with stitched crops"
-            )
+        require_all([Condition((view <= 1).all(), lambda _: MethodError(UNSTITCHED))])
         overview, plane = (_rectangle(crops.grid, view == number) for number in (0, 1))
         covered = (view == 0) & (plane[1] > 0)
         start, height, width = plane

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from espalier.methods.conditions import read
 from espalier.methods.select.topk import rows_of
 
 #: First and last frame of each part of a video, in order.
@@ -113,7 +114,7 @@ def clips(grid: Tensor, keep: int) -> list[list[ClipSpan]]:
     frames = Frames.of(grid)
     quotas = spread(frames.size, frames.size.new_full((len(grid), 1), keep))
     rows = []
-    for places, sizes, shares in torch.stack([frames.place, frames.size, quotas], 1).tolist():
+    for places, sizes, shares in torch.stack(read(frames.place, frames.size, quotas), 1).tolist():
         openings = [n for n, place in enumerate(places) if place == 0 and sizes[n] > 0]
         row, start = [], 0
         for first, last in pairwise((*openings, len(sizes))):

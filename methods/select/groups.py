@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from espalier.methods.conditions import read
 from espalier.methods.select.topk import indices_of, rows_of
 
 
@@ -35,7 +36,7 @@ class Groups:
         key, order = number.long().sort(dim=1, stable=True)
         run = pad((key[:, 1:] != key[:, :-1]).long().cumsum(dim=1), (1, 0))
         size = torch.zeros_like(run).scatter_add(1, run, torch.ones_like(run))
-        n_groups, largest = torch.stack([run.max() + 1, size.max()]).tolist()
+        n_groups, largest = map(int, read(run.max() + 1, size.max()))
         start = (size.cumsum(dim=1) - size).gather(1, run)
         place = torch.arange(n_tokens, device=number.device) - start
         table = order.new_full((len(order), n_groups * largest), n_tokens)

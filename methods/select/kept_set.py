@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from espalier.methods.conditions import read
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.tiles import Tiles
 from espalier.methods.select.topk import rows_of
@@ -54,7 +55,7 @@ class KeptSet:
         goes_on = torch.ones_like(count, dtype=torch.bool)
         for start in range(0, order.shape[1], width):
             missing = keep - self.chosen.sum(dim=1, keepdim=True)
-            if not bool((goes_on & (missing > 0)).any()):
+            if not read((goes_on & (missing > 0)).any())[0]:
                 break
             group = order[:, start : start + width]
             place = torch.arange(start, start + group.shape[1], device=group.device)
@@ -67,7 +68,7 @@ class KeptSet:
             self.add(group, joins)
             if start == 0:
                 goes_on = joins.any(dim=1, keepdim=True)
-        return bool((self.chosen.sum(dim=1) < keep).any())
+        return bool(read((self.chosen.sum(dim=1) < keep).any())[0])
 
     @property
     def merit(self) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.checks import require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.topk import rows_of
 
@@ -81,7 +82,7 @@ class Nearest:
         likeness = self._at_hand(self._tables[0], members, tokens)
         for table in (*self._tables[1:], None):
             missing = exists & (likeness == NONE)
-            n_missing = int(missing.sum(dim=1).max())
+            n_missing = int(read(missing.sum(dim=1).max())[0])
             if n_missing == 0:
                 break
             columns = (~missing).to(torch.uint8).argsort(dim=1, stable=True)[:, :n_missing]

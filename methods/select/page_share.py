@@ -23,6 +23,7 @@ import math
 from torch import Tensor
 
 from espalier.methods.base import MethodError, View
+from espalier.methods.conditions import read
 from espalier.methods.select.similarity import cosine
 from espalier.methods.select.sobel import edge_share
 
@@ -53,7 +54,7 @@ def own_count(shares: Tensor, unit: float, n_tokens: int) -> int:
     Raises:
         MethodError: the counts of several rows differ, so that no one plan holds for them.
     """
-    owns: list[float] = shares.tolist()
+    owns: list[float] = read(shares)[0].tolist()
     counts = {min(max(1, math.floor(unit * share + 0.5)), n_tokens) for share in owns}
     if len(counts) > 1:
         raise MethodError(f"ratio=dynamic decides one row at a time, and {len(owns)} rows differ")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.checks import require_finite
+from espalier.methods.conditions import read
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion, best_of_groups
 from espalier.methods.select.similarity import unit
@@ -34,7 +35,8 @@ def scanned(
     valid = groups.valid.flatten(0, 1)
     row, column = (groups.rows(grid[:, :, axis]).long() for axis in (2, 3))
     down, right = ((place - place[:, :1]) // side for place in (row, column))
-    n_down, n_right = (int((place * valid).max()) + 1 for place in (down, right))
+    extents = read(*((place * valid).max() + 1 for place in (down, right)))
+    n_down, n_right = map(int, extents)
     # Padding has a window of its own, which gets nothing.
     window = torch.where(valid, down * n_right + right, n_down * n_right)
     sizes = torch.zeros_like(window[:, :1]).expand(-1, n_down * n_right + 1)

@@ -32,7 +32,7 @@ from espalier.methods.select.topk import ranking
 def entries_of_step(
     now: Tensor, last: Attended | None, share: float, threshold: float, official: bool
 ) -> Attended:
-    """Return the entries of a step. Cost: O(N log N), one device synchronisation.
+    """Return the entries of a step. Cost: O(N log N), without a read of the device.
 
     Args:
         now: (B, N) attention of the newest token.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from espalier.methods.conditions import Condition, require_all
 from espalier.methods.views import MethodError
+
+NONE = "this method reads the words after the image, and a prompt has none"
 
 
 def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
@@ -15,9 +18,8 @@ def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
         visual_positions: (B, N) place of each visual token.
 
     Raises:
-        MethodError: a row has no such word. Waits for the device once.
+        MethodError: a row has no such word; read as in `require_all`.
     """
     after = text_positions > visual_positions.amax(dim=1, keepdim=True)
-    if not bool(after.any(dim=1).all()):
-        raise MethodError("this method reads the words after the image, and a prompt has none")
+    require_all([Condition(after.any(dim=1).all(), lambda _: MethodError(NONE))])
     return after

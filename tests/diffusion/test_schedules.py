@@ -172,11 +172,15 @@ def test_places_with_chances_of_their_own_are_unmasked_at_their_times() -> None:
     assert drawn_counts(torch.tensor([0.95, 0.92, 0.05]), 10, 0.1) == (2, 1)
 
 
+#: No word is silent.
+NONE = torch.zeros(0, dtype=torch.long)
+
+
 def drawn(logits, silent=(), seed=3, **how):
     """Words and confidences of the places (1, M) of one row."""
     settings = read(max_new_tokens=16, **how)
     generators = [torch.Generator().manual_seed(seed)]
-    return candidates(logits, silent, settings, generators, [logits.shape[1]])
+    return candidates(logits, torch.tensor(silent).long(), settings, generators, [logits.shape[1]])
 
 
 def test_a_word_that_is_forbidden_is_never_said() -> None:
@@ -224,8 +228,8 @@ def test_a_row_draws_the_same_whatever_its_batch() -> None:
     logits = torch.randn(2, 5, 9, generator=torch.Generator().manual_seed(0))
     settings = read(max_new_tokens=16, temperature=1.0)
     seeds = [torch.Generator().manual_seed(seed) for seed in (1, 2)]
-    together, _ = candidates(logits, (), settings, seeds, [5, 3])
-    alone, _ = candidates(logits[1:, :3], (), settings, [torch.Generator().manual_seed(2)], [3])
+    together, _ = candidates(logits, NONE, settings, seeds, [5, 3])
+    alone, _ = candidates(logits[1:, :3], NONE, settings, [torch.Generator().manual_seed(2)], [3])
     assert torch.equal(together[1, :3], alone[0])
     # The next step goes on from here.
     next_alone = torch.Generator().manual_seed(2)
@@ -256,7 +260,9 @@ def test_places_are_drawn_in_proportion_to_the_softmax_of_their_confidence() -> 
     rows = 4_000
     generators = [torch.Generator().manual_seed(seed) for seed in range(rows)]
     settings = read(max_new_tokens=16, alg_temp=0.3)
-    words, confidence = candidates(logits.expand(rows, 3, 3), (), settings, generators, [3] * rows)
+    words, confidence = candidates(
+        logits.expand(rows, 3, 3), NONE, settings, generators, [3] * rows
+    )
     assert not words.any()
     weights = (logits.double().softmax(-1)[:, 0] / 0.3).softmax(-1)
     order = confidence.argsort(1, descending=True)

@@ -24,6 +24,7 @@ from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.cached_steps import CachedPrompt, StoredSequence
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.finite_logits import NonFiniteLogits
+from espalier.harness.engine.layout import to_host
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, answer_lengths
 from espalier.harness.errors import Refused, UserError
@@ -126,15 +127,15 @@ class DenoisingGenerator:
     ) -> tuple[AnswerProgress, list[DenoisedStep], list[Tensor]]:
         """Run steps until every row is complete; return the answers, the steps, and their logits if they are kept.
 
-        Each step reads from the device once.
+        Each step sends to the device once, and reads from it once.
         """
-        facts, session = self._facts, self._session
+        facts, session, conditions = self._facts, self._session, self._session.setup.conditions
+        silent = torch.tensor(facts.silent_ids, dtype=torch.long, device=ids.device)
         generators = row_generators(session.setup.seed, samples, 0, ids.device)
         if cached is not None and settings.says_first:
             # The likeliest words after the prompts, as the last tokens of these predict them.
             scores = session.logits_after(cached)
-            scores[..., list(facts.silent_ids)] = float("-inf")
-            ids[:, :1] = scores.argmax(-1)
+            ids[:, :1] = scores.index_fill_(-1, silent, float("-inf")).argmax(-1)
         encode = partial(self._adapter.processor.tokenizer.encode, add_special_tokens=False)
         stop_words = [*map(encode, settings.stop_words), *([end] for end in facts.end_ids)]
         state = AnswerProgress(ids, settings, facts, stop_words, generators)
@@ -170,13 +171,13 @@ class DenoisingGenerator:
                 kept_logits.append(logits)
                 logits = logits[rows_of(places), places]
             finite = logits.sum((1, 2), dtype=torch.float32).isfinite()
-            chosen = candidates(logits, facts.silent_ids, settings, generators, state.remaining)
+            chosen = candidates(logits, silent, settings, generators, state.remaining)
             progress = state.unmask(places, *chosen)
-            remaining, stops, reveals, are_finite = torch.cat(
-                [progress, finite[None].long()]
-            ).tolist()
-            for sample, is_finite in zip(samples, are_finite, strict=True):
-                if not is_finite:
+            counts, is_finite, unread = to_host(progress, finite, conditions.numbers(ids.device))
+            conditions.check(unread)
+            remaining, stops, reveals = counts.tolist()
+            for sample, holds in zip(samples, is_finite.tolist(), strict=True):
+                if not holds:
                     raise NonFiniteLogits(sample, step)
             now = time.perf_counter()
             scored, step_ms = list(state.remaining), 1000 * (now - before)
@@ -253,6 +254,8 @@ class AnswerProgress:
         #: Of each row, the places unmasked at each step left of its block, by the schedule.
         self._reveals = [self._reveals_of(row) for row in range(rows)]
         self._stop = torch.full((rows,), settings.length, device=device)
+        #: (2, B, 1) of `places`.
+        self._sent: Tensor
 
     @property
     def complete(self) -> bool:
@@ -266,7 +269,12 @@ class AnswerProgress:
         return min(block for block, remaining in open_rows if remaining)
 
     def places(self) -> Tensor:
-        """Return (B, M) places that may get a word, ascending; a row with fewer than M has others at the end."""
+        """Return (B, M) places that may get a word, ascending; a row with fewer than M has others at the end.
+
+        Sends what the step needs: the block of each row, and the words that it gets by the schedule.
+        """
+        reveals = [reveals[0] if reveals else 0 for reveals in self._reveals]
+        self._sent = torch.tensor([self._blocks, reveals]).to(self.ids.device).unsqueeze(2)
         return indices_of(self._open(), max(self.remaining))
 
     def unmask(self, places: Tensor, words: Tensor, confidence: Tensor) -> Tensor:
@@ -281,8 +289,7 @@ class AnswerProgress:
         ranked = confidence.masked_fill(~is_open, float("-inf"))
         rank = ranked.argsort(dim=1, descending=True, stable=True).argsort(1)
         if self._settings.threshold is None:
-            counts = [reveals[0] if reveals else 0 for reveals in self._reveals]
-            chosen = is_open & (rank < torch.tensor(counts).to(rank.device).unsqueeze(1))
+            chosen = is_open & (rank < self._sent[1])
         else:
             chosen = is_open & ((rank == 0) | (confidence >= self._settings.threshold))
         words = torch.where(chosen, words, self.ids.gather(1, places))
@@ -325,8 +332,7 @@ class AnswerProgress:
 
     def _open(self) -> Tensor:
         """Return (B, G) masked places of each row's block before its stop."""
-        blocks = torch.tensor(self._blocks).to(self.ids.device)
-        inside = self._numbers // self._settings.block == blocks.unsqueeze(1)
+        inside = self._numbers // self._settings.block == self._sent[0]
         before = self._numbers < self._stop.unsqueeze(1)
         return (self.ids == self._facts.mask_id) & inside & before
 
@@ -351,7 +357,7 @@ _EPSILON = 1e-10
 
 def candidates(
     logits: Tensor,
-    silent: Sequence[int],
+    silent: Tensor,
     settings: Denoising,
     generators: Sequence[torch.Generator],
     counts: Sequence[int],
@@ -366,7 +372,7 @@ def candidates(
 
     Args:
         logits: (B, M, V).
-        silent: ids that are never said.
+        silent: (n,) ids that are never said.
         settings: temperature, top_k, top_p, remasking and alg_temp.
         generators: of each row, on the device of the logits.
         counts: places of each row that need a word, its first ones: a row draws for these, whatever its batch.
@@ -374,8 +380,7 @@ def candidates(
     Cost: O(B M V), several passes over the scores in double precision.
     """
     # Padding may have given the head more rows than there are tokens; a copy, since callers may keep the logits.
-    scores = logits.to(torch.double, copy=True)
-    scores[..., list(silent)] = float("-inf")
+    scores = logits.to(torch.double, copy=True).index_fill_(-1, silent, float("-inf"))
     top, words = scores.max(-1)
     if settings.temperature > 0:
         relative = (scores - top.unsqueeze(-1)).div_(settings.temperature)
