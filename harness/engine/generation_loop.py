@@ -106,8 +106,8 @@ class _GeneratedAnswer:
         self._ids[:, : self._start] = prompt
         self._end = self._start
         self._unfinished = torch.ones(rows, dtype=torch.long, device=prompt.device)
-        #: () tokens until the last row ended, and whether a row had no probabilities to draw from.
-        self._needed = self._unfinished.new_zeros(())
+        #: (B,) tokens until a row ended, and () whether a row had no probabilities to draw from.
+        self._needed = torch.zeros_like(self._unfinished)
         self._has_nan = self._unfinished.new_zeros((), dtype=torch.bool)
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         self._logits: list[Tensor] | None = [] if config.output_logits else None
@@ -133,10 +133,10 @@ class _GeneratedAnswer:
         tokens = self._choose(scores)
         if self._pads:
             pad = self._config._pad_token_tensor.to(tokens.device)
-            tokens = tokens * self._unfinished + pad * (1 - self._unfinished)
+            tokens = torch.where(self._unfinished > 0, tokens, pad)
         self._ids[:, self._end] = tokens
         self._end += 1
-        self._needed += self._unfinished.amax()  # 1 until all have ended
+        self._needed += self._unfinished  # 1 until the row has ended
         self._unfinished &= ~self._criteria(self._ids[:, : self._end], None)
         if self._end >= self._config.max_length:
             return True
@@ -153,7 +153,8 @@ class _GeneratedAnswer:
         """Return the answers; the device is not waited for."""
         ids = self._ids[:, self._start : self._end]
         logits = None if self._logits is None else tuple(self._logits)
-        return LoopOutput(ids, logits, self.count - 1, "loop", self._needed, self._has_nan)
+        end = self._needed.amax()
+        return LoopOutput(ids, logits, self.count - 1, "loop", end, self._has_nan)
 
 
 #: Modes of the engine's loop. Beams and all other modes are left to the library.

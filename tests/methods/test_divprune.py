@@ -7,6 +7,8 @@ from torch import Tensor
 
 from espalier.methods.base import Site, View
 from espalier.methods.divprune import DivPrune
+from espalier.methods.select import maxmin
+from espalier.methods.select.cosines import cosines, memory_limit
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
@@ -51,3 +53,13 @@ def test_newlines_always_stay_and_are_no_candidates():
     chosen = [token for token in released if token < len(patches)]
     assert len(chosen) < total
     assert chosen != record.origin.tolist()
+
+
+def test_picks_that_share_a_duplicate_are_told_apart() -> None:
+    """Each of six tokens is a duplicate of its neighbours alone, so that two picks may have the same one."""
+    angles = torch.cat([1.1e-3 * torch.arange(6), 0.5 + 0.2 * torch.arange(14)])
+    tokens = torch.stack([angles.cos(), angles.sin()], 1).unsqueeze(0)
+    for keep in range(1, 21):
+        with memory_limit(0):  # pick by pick
+            expected = maxmin.farthest_first(cosines(tokens), keep)
+        assert torch.equal(maxmin.farthest_first(cosines(tokens), keep), expected)
