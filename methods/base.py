@@ -23,9 +23,10 @@ docs/methods.md lists what a method may read. A method's file imports from this 
 
 from __future__ import annotations
 
+from espalier.methods.conditions import PlanError
 from espalier.methods.decoders import Decoder, Source, Window
 from espalier.methods.method import Method
-from espalier.methods.plans import Assignment, Attended, Mixture, Plan, PlanError
+from espalier.methods.plans import Assignment, Attended, Mixture, Plan
 from espalier.methods.reducers import Positions, TokenReducer
 from espalier.methods.views import MethodError, Need, Site, View, Where
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from espalier.methods.blame import Blame
+from espalier.methods.conditions import PlanError
 from espalier.methods.method import Method
-from espalier.methods.plans import Attended, Plan, PlanError, checked_plan
+from espalier.methods.plans import Attended, Plan, checked_plan
 from espalier.methods.views import Site, View
 
 Positions = Literal["original", "renumbered"]

@@ -30,6 +30,8 @@ WRITTEN = (
     "view.keys / norm or view.keys.clone()"
 )
 
+TARGETS = "what `merge` returns must lie in [-1, {}): a candidate, itself if it stays, -1 if it is dropped"
+
 #: Ratios are decimal: a count this close to a half is rounded as a half.
 TIE = 1e-9
 
@@ -68,23 +70,6 @@ class CacheBudget:
         return ScoredEviction(self, prefill, depth)
 
 
-@dataclass(frozen=True, eq=False)
-class LayerChoice:
-    """What goes from one layer.
-
-    Attributes:
-        rows: the samples' slots.
-        stays: (H, S) of each sample, ascending slots from its first token on that stay.
-        targets: of each sample, what `merge` returned.
-        numbers: (B, 2) visual tokens that stay in all heads together, and special tokens.
-    """
-
-    rows: list[RowSlots]
-    stays: list[Tensor]
-    targets: list[Tensor | None]
-    numbers: Tensor
-
-
 @dataclass(frozen=True)
 class RowSlots:
     """Slots of a sample's tokens in a left-padded batch, counted from its first token.
@@ -102,6 +87,10 @@ class RowSlots:
     between: Tensor
     pictures: Tensor
     special: Tensor
+
+
+#: A sample's slots, the (H, S) ascending ones from its first token on that stay, and what `merge` returned.
+RowChoice = tuple[RowSlots, Tensor, Tensor | None]
 
 
 class ScoredEviction:
@@ -248,15 +237,16 @@ class ScoredEviction:
         """
         with self._prefill.setup.conditions.collecting():
             budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
-            choices = {layer: self._choose(layer, budgets[layer]) for layer in budgets}
-            place = next(iter(choices.values())).numbers.device
-            numbers = read(torch.stack([c.numbers.to(place) for c in choices.values()]))[0].tolist()
+            choices = {layer: self._choose(layer, counts) for layer, counts in budgets.items()}
+            held = dict(
+                zip(choices, read(*(numbers for _, numbers in choices.values())), strict=True)
+            )
         stages = []
         for layer in range(self._depth):
             if layer in choices:
                 self._scores[layer] = []
-                choice, held = choices.pop(layer), numbers.pop(0)
-                stages.append(self._evict(layer, cache.layers[layer], choice, held))
+                rows, numbers = choices.pop(layer)[0], held[layer].tolist()
+                stages.append(self._evict(layer, cache.layers[layer], rows, numbers))
             else:
                 # It does not hold the whole prompt, and stays as it is.
                 stage = self._prefill.stage_of(layer)
@@ -300,13 +290,16 @@ class ScoredEviction:
             )
         return counts
 
-    def _choose(self, layer: int, budgets: Sequence[int]) -> LayerChoice:
-        """Choose what stays in one layer, of which each row keeps so many candidates."""
+    def _choose(self, layer: int, budgets: Sequence[int]) -> tuple[list[RowChoice], Tensor]:
+        """Choose what stays in one layer, of which each row keeps so many candidates.
+
+        Also returns (B, 2): the visual tokens that stay in all heads together, and the special ones.
+        """
         rows, scores = self._layer_rows[layer], self._scores[layer]
         width, compressor = self._prefill.stage_of(layer).valid.shape[1], self._evicting.compressor
         site = Site("cache", layer)
         heads = max((len(row_scores) for row_scores in scores if row_scores is not None), default=1)
-        stays, targets, numbers = [], [], []
+        choices, numbers = [], []
         for row, row_scores, budget in zip(rows, scores, budgets, strict=True):
             length, merge_targets = width - row.start, None
             alive = torch.ones(heads, length, dtype=torch.bool, device=row.visual.device)
@@ -321,32 +314,39 @@ class ScoredEviction:
                 with Blame(compressor, "merge", site):
                     merge_targets = compressor.merge(row_scores, kept)
                     if merge_targets is not None:
-                        _check_targets(merge_targets, row_scores)
+                        place, size = row_scores.device, tuple(row_scores.shape)
+                        require_tensor("what `merge` returns", merge_targets, size, place)
+                        inside = ((merge_targets >= -1) & (merge_targets < n_entries)).all()
+                        line = TARGETS.format(n_entries)
+                        require_all([Condition(inside, lambda _, line=line: PlanError(line))])
                 alive.index_fill_(1, row.candidates, False)
                 alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
-            stays.append(indices_of(alive, length - len(row.candidates) + budget))
-            targets.append(merge_targets)
+            stays = indices_of(alive, length - len(row.candidates) + budget)
+            choices.append((row, stays, merge_targets))
             held = [alive.index_select(1, slots).sum() for slots in (row.visual, row.special)]
             numbers.append(torch.stack(held))
-        return LayerChoice(rows, stays, targets, torch.stack(numbers))
+        return choices, torch.stack(numbers)
 
     def _evict(
-        self, layer: int, cache_layer: Any, choice: LayerChoice, numbers: Sequence[Sequence[int]]
+        self,
+        layer: int,
+        cache_layer: Any,
+        choices: Sequence[RowChoice],
+        numbers: Sequence[Sequence[int]],
     ) -> Stage:
-        """Shorten one layer; `numbers` are those of the choice, on the host."""
+        """Shorten one layer by the choices of its rows and their numbers, as `_choose` returns them."""
         keys, values, compressor = cache_layer.keys, cache_layer.values, self._evicting.compressor
         n_rows, kv_heads = keys.shape[:2]
         total = self._prefill.setup.adapter.facts.text.kv_heads
-        shards, heads = total // kv_heads, len(choice.stays[0])
+        first = choices[0][1]
+        shards, heads = total // kv_heads, len(first)
         if heads > total:
             keys, values = self._repeat_heads(cache_layer, heads // total)
             kv_heads = heads // shards
-        longest = max(stays.shape[1] for stays in choice.stays)
-        index = choice.stays[0].new_full((n_rows, heads, longest), -1)
-        for number, (row, stays, targets) in enumerate(
-            zip(choice.rows, choice.stays, choice.targets, strict=True)
-        ):
-            index[number, :, longest - stays.shape[1] :] = stays + row.start
+        lengths = [stays.shape[1] for _, stays, _ in choices]
+        index = first.new_full((n_rows, heads, max(lengths)), -1)
+        for number, (row, stays, targets) in enumerate(choices):
+            index[number, :, max(lengths) - stays.shape[1] :] = stays + row.start
             stores = keys[number, :, row.start :], values[number, :, row.start :]
             if targets is not None:
                 local_targets = process_rows(targets, shards)
@@ -374,8 +374,7 @@ class ScoredEviction:
         self.held_visual.append(visuals)
         self._held_special.append(specials)
         empty, valid = index.new_zeros(n_rows, 0), index[:, 0] >= 0
-        padded = any(stays.shape[1] != longest for stays in choice.stays)
-        return Stage(layer, valid, padded, empty, visuals, empty, empty)
+        return Stage(layer, valid, len(set(lengths)) > 1, empty, visuals, empty, empty)
 
     def _repeat_heads(self, cache_layer: Any, copies: int) -> tuple[Tensor, Tensor]:
         """Return keys and values with a copy for each query head.
@@ -395,15 +394,6 @@ class ScoredEviction:
 def _sums(view: CacheView) -> Tensor:
     """Return (2,) sums of a view's queries and keys. Cost: one read of both."""
     return torch.stack([view.queries.sum(dtype=torch.float32), view.keys.sum(dtype=torch.float32)])
-
-
-def _check_targets(targets: Any, scores: Tensor) -> None:
-    """Require that what `merge` returns is a candidate, or -1, for each of the scores (H, N)."""
-    require_tensor("what `merge` returns", targets, tuple(scores.shape), scores.device)
-    n_entries = scores.shape[1]
-    line = f"what `merge` returns must lie in [-1, {n_entries}): a candidate, itself if it stays, -1 if it is dropped"
-    inside = ((targets >= -1) & (targets < n_entries)).all()
-    require_all([Condition(inside, lambda _: PlanError(line))])
 
 
 def _replace(cache_layer: Any, keys: Tensor, values: Tensor) -> None:

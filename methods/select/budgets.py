@@ -67,7 +67,8 @@ def skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
 def strength_and_skewness(scores: Sequence[Tensor], keep: float) -> Tensor:
     """Return the mean of both: AirCache, equation (11)."""
     del keep
-    return sum(_mean_one(_strengths(scores), _skews(scores))) / 2
+    strengths, skews = _mean_one(_strengths(scores), _skews(scores))
+    return (strengths + skews) / 2
 
 
 def lorenz(scores: Sequence[Tensor], keep: float) -> Tensor:

@@ -23,9 +23,9 @@ from tests.tiny import LLAVA, load_tiny, save_tiny
 
 WHOLE = Budget("kept", 0.0)
 
-#: Methods by the most waits of a prompt with its first token, on LLaVA with five decoder layers; they may only fall. Two
-#: waits are the library's, and one its check of masks where tokens go before the decoder. The method's own are counts
-#: that the next shape follows from: of groups, of an adaptive choice, of a layer's budget.
+#: Methods by the most waits of a prompt with its first token, on LLaVA with five decoder layers; they may only fall.
+#: Two waits are the library's, and one its check of masks where tokens go before the decoder. The method's own are
+#: counts that the next shape follows from: of groups, of an adaptive choice, of a layer's budget.
 WAITS = {
     6: (
         *(
@@ -84,7 +84,7 @@ def drains(monkeypatch: pytest.MonkeyPatch) -> list[Clock]:
     """The clock of each wait for a card's stream; intervals are those on a GPU."""
     waits: list[Clock] = []
     monkeypatch.setattr(generation_loop, "interval", lambda device: 8)
-    monkeypatch.setattr(Clock, "drain", waits.append)
+    monkeypatch.setattr(Clock, "drain", lambda clock: waits.append(clock))
     return waits
 
 
