@@ -83,8 +83,8 @@ class AirCache(CacheCompressor):
         observers = self.observers(view)
         votes = self.voting(view, observers)
         # A slot after the prompt is hidden: of words that do not vote, and of candidates, which come once.
-        read = votes & ~torch.isin(observers, view.candidates)
-        slots = torch.cat([view.candidates, torch.where(read, observers, view.queries.shape[1])])
+        is_read = votes & ~torch.isin(observers, view.candidates)
+        slots = torch.cat([view.candidates, torch.where(is_read, observers, view.queries.shape[1])])
         keys = view.keys[:, torch.cat([view.candidates, observers])]
         paid_to = paid(view.queries, keys, view.scaling, observers, key_slots=slots, counted=votes)
         mean_votes = paid_to[:, : len(view.candidates)] / votes.sum()

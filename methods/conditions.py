@@ -58,8 +58,8 @@ class Conditions:
 
     def check(self, numbers: Tensor) -> None:
         """Forget the conditions, and raise the error of the first that does not hold by `numbers` of the host."""
-        read, self.unread = self.unread, []
-        for condition, number in zip(read, numbers.tolist(), strict=True):
+        conditions, self.unread = self.unread, []
+        for condition, number in zip(conditions, numbers.tolist(), strict=True):
             if number != condition.valid:
                 error = condition.error(number)
                 plain = isinstance(error, PlanError) and condition.owner

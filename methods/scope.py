@@ -86,6 +86,6 @@ def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
         torch.argmax(merit, dim=1, keepdim=True, out=pick)  # the first of equal ones
         torch.maximum(covered, matrix.row(pick, merit), out=covered)
         unfit.scatter_(1, pick, -torch.inf)
-    wanted = torch.arange(picks.shape[1], device=quotas.device) < quotas.unsqueeze(1)
+    in_quota = torch.arange(picks.shape[1], device=quotas.device) < quotas.unsqueeze(1)
     # A full crop repeats picks.
-    return torch.zeros_like(saliency, dtype=torch.long).scatter_add(1, picks, wanted.long()) > 0
+    return torch.zeros_like(saliency, dtype=torch.long).scatter_add(1, picks, in_quota.long()) > 0

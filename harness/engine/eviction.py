@@ -237,15 +237,13 @@ class ScoredEviction:
         """
         with self._prefill.setup.conditions.collecting():
             budgets = dict(zip(self._scores, zip(*self._budgets(), strict=True), strict=True))
-            choices = {layer: self._choose(layer, counts) for layer, counts in budgets.items()}
-            held = dict(
-                zip(choices, read(*(numbers for _, numbers in choices.values())), strict=True)
-            )
+            choices = {layer: self._choose(layer, budget) for layer, budget in budgets.items()}
+            counts = read(*(numbers for _, numbers in choices.values()))
         stages = []
         for layer in range(self._depth):
             if layer in choices:
                 self._scores[layer] = []
-                rows, numbers = choices.pop(layer)[0], held[layer].tolist()
+                rows, numbers = choices.pop(layer)[0], counts.pop(0).tolist()
                 stages.append(self._evict(layer, cache.layers[layer], rows, numbers))
             else:
                 # It does not hold the whole prompt, and stays as it is.
@@ -323,8 +321,8 @@ class ScoredEviction:
                 alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
             stays = indices_of(alive, length - len(row.candidates) + budget)
             choices.append((row, stays, merge_targets))
-            held = [alive.index_select(1, slots).sum() for slots in (row.visual, row.special)]
-            numbers.append(torch.stack(held))
+            counts = [alive.index_select(1, slots).sum() for slots in (row.visual, row.special)]
+            numbers.append(torch.stack(counts))
         return choices, torch.stack(numbers)
 
     def _evict(

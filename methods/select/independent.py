@@ -81,5 +81,5 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
         merit.masked_fill_(graph.row(pick, merit), 0)
         merit.scatter_(1, pick, 0)
     # An empty pool adds nothing.
-    found = torch.zeros_like(order).scatter_reduce_(1, picks, (best > 0).long(), "amax")
-    return filled_up(kept | found.bool(), order, n_keep)
+    picked = torch.zeros_like(order).scatter_reduce_(1, picks, (best > 0).long(), "amax")
+    return filled_up(kept | picked.bool(), order, n_keep)

@@ -94,9 +94,9 @@ def filled_with_farthest(similarity: Cosines, chosen: Tensor, keep: int) -> Tens
         torch.argmin(likeness, dim=1, keepdim=True, out=pick)
         torch.maximum(likeness, similarity.row(pick, -likeness), out=likeness)
         likeness.scatter_(1, pick, torch.inf)
-    wanted = torch.arange(n_steps, device=picks.device) < missing
+    is_missing = torch.arange(n_steps, device=picks.device) < missing
     # A row that misses fewer may run out of tokens, and repeat picks.
-    return chosen.long().scatter_add(1, picks, wanted.long()) > 0
+    return chosen.long().scatter_add(1, picks, is_missing.long()) > 0
 
 
 def farthest_places(grid: Tensor, count: int) -> Tensor:
