@@ -56,10 +56,10 @@ class Conditions:
         numbers = [condition.number.to(device, torch.long) for condition in self.unread]
         return torch.stack(numbers) if numbers else torch.zeros(0, dtype=torch.long, device=device)
 
-    def check(self, numbers: Tensor) -> None:
+    def check(self, numbers: Sequence[int]) -> None:
         """Forget the conditions, and raise the error of the first that does not hold by `numbers` of the host."""
         conditions, self.unread = self.unread, []
-        for condition, number in zip(conditions, numbers.tolist(), strict=True):
+        for condition, number in zip(conditions, numbers, strict=True):
             if number != condition.valid:
                 error = condition.error(number)
                 plain = isinstance(error, PlanError) and condition.owner
@@ -68,7 +68,7 @@ class Conditions:
     def settle(self) -> None:
         """Read all of them, if there are any. Waits for the device once."""
         if self.unread:
-            self.check(self.numbers(self.unread[0].number.device).cpu())
+            self.check(self.numbers(self.unread[0].number.device).tolist())
 
 
 _OPEN: ContextVar[Conditions | None] = ContextVar("conditions", default=None)
@@ -101,7 +101,7 @@ def read(*tensors: Tensor) -> list[Tensor]:
     parts = [pending.numbers(device), *tensors]
     flat = torch.cat([part.to(device, torch.double).flatten() for part in parts]).cpu()
     numbers, *values = flat.split([part.numel() for part in parts])
-    pending.check(numbers.long())
+    pending.check(numbers.long().tolist())
     return [
         value.view(tensor.shape).to(tensor.dtype)
         for value, tensor in zip(values, tensors, strict=True)

@@ -429,7 +429,7 @@ class Pass:
         rows, flags = self.prefill.layout.rows, self._finite.flags(self.prefill.layout.rows)
         conditions = self._setup.conditions
         flags, numbers = to_host(flags, conditions.numbers(flags.device))
-        conditions.check(numbers)
+        conditions.check(numbers.tolist())
         self._finite.check(self.prefill.samples, [1] * rows, flags)
 
     def step_records(self) -> tuple[SampleRecord, ...]:
@@ -477,7 +477,7 @@ class Pass:
             nothing if spare is None else spare,
             torch.stack(steps) if steps else nothing,
         )
-        conditions.check(numbers)
+        conditions.check(numbers.tolist())
         ids = ids[:, : int(end)]
         new_tokens = answer_lengths(ids, ends)
         checked = [int(end)] * rows if bool(undrawn) else new_tokens

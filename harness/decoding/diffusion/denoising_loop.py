@@ -24,7 +24,6 @@ from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.cached_steps import CachedPrompt, StoredSequence
 from espalier.harness.engine.denoising_steps import AnswerState, DenoisingSession
 from espalier.harness.engine.finite_logits import NonFiniteLogits
-from espalier.harness.engine.layout import to_host
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, answer_lengths
 from espalier.harness.errors import Refused, UserError
@@ -173,10 +172,13 @@ class DenoisingGenerator:
             finite = logits.sum((1, 2), dtype=torch.float32).isfinite()
             chosen = candidates(logits, silent, settings, generators, state.remaining)
             progress = state.unmask(places, *chosen)
-            counts, is_finite, unread = to_host(progress, finite, conditions.numbers(ids.device))
-            conditions.check(unread)
-            remaining, stops, reveals = counts.tolist()
-            for sample, holds in zip(samples, is_finite.tolist(), strict=True):
+            numbers = [progress.flatten(), finite.long(), conditions.numbers(ids.device)]
+            counts, rows = torch.cat(numbers).tolist(), len(samples)
+            conditions.check(counts[4 * rows :])
+            remaining, stops, reveals, is_finite = (
+                counts[part * rows : (part + 1) * rows] for part in range(4)
+            )
+            for sample, holds in zip(samples, is_finite, strict=True):
                 if not holds:
                     raise NonFiniteLogits(sample, step)
             now = time.perf_counter()
