@@ -41,7 +41,6 @@ from espalier.harness.runs.streams import (
     speak_plainly,
     stoppable,
 )
-from espalier.harness.specs.commands import check_environment, short_of_memory
 from espalier.harness.specs.secrets import masked, typed
 
 # All other modules are imported where they are needed: a status line is printed before Hydra (0.2 s, seconds from a
@@ -121,7 +120,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     speak_plainly()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        check_environment()
         with stoppable(), StatusLine(quiet=not is_main_process()) as waiting:
             code = dispatch(arguments, waiting)
             flush()
@@ -130,13 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(masked(str(error), typed(arguments)), code=2)
     except (RankLost, StoreLost, OutputLost) as error:
         return print_error(error, code=1)
-    except (ImportError, MemoryError) as error:
+    except ImportError as error:
         if absent := missing_extra(error):
             return print_error(absent, code=2)
-        line = short_of_memory(error)
-        if line is None:
-            raise
-        return print_error(line, code=1)
+        raise
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         advice = "finished samples are kept, the same command goes on from them"
