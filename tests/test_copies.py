@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
-from espalier.harness.store.files.dataset_copies import Copies, check_place, revision
+from espalier.harness.store.files.dataset_copies import Copies, revision
 from espalier.harness.store.files.digests import Digests
 from tests.refused import refused
 
@@ -20,18 +20,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data.mkdir()
     (data / "test.jsonl").write_text("{}\n", encoding="utf-8")
     return data
-
-
-@pytest.mark.parametrize(
-    "place", ["/", "/proc", "/proc/self", "/sys", "/dev", "/dev/shm", "/dev/fd"]
-)
-def test_neither_a_disk_nor_the_kernel(place: str, tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(place)
-    for folder in (Path(place), link):
-        assert "whole disk or the kernel's" in refused(check_place, "benchmark.path", folder)
-        with pytest.raises(UserError):
-            Copies(folder).check()
 
 
 def test_a_folder_without_data_is_refused(tmp_path: Path) -> None:

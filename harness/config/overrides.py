@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
-from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -220,7 +220,6 @@ def check_overrides(overrides: Sequence[Override], catalogue: Catalogue, typed: 
     if len(lines) > 1:
         raise UserError(f"{' and '.join(map(str, lines))} both set the budget; valid: one of them")
     for override in overrides:
-        _check_range(override)
         if catalogue.is_group(override.key_or_group):
             _check_choice(override, catalogue, typed)
         _check_hydras(override)
@@ -252,19 +251,6 @@ def _check_choice(override: Override, catalogue: Catalogue, typed: bool) -> None
         if first != reference:
             raise UserError(
                 f"{override.input_line}: {first} and {reference} have one name in results; valid: another class name"
-            )
-
-
-def _check_range(override: Override) -> None:
-    """Raise if a range is endless."""
-    value = override.value()
-    if isinstance(value, RangeSweep):
-        step, span = float(value.step), float(value.stop or 0) - float(value.start or 0)
-        count = math.inf if step == 0 else span / step
-        if not count <= MOST_CELLS:  # NaN is none either
-            raise UserError(
-                f"{override.input_line} has more values than a sweep may have cells; valid: at most {MOST_CELLS}, by a "
-                "step other than 0"
             )
 
 
@@ -302,8 +288,9 @@ def expand(overrides: list[Override]) -> list[list[str]]:
                     f"{line} is not a list of values; valid: a,b,c or choice, range, glob"
                 )
             try:
-                texts = [*override.sweep_string_iterator()]
-            except HYDRAS as error:
+                # A range can be endless.
+                texts = [*itertools.islice(override.sweep_string_iterator(), MOST_CELLS + 1)]
+            except (*HYDRAS, ValueError) as error:
                 raise UserError(
                     f"{line} is no list of values: {one_line(error)}; valid: a,b,c or choice, range, glob"
                 ) from error

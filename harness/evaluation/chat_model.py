@@ -168,16 +168,11 @@ class ChatModel(lmms):
 
     def _groups(self, requests: Sequence[Instance]) -> list[RequestGroup]:
         """Group requests by generation settings, each group in the original order."""
-        groups: list[RequestGroup] = []
+        groups: dict[str, RequestGroup] = {}
         for request in requests:
             wanted = settings_of(self._spec, request.args[2])
-            for group, members in groups:
-                if group == wanted:
-                    members.append(request)
-                    break
-            else:
-                groups.append((wanted, [request]))
-        return groups
+            groups.setdefault(repr(wanted), (wanted, []))[1].append(request)
+        return list(groups.values())
 
     def _pending(
         self, groups: Sequence[RequestGroup], lacks: Callable[[Sequence[Instance]], bool]

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import TypeVar
 
-from espalier.harness.errors import tell_once
 from espalier.harness.specs.run_spec import RunSpec
 
 Item = TypeVar("Item")
@@ -67,7 +66,7 @@ def read_ahead(
 ) -> Iterator[Callable[[], Made | None]]:
     """Yield a function that waits for the next item, prepared in a thread, and returns it or raises its error.
 
-    Without `ahead` the function returns None, as it does, with a line on stderr, if no thread can be started.
+    Without `ahead` the function returns None.
 
     Args:
         items: items to prepare, in order.
@@ -108,15 +107,7 @@ def read_ahead(
 
     # A daemon, so that the command can end even if the thread hangs.
     thread = threading.Thread(target=work, name="feeder", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # the system's limit of threads
-        tell_once(
-            f"engine.prefetch: the thread that reads ahead has ended ({error}); "
-            "batches are read between answers"
-        )
-        yield lambda: None
-        return
+    thread.start()
     with kept_memory():
         try:
             yield take

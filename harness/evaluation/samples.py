@@ -284,16 +284,11 @@ def score_entries(
 
 def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the values of metrics, equal values once: many tasks give all their metrics the same table."""
-    groups: list[dict[str, Any]] = []
+    groups: dict[str, dict[str, Any]] = {}
     for metric, value in values.items():
         stored = json_value(value)
-        for group in groups:
-            if group["value"] == stored:
-                group["of"].append(metric)
-                break
-        else:
-            groups.append({"of": [metric], "value": stored})
-    return groups
+        groups.setdefault(repr(stored), {"of": [], "value": stored})["of"].append(metric)
+    return list(groups.values())
 
 
 @cache

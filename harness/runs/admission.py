@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from espalier.harness.config.composer import Cell
 from espalier.harness.config.lmms_task_files import index_of, library, library_folder
 from espalier.harness.config.overrides import override_of
 from espalier.harness.engine.priors import require_prior
-from espalier.harness.errors import Refused, UserError, foreign, tell_once, unknown_name
+from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
 from espalier.harness.evaluation.judging.judge_prompt import read_prompt
 from espalier.harness.evaluation.metered import check_meters, open_meters
 from espalier.harness.kinds.checkpoint_check import check_lengths, check_model
@@ -43,8 +43,8 @@ from espalier.harness.specs.generation import (
 from espalier.harness.specs.hub_cache import go_offline
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir, Store
-from espalier.harness.store.files.dataset_copies import Copies, check_place
-from espalier.harness.store.files.digests import Digests, read_json
+from espalier.harness.store.files.dataset_copies import Copies
+from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.files.folder_checks import below, check_files, check_folder
 from espalier.methods.base import Method, MethodError
 
@@ -58,9 +58,6 @@ _TABLE = re.compile(
 )
 #: A key in it that opens a table: a family's name. Deeper ones are filtered by their indent.
 _FAMILY = re.compile(r"^([ \t]+)[\"']?([\w.-]+)[\"']?[ \t]*:[ \t]*(?:#.*)?$", re.MULTILINE)
-
-#: Number of words that the note spells out.
-NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,11 @@ def _checked(spec: RunSpec, method: Method, digests: Digests) -> Job:
         check_backend(spec, method)
     refuse("tools of a benchmark", spec)
     _check_task(spec.benchmark, digests)
-    _note_words(spec)
+    if spec.model.closed_vocabulary and spec.benchmark.records is not None:
+        tell_once(
+            f"model={spec.model.name} knows the words of its own scenes alone: those of {spec.benchmark.name} may be "
+            "unknown to it (+benchmark.prompt.post_prompt='' leaves out the instruction)"
+        )
     _check_judge(spec)
     check_template(spec.model.template, spec.benchmark.include_path)
     priors = require_prior(spec.model, method, spec.method.name, digests, spec.store)
@@ -195,15 +196,10 @@ def check_drawn(jobs: Sequence[Job]) -> None:
 def _check_task(benchmark: BenchmarkSpec, digests: Digests) -> None:
     """Refuse task files, sources and data that are not there, and a task that no file declares."""
     path = benchmark.include_path
-    if path is not None:
-        # Not Path.is_dir and Path.exists, which raise for names that are too long.
-        if not os.path.isdir(path):
-            raise UserError(
-                f"benchmark.include_path={str(path)!r} is not a directory of task files"
-            )
-        check_place("benchmark.include_path", path)
+    # Not Path.is_dir and Path.exists, which raise for names that are too long.
+    if path is not None and not os.path.isdir(path):
+        raise UserError(f"benchmark.include_path={str(path)!r} is not a directory of task files")
     for source in benchmark.sources:
-        check_place("benchmark.sources", source)
         if not os.path.exists(source):
             raise UserError(f"benchmark.sources={str(source)!r} does not exist")
     if benchmark.records is not None:
@@ -217,38 +213,6 @@ def _check_task(benchmark: BenchmarkSpec, digests: Digests) -> None:
         # All names of lmms-eval would fill a page.
         valid = sorted(names) or ["the tasks of lmms-eval"]
         raise unknown_name("benchmark.task", benchmark.task, valid)
-
-
-def _note_words(spec: RunSpec) -> None:
-    """Print on stderr which words of own data a model reads as unknown: a tokenizer of whole words has no other ones.
-
-    Raises:
-        UserError: the tokenizer's file cannot be read.
-    """
-    table, path = spec.benchmark.own_data(), spec.model.path
-    file = None if path is None else path / "tokenizer.json"
-    if table is None or spec.benchmark.text is not None or file is None or not file.is_file():
-        return
-    with foreign(f"model.path: {str(file)!r} cannot be read", "a tokenizer.json"):
-        model = read_json(file)["model"]
-        vocabulary = set(model["vocab"]) if model["type"] == "WordLevel" else None
-    if vocabulary is None:
-        return
-    assert spec.benchmark.include_path is not None  # own data have tasks of this repository
-    (leaf,) = index_of(spec.benchmark.include_path).leaves(spec.benchmark.task)
-    tables: Mapping[str, Any] = leaf.settings.get("lmms_eval_specific_kwargs") or {}
-    prompt = {**tables.get("default", {}), **spec.benchmark.prompt}
-    texts = [*(text for record in table.records for text in (record.question, *record.choices))]
-    texts += [prompt.get("pre_prompt") or "", prompt.get("post_prompt") or ""]
-    words = dict.fromkeys(word for text in texts for word in text.split())
-    unknown = [word for word in words if word not in vocabulary]
-    if unknown:
-        count = len(unknown) - NAMED
-        tail = f" and {count} more" if count > 0 else ""
-        tell_once(
-            f"model={spec.model.name} knows {len(vocabulary)} words; of {spec.benchmark.name} it does not know "
-            f"{', '.join(unknown[:NAMED])}{tail} (+benchmark.prompt.post_prompt='' leaves out the instruction)"
-        )
 
 
 def _check_judge(spec: RunSpec) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import tempfile
 import time
@@ -187,9 +186,10 @@ class RunDir:
             needed = os.W_OK | os.X_OK if path == self.path else os.W_OK
             if path.exists() and not os.access(path, needed):
                 raise UserError(
-                    f"store={str(self.path.parent.parent)!r}: run {self.path.name} belongs to {_owner(path)}, and this "
-                    f"user may not write {path.relative_to(self.path.parent)}: it cannot be computed or resumed; "
-                    "valid: a store of your own, or one that a group writes (umask 002, docs/scale.md)"
+                    f"store={str(self.path.parent.parent)!r}: run {self.path.name} belongs to user "
+                    f"{path.stat().st_uid}, and this user may not write {path.relative_to(self.path.parent)}: "
+                    "it cannot be computed or resumed; valid: a store of your own, or one that a group writes "
+                    "(umask 002, docs/scale.md)"
                 )
 
     def claim(self, patience: float, terms: Terms = DEFAULT_TERMS) -> AbstractContextManager[bool]:
@@ -299,15 +299,6 @@ def access_error(folder: Path, error: OSError) -> Unreadable:
     return Unreadable(
         f"store: {folder / 'row.json'} cannot be read ({first_words(error)}); valid: {remedy}"
     )
-
-
-def _owner(path: Path) -> str:
-    """Return the user who owns a file."""
-    number = path.stat().st_uid
-    try:
-        return f"user {pwd.getpwuid(number).pw_name}"
-    except KeyError:
-        return f"user {number}"
 
 
 def _unwritable(root: Path, error: OSError) -> UserError:

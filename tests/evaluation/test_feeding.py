@@ -24,7 +24,6 @@ from tests import commands
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from espalier.harness.errors import tell_once
 from espalier.harness.evaluation import prefetch as feeding
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
 from espalier.harness.evaluation.prefetch import AHEAD, ReadingTimes, batches_ahead, read_ahead
@@ -84,24 +83,6 @@ def test_a_reader_that_hangs_does_not_keep_the_command(monkeypatch: pytest.Monke
         raise KeyboardInterrupt
     assert time.monotonic() - started < 300
     hang.set()
-
-
-def test_a_reader_that_is_gone_is_named_and_the_run_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        if thread.name == "feeder":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    start = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    tell_once.cache_clear()
-    spec = make_spec(write_task(tmp_path / "t", sums(5)), prefetch=2)
-    done = evaluate_session(spec, Calculator(), Journal(tmp_path / "journal.jsonl"))
-    assert [sample.answer for sample in done.samples] == [str(i + 7) for i in range(5)]
-    (line,) = [text for text in capsys.readouterr().err.splitlines() if "engine.prefetch" in text]
-    assert "ended (can't start new thread)" in line
 
 
 @dataclass

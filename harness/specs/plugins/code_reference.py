@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dis
 import json
 import linecache
@@ -20,7 +19,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 from uuid import uuid4
 
-from espalier.harness.errors import FOREIGN, UserError, brief, tell_once, text_of
+from espalier.harness.errors import UserError, brief, tell_once, text_of
 
 _PATTERN = re.compile(r"(.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
@@ -79,31 +78,12 @@ class CodeReference:
         return CodeReference(str((folder / self.file).resolve()), self.name)
 
     def check(self, key: str) -> None:
-        """Raise UserError if the file is missing, is no Python or has no such class. Cost: one parse; runs nothing."""
-        if self.file is None:
-            return
-        if not os.path.isfile(self.file):
+        """Raise UserError if there is no such file; nothing is read."""
+        if self.file is not None and not os.path.isfile(self.file):
             raise UserError(
                 f"{key}={str(self)!r}: {self.file} is not a file; valid: {REMEDY}; relative paths start at the working "
                 "directory"
             )
-        try:
-            tree = ast.parse(self.file.read_bytes(), str(self.file))
-        except FOREIGN as error:
-            raise self._failed(key, error) from error
-        nodes = list(ast.walk(tree))
-        names = {
-            *(node.name for node in nodes if isinstance(node, ast.ClassDef)),
-            *(node.asname or node.name for node in nodes if isinstance(node, ast.alias)),
-            *(
-                node.id
-                for node in nodes
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            ),
-        }
-        if self.name not in names and "*" not in names:
-            classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-            raise self._no_class(key, classes)
 
     def load(self, key: str) -> type:
         """Import the module, and return the class.
@@ -127,8 +107,9 @@ class CodeReference:
             raise self._failed(key, error) from error
         value = vars(module).get(self.name)
         if not isinstance(value, type):
-            classes = [name for name, item in vars(module).items() if isinstance(item, type)]
-            raise self._no_class(key, [name for name in classes if not name.startswith("_")])
+            classes = [item for item in vars(module).values() if isinstance(item, type)]
+            own = [item.__name__ for item in classes if item.__module__ == module.__name__]
+            raise self._no_class(key, [name for name in own if not name.startswith("_")])
         return value
 
     def _failed(self, key: str, error: BaseException) -> UserError:

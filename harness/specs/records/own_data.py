@@ -376,9 +376,6 @@ CATEGORY = "category"
 LETTERS = string.ascii_uppercase
 KNOWN = (*QUESTION, *ANSWERS, *CHOICES, *IDS, CATEGORY, HINT, "tolerance")
 
-#: More categories than this are ids or free text.
-MOST_CATEGORIES = 100
-
 
 def read_records(path: Path, settings: RecordSettings) -> RecordTable:
     """Return the records of a data file or folder; a file that has not changed is read once in a process.
@@ -544,10 +541,6 @@ def _check_categories(records: Sequence[Record], source: str) -> None:
                 f"{source}: the categories {former!r} and {category!r} give metrics of one name; valid: "
                 "categories that differ in letters or digits"
             )
-    if len(names) > MOST_CATEGORIES:
-        raise UserError(
-            f"{source} has {len(names)} categories; valid: at most {MOST_CATEGORIES}, or another name for the column"
-        )
 
 
 def _first(row: Mapping[str, Any], names: Sequence[str]) -> Any:

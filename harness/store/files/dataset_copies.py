@@ -29,12 +29,6 @@ DATA = frozenset(
     )
 )
 
-#: Folders in which the kernel shows its state as files.
-KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
-
-#: Maximum number of files in a data set, links included.
-MOST_FILES = 5_000_000
-
 #: Nanoseconds: a file changed more recently may change again within the same clock tick, so it is read again next time.
 SETTLED = 2_000_000_000
 
@@ -64,7 +58,6 @@ class Copies:
             raise UserError(
                 f"benchmark.path={str(self.folder)!r} is not a folder; valid: one that holds the data set's repository"
             )
-        check_place("benchmark.path", self.folder)
         folder = self.folder if self.main is None else self.find(self.main)
         if not any(path.suffix.lower() in DATA for _, path in _files(folder)):
             raise UserError(
@@ -173,22 +166,11 @@ def _cached_digests(memory: Path) -> dict[str, list[object]]:
         return {}
 
 
-def check_place(key: str, folder: Path) -> None:
-    """Raise UserError if a folder to be read entirely is a whole disk or the kernel's state."""
-    place = folder.resolve()
-    if place == place.parent or any(place.is_relative_to(root) for root in KERNEL):
-        shared = place.is_relative_to("/dev/shm") and place != Path("/dev/shm")
-        if not shared:
-            raise UserError(
-                f"{key}={str(folder)!r} is a whole disk or the kernel's; valid: the folder of the files themselves"
-            )
-
-
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield name and path of each plain file; circular links are followed once.
 
     Raises:
-        UserError: a folder cannot be listed, a data file is a pipe or the like, or there are too many files.
+        UserError: a folder cannot be listed, or a data file is a pipe or the like.
     """
 
     def stop(error: OSError) -> None:
@@ -196,7 +178,6 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
             f"benchmark.path: {error.filename!r} cannot be listed: {error.strerror}; valid: a folder that you may read"
         ) from error
 
-    count = 0
     above: dict[str, frozenset[tuple[int, int]]] = {}
     for place, folders, names in os.walk(folder, onerror=stop, followlinks=True):
         entered = os.stat(place)
@@ -210,13 +191,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         for name in sorted(names):
             if name.startswith("."):
                 continue
-            count += 1
             path = Path(place, name)
-            if count > MOST_FILES:
-                raise UserError(
-                    f"benchmark.path={str(folder)!r} holds more than {MOST_FILES} files; valid: the folder of one "
-                    "data set"
-                )
             if _is_plain(path):
                 yield path.relative_to(folder).as_posix(), path
 

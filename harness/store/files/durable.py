@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import getnode, uuid4
+from uuid import uuid4
 
-from espalier.harness.errors import FOREIGN, StoreLost
+from espalier.harness.errors import StoreLost
 
 #: Error numbers of a folder that this user may not write, now or later.
 REFUSED = frozenset((errno.EACCES, errno.EPERM))
@@ -118,10 +118,7 @@ def kernel() -> str:
 
     Host names are not enough: containers of one machine have several, and two clusters may use the same.
     """
-    try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
-    except FOREIGN:  # not Linux
-        name = f"{getnode():012x}"
+    name = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     return name.replace("-", "")[:8]
 
 

@@ -109,7 +109,7 @@ def read_lease(path: Path) -> LeaseState | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return _unreadable_lease(path, error)
+        raise _lease_error(path, error.strerror or str(error)) from error
     try:
         stat_result = os.fstat(descriptor)
         head = os.read(descriptor, HEAD_BYTES) if stat.S_ISREG(stat_result.st_mode) else b""
@@ -128,19 +128,6 @@ def read_lease(path: Path) -> LeaseState | None:
         stat_result.st_mtime,
         owner if isinstance(owner, dict) else {},
     )
-
-
-def _unreadable_lease(path: Path, error: OSError) -> LeaseState | None:
-    """Return the state of a lease that another user made unreadable: its size and times are still visible."""
-    try:
-        stat_result = path.lstat()
-    except FileNotFoundError:
-        return None
-    except OSError:
-        stat_result = None
-    if stat_result is None or not stat.S_ISREG(stat_result.st_mode):
-        raise _lease_error(path, error.strerror or str(error)) from error
-    return LeaseState(stat_result.st_ino, stat_result.st_size, stat_result.st_mtime)
 
 
 def _lease_error(path: Path, reason: str) -> UserError:
