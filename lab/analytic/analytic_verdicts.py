@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from espalier.harness.errors import UserError
-from espalier.harness.reports.tables.published_tables import KEYS, PrintedCell, read_lines
+from espalier.harness.reports.tables.published_tables import PrintedCell, read_lines
 from lab.analytic.analytic_sheet import PrintedSheet
 
 #: Relative error allowed for floating-point arithmetic.
@@ -118,21 +117,11 @@ def quotient(
 
 
 def misprints(path: Path) -> tuple[Misprint, ...]:
-    """Read the list of cells that are known to be wrong.
-
-    Raises:
-        UserError: there is no such file, it has other columns, or a consistent value is not a number.
-    """
-    listed = []
-    for position, line in read_lines(path, (*KEYS, "printed", "consistent", "why", "source")):
-        *key, printed, consistent, why, _ = line
-        try:
-            listed.append(Misprint(tuple(key), printed, float(consistent), why))
-        except ValueError:
-            raise UserError(
-                f"{position}: consistent={consistent!r} is not a number; valid: a number"
-            ) from None
-    return tuple(listed)
+    """Read the list of cells that are known to be wrong: key, printed and consistent value, reason and source."""
+    return tuple(
+        Misprint(tuple(key), printed, float(consistent), why)
+        for *key, printed, consistent, why, _ in read_lines(path)
+    )
 
 
 def judge(claims: Iterable[FormulaClaim], listed: Iterable[Misprint]) -> list[JudgedClaim]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.cell_verdicts import FORMULA_COLUMNS, FormulaValue
 from espalier.harness.reports.tables.published_tables import FOLDER
 from espalier.harness.specs.commands import PlainParser, command
@@ -182,11 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--values", action="store_true", help="write formulas.csv of the papers")
     parser.add_argument("--published", type=Path, default=FOLDER, help="folder of papers' files")
     options = parser.parse_args(argv)
-    try:
-        judged, unconfirmed = verdicts(options.published)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    judged, unconfirmed = verdicts(options.published)
     if options.values:
         write_values(options.published)
     print(console(judged, options.cells), end="")

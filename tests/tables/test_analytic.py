@@ -228,35 +228,6 @@ def test_a_misprint_counts_as_it_is_printed_and_listed(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "message"),
-    [
-        ("d2pruner_table4.csv", ",FLOPs,6.0,T", ",FLOPs,six,T", "'six' is not a number"),
-        ("d2pruner_table4.csv", ",KV cache,1512,", ",KV cache,,", "KV cache: no number is printed"),
-        ("d3tom_table2.csv", ",,TFLOPs,187.18,", ",,TFLOP,187.18,", "metric='TFLOP' is unknown"),
-        ("d3tom_table2.csv", ",,TFLOPs,187.18,", ",,accuracy,187.18,", "has no cell"),
-        ("d3tom_table2.csv", ",100% tokens,LLaVA-Bench,,TFLOPs,", ",,LLaVA-Bench,,TFLOPs,", "budget='' is not"),
-        ("rtprune_table4.csv", "\"full, 256 visual tokens\",olmOCR-Bench,,G", "100%,olmOCR-Bench,,G", "'100%' is not"),
-        ("d2pruner_table4.csv", "paper,table,", "paper,number,", "line 1: columns paper,number,"),
-        ("rtprune_table4.csv", ",total tokens,431,tokens", ",total tokens,431", "9 columns; valid: 10"),
-        ("misprints.csv", ",214,281,", ",214,much,", "consistent='much' is not a number"),
-        ("misprints.csv", "paper,table,", "paper,number,", "line 1: columns paper,number,"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_one_line(published, capsys, name, old, new, message) -> None:
-    change(published, name, old, new)
-    assert analytic.main(["--published", str(published)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_a_missing_table_is_one_line(published, capsys) -> None:
-    (published / "rtprune_table7.csv").unlink()
-    assert analytic.main(["--published", str(published)]) == 2
-    assert "rtprune_table7.csv is missing" in capsys.readouterr().err
-
-
 def test_an_unknown_command_is_refused(capsys) -> None:
     assert commands.main(["analytical"]) == 2
     assert "misprints" in capsys.readouterr().err

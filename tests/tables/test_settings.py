@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from espalier.harness.errors import UserError
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.reports.tables.cell_runs import CellRun, preset, run_of_cell, titles
 from espalier.harness.reports.tables.cell_settings import (
@@ -30,7 +29,7 @@ from espalier.harness.specs.row_settings import LEFT_OPEN, SECTIONS
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
 from tests import commands
-from tests.tables.stored import all_runs, commit, write_paper
+from tests.tables.stored import all_runs, commit
 from tests.tables.test_rebuilt import rebuilt
 
 #: Overrides by which rows are looked up.
@@ -335,13 +334,3 @@ def test_a_row_of_other_settings_fills_no_cell_and_is_named(tmp_path: Path) -> N
     (note,) = [line for line in table.notes if "other settings" in line]
     assert "random2 model.weights=random, not trained" in note
     assert "asked benchmark.text=Where?, not None" in note
-
-
-def test_an_override_that_rows_do_not_tell_is_refused(tmp_path: Path) -> None:
-    folder = write_paper(tmp_path)
-    path = folder / "toy.yaml"
-    for key in ("limit", "log.name", "compressor.ratio", "modell.prompt"):
-        text = path.read_text().replace("Fast: {method: fastv", f"Fast: {{method: fastv, {key}: 1")
-        (folder / "other.yaml").write_text(text)
-        with pytest.raises(UserError, match=f"key='{key}' is unknown"):
-            read_paper("other", folder)

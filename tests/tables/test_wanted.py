@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from espalier.harness.errors import UserError
 from espalier.harness.reports.tables.cell_runs import CellRun, method_of, run_of_cell
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex
 from espalier.harness.reports.tables.published_tables import (
-    PARTS,
+    FIRST,
+    NUMBER_KEYS,
     PrintedCell,
     papers,
     place,
@@ -24,6 +24,12 @@ from espalier.harness.reports.tables.published_tables import (
 from espalier.harness.reports.tables.rebuilt_table import build
 from lab.analytic.rtprune_formulas import UNPRUNED_LAYERS
 from tests.tables.stored import PAPER, write_paper
+
+#: Sections of overrides that rows record, so that a table can compare them.
+SECTIONS = ("model", "method", "benchmark", "engine", "judge")
+
+#: Parts of a paper's file with entries for the names of a cell.
+PARTS = ("models", "methods", "budgets", "benchmarks", "metrics")
 
 STATISTICS = Path(__file__).parent / "statistics.csv"
 
@@ -74,33 +80,16 @@ def test_every_addition_of_a_paper_adds_to_a_cell() -> None:
         names["benchmark"] |= {place(cell) for cell in printed}
         entries = [entry for part in PARTS for entry in getattr(paper, part).values()]
         entries += [entry for table in paper.tables.values() for entry in table.methods.values()]
+        additions = [table.overrides for table in paper.tables.values()]
         for entry in entries:
             for column, added in ({} if isinstance(entry, str) else entry.get("at", {})).items():
                 assert added.keys() <= names[column]
-
-
-@pytest.mark.parametrize(
-    ("metric", "part"),
-    [
-        ("{at: {Toy: {of: x.y}}}", "column of metrics.accuracy.at='Toy' is unknown; valid: benchmark, "),
-        ("{at: {paper: {Toy: {of: x.y}}}}", "column of metrics.accuracy.at='paper' is unknown"),
-        ("{at: {method: {Toy: {of: x.y}}}}", "metrics.accuracy.at.method='Toy' is unknown; valid: Fast, Full"),
-        ("{at: {budget: {Fast: {of: x.y}}}}", "metrics.accuracy.at.budget='Fast' is unknown"),
-        ("{at: {method: {Fast: {at: {budget: {50%: {of: x.y}}}}}}}", "method.Fast: key='at' is unknown"),
-        ("{at: {method: Fast}}", "metrics.accuracy.at.method='Fast' is not a table"),
-        ("{at: Fast}", "metrics.accuracy.at='Fast' is not a table"),
-        ("{unlike: one split, which only a server scores}", "key='which only a server scores' is unknown"),
-        ("[of]", "metrics.accuracy=['of'] is not a table"),
-    ],
-)  # fmt: skip
-def test_what_a_paper_cannot_say_of_some_cells_is_refused(
-    metric: str, part: str, tmp_path: Path
-) -> None:
-    folder = write_paper(tmp_path)
-    text = PAPER.replace("metrics: {accuracy: {}", f"metrics: {{accuracy: {metric}")
-    (folder / "toy.yaml").write_text(text)
-    with pytest.raises(UserError, match=re.escape(part)):
-        read_paper("toy", folder)
+                additions += added.values()
+        tables = [entry for entry in (*entries, *additions) if not isinstance(entry, str)]
+        keys = {key for table in tables for key in table}
+        for key in keys - {*NUMBER_KEYS, *FIRST, "at"}:
+            section, dot, _ = key.lstrip("+").partition(".")
+            assert (section in SECTIONS, dot) == (True, "."), key
 
 
 @pytest.mark.parametrize("column", ["table", "model", "benchmark", "metric", "paper"])

@@ -46,13 +46,9 @@ class FormulaValue:
 
 
 def formula_values(folder: Path = FOLDER) -> dict[tuple[str, ...], FormulaValue]:
-    """Return the values of formulas by the key of a cell, from `formulas.csv`, which lab/analytic/formulas.py writes.
-
-    Raises:
-        UserError: there is no such file, or it has other columns.
-    """
+    """Return the values of formulas by the key of a cell, from the file that lab/analytic/formulas.py writes."""
     values = {}
-    for _, line in read_lines(folder / "formulas.csv", FORMULA_COLUMNS):
+    for line in read_lines(folder / "formulas.csv"):
         *key, number, source, misprint, basis = line
         values[tuple(key)] = FormulaValue(float(number), source, misprint, basis)  # type: ignore[arg-type]
     return values
