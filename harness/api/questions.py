@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from espalier.harness.errors import FOREIGN, UserError, first_words
+from espalier.harness.errors import UserError, foreign
 from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import TRANSPARENCY, open_image
 from espalier.harness.models.chat_media import PARTS, Chat, check_turns, refuse_unused
@@ -87,13 +87,9 @@ def _image_of(array: np.ndarray) -> Image.Image:
 
 
 def _downloaded(address: str) -> bytes:
-    try:
-        with urlopen(address, timeout=PATIENCE) as response:
-            content: bytes = response.read(LARGEST + 1)
-    except FOREIGN as error:
-        raise UserError(
-            f"image {address!r} cannot be fetched ({first_words(error)}); valid: an address that responds, or a path"
-        ) from error
+    problem, remedy = f"image {address!r} cannot be fetched", "an address that responds, or a path"
+    with foreign(problem, remedy), urlopen(address, timeout=PATIENCE) as response:
+        content: bytes = response.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise UserError(f"image {address!r} is larger than {LARGEST} bytes; valid: a path")
     return content

@@ -176,7 +176,7 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     if row is not None:
         print_stored(row, command, settings[0], waiting)
         return 0
-    waiting.say("loading torch", clock=True)
+    waiting.say("loading torch")
     with join() as ranks:
         code = run_on_cluster(command, ranks, waiting, dry)
         if code is not None:
@@ -224,7 +224,7 @@ def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: Sta
         folders = folders_of(arguments)
     model, refused = asked_model(arguments), None
     if model is not None and "method" in groups:
-        waiting.say("loading torch", clock=True)
+        waiting.say("loading torch")
         # Imports all methods.
         from espalier.harness.runs.admission import refused_methods
 

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.errors import FOREIGN, UserError, brief, first_words, near_names
+from espalier.harness.errors import UserError, brief, foreign, near_names
 from espalier.harness.models.families import check_format, family_of
 from espalier.harness.paths import CONF
 from espalier.harness.specs.hub_cache import OFFLINE, file_of_hub
@@ -140,13 +140,9 @@ def hub_names() -> Mapping[str, str]:
 
 def _check_family(file: Path, name: str, key: str) -> None:
     """Raise UserError unless a config.json is that of a supported family, in a supported format."""
-    try:
+    with foreign(f"{key}={name!r}: {CONFIG} cannot be read", "the original file"):
         config = json.loads(file.read_bytes())
         model_type = config.get("model_type")
-    except FOREIGN as error:
-        raise UserError(
-            f"{key}={name!r}: {CONFIG} cannot be read ({first_words(error)}); valid: the original file"
-        ) from error
     check_format(name, str(file.parent), config)
     family_of(model_type, f"{key}={name!r}: model_type")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from espalier.harness.errors import FOREIGN, UserError, first_words, near_names
+from espalier.harness.errors import UserError, foreign, near_names
 from espalier.harness.paths import IN_PACKAGE, located
 
 #: Top-level settings of a task file that declare its names, each with its continuation lines.
@@ -257,21 +257,12 @@ def read_yaml(
         UserError: the file cannot be read, or is not UTF-8, not YAML or not a table; the message has the file and the
             line.
     """
-    try:
+    with foreign(f"{path} cannot be read", "YAML in UTF-8"):
         # Some files begin with a byte order mark.
         text = path.read_text("utf-8-sig") if text is None else text
         longest = max(map(len, text.splitlines()), default=0)
         is_shallow = max(text.count("[") + text.count("{"), longest) < SHALLOW
         table = yaml.load(text, loader if is_shallow else _Loader) or {}
-    except UnicodeDecodeError as error:
-        line = f"{path} is not UTF-8 ({error.reason} at byte {error.start}); valid: UTF-8"
-        raise UserError(line) from error
-    except yaml.YAMLError as error:
-        raise _not_yaml(error, path) from error
-    except FOREIGN as error:
-        raise UserError(
-            f"{path} cannot be read ({first_words(error)}); valid: YAML in a plain file"
-        ) from error
     if not isinstance(table, dict):
         raise UserError(f"{path} must be a table of key: value pairs")
     return table
@@ -286,14 +277,6 @@ def read_conf(path: Path) -> tuple[Settings, bool]:
     table = read_yaml(path, loader=_ConfLoader)
     with path.open("rb") as file:
         return table, any(_GLOBAL.match(line) for line in file)
-
-
-def _not_yaml(error: yaml.YAMLError, path: Path) -> UserError:
-    """Return the error for a file that does not parse: its name, the line and the problem."""
-    if not isinstance(error, yaml.MarkedYAMLError):  # signs that YAML does not have
-        return UserError(f"{path}: {first_words(error)}; valid: YAML")
-    line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-    return UserError(f"{path}{line}: {error.problem}; valid: YAML")
 
 
 def _declared(path: Path) -> Settings:

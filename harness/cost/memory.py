@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +14,6 @@ from torch import Tensor
 
 from espalier.harness.errors import FOREIGN
 
-_STATUS = Path("/proc/self/status")
 _RESET = Path("/proc/self/clear_refs")
 
 
@@ -41,8 +37,7 @@ def peak_memory(*devices: torch.device | str) -> Iterator[Peak]:
 
     CUDA: the allocator's peak; for several devices the sum of their peaks, which need not occur at the same time. Linux
     CPU: the peak resident set of the whole process (VmHWM), reset at the start of the block; it includes earlier
-    resident memory. If the reset is not allowed, or off Linux, the peak over the life of the process, and the note
-    states that.
+    resident memory. If the reset is not allowed, the peak over the life of the process, and the note states that.
     """
     named = dict.fromkeys(torch.device(device) for device in devices)
     cards = [device for device in named if device.type == "cuda"]
@@ -77,13 +72,8 @@ def reset_resident_peak() -> bool:
 
 
 def resident_peak() -> int:
-    """Return the peak resident set in bytes: VmHWM on Linux, `ru_maxrss` elsewhere."""
-    if _STATUS.exists():
-        for line in _STATUS.read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Return the peak resident set in bytes."""
+    return _bytes_of(PROC / "self/status", "VmHWM")
 
 
 def kv_bytes(cache: Any) -> int:
@@ -141,7 +131,7 @@ class DeviceMemory:
         """Return the bytes that the process holds: of tensors on a device, resident on the CPU."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
-        return _kilobytes(PROC / "self/status", "VmRSS") or 0
+        return _bytes_of(PROC / "self/status", "VmRSS")
 
     def reachable(self) -> int:
         """Return the total bytes that the process may hold."""
@@ -158,14 +148,8 @@ class DeviceMemory:
 
 
 def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Return the bytes available without swapping: MemAvailable, or less if a control group allows less.
-
-    Off Linux, which provides neither, the physical memory.
-    """
-    available = _kilobytes(proc / "meminfo", "MemAvailable")
-    if available is None:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([available, *_group_rooms(proc, groups)])
+    """Return the bytes available without swapping: MemAvailable, or less if a control group allows less."""
+    return min([_bytes_of(proc / "meminfo", "MemAvailable"), *_group_rooms(proc, groups)])
 
 
 def _group_rooms(proc: Path, groups: Path) -> Iterator[int]:
@@ -202,15 +186,10 @@ def _group_room(folder: Path) -> Iterator[int]:
             yield max(int(limit) - usage + cache, 0)
 
 
-def _kilobytes(path: Path, name: str) -> int | None:
-    """Return the entry `name: <n> kB` of a file of /proc in bytes; None if there is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FOREIGN:
-        return None
-    return next(
-        (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None
-    )
+def _bytes_of(path: Path, name: str) -> int:
+    """Return the entry `name: <n> kB` of a file of /proc in bytes."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def fits_in_free_memory(n_bytes: int, device: torch.device) -> bool:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ import datasets
 import huggingface_hub.constants
 import lmms_eval
 import PIL.Image
-import pyarrow as pa
-import pyarrow.parquet as pq
 from filelock import FileLock
 from huggingface_hub.errors import LocalEntryNotFoundError
 from lmms_eval.api.task import Task, TaskConfig
@@ -92,27 +90,6 @@ def check_references(tasks: Sequence[Task], limit: int | None) -> None:
                     )
 
 
-def guard_targets(task: Task) -> None:
-    """Make `task.doc_to_target`, which lmms-eval calls for each logged sample, name the row that it cannot read."""
-    read = type(task).doc_to_target
-
-    @wraps(read)
-    def guarded(doc: Mapping[str, Any], *args: Any, **options: Any) -> Any:
-        try:
-            return read(task, doc, *args, **options)
-        except Exception as error:  # a task's function may raise anything
-            docs = task.eval_docs_no_media
-            columns = set(docs.column_names)
-            sought = {name: value for name, value in doc.items() if name in columns}
-            rows = (f", row {row}" for row, document in enumerate(docs) if document == sought)
-            raise UserError(
-                f"benchmark.task={task.config.task!r}: {origin(task.config)}{next(rows, '')}: "
-                f"its target cannot be read: {cause_of(error)}"
-            ) from error
-
-    task.doc_to_target = guarded
-
-
 @contextmanager
 def named_data(tasks: Sequence[Task]) -> Iterator[None]:
     """Add to the error about failed samples the data set and split that `task/row` refers to."""
@@ -177,19 +154,6 @@ class LocalData:
                 yield
             finally:
                 self._serving = False
-
-    def damaged_file(self, name: str) -> str:
-        """Return the start of an error line about an unreadable file in a data set's copy; "" if there is none."""
-        try:
-            folder = self.copies.find(name)
-        except UserError:
-            return ""
-        for file in sorted(folder.rglob("*.parquet")):
-            try:
-                pq.read_metadata(file)
-            except (pa.ArrowInvalid, OSError):
-                return f"file {file.relative_to(folder).as_posix()!r} is damaged: "
-        return ""
 
     def _builder(self, original: Callable[..., Any], path: str, *args: Any, **options: Any) -> Any:
         """Build a data set from its copy; formats (`json`, `parquet`) and folders are built as usual."""

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from espalier.harness.errors import UserError
 from espalier.harness.evaluation.metered import (
     MeteredGenerator,
     open_meters,
@@ -143,7 +142,7 @@ def open_benchmark(
     `shelf` caches data of earlier openings in this command; the tasks are always made anew.
 
     Raises:
-        UserError: the task, its data, a metric or the limit cannot work.
+        UserError: the task, its data, or a metric cannot work.
 
     Cost: seconds, once in each process, to import lmms-eval.
     """
@@ -167,9 +166,6 @@ def open_benchmark(
     from espalier.harness.evaluation.stated_answers import add_statements
 
     bench, ranks = spec.benchmark, ranks or Ranks()
-    # lmms-eval would turn a fraction into the first task's count and use it for every following task.
-    if bench.limit is not None and (type(bench.limit) is not int or bench.limit < 1):
-        raise UserError(f"limit={bench.limit!r} must be an integer of at least 1, or null for all")
     with without_launcher(), quiet():
         loaded = ranks.in_turn(
             lambda: load_tasks(
@@ -229,7 +225,7 @@ def evaluate_session(
         running: scores answers as they come; None: nothing does.
 
     Raises:
-        UserError: the benchmark's task, metrics or limit cannot work; nothing was generated.
+        UserError: the benchmark's task, or metrics cannot work; nothing was generated.
         SampleErrors: more samples failed than `engine.max_errors` allows; all answers are kept.
         JudgeLost: the judge of a judged task does not answer; all answers are kept.
     """
@@ -237,7 +233,6 @@ def evaluate_session(
     from lmms_eval.evaluator import simple_evaluate
 
     from espalier.harness.evaluation.chat_model import AllAnswered, ChatModel
-    from espalier.harness.evaluation.data_sources import guard_targets
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
     from espalier.harness.evaluation.latency import LatencyRun, PairedTimes, measure_run
     from espalier.harness.evaluation.lmms_tasks import scoring
@@ -264,7 +259,6 @@ def evaluate_session(
             verdicts = judge.verdict if latency_run is None else latency_run.verdict
             guard_scoring(task, unscored, verdicts, bench.answers)
             guard_aggregation(task, bench.name, needed_metrics(bench, tasks), len(tasks) > 1)
-            guard_targets(task)
         complete = judge.ask if latency_run is None else latency_run.take
         model = ChatModel(
             opened, journal, spec, tasks, progress, ranks, complete, loaded.borders, running

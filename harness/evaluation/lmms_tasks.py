@@ -192,11 +192,10 @@ def load_tasks(
             ) from error
         if isinstance(cause, UserError) or cause is None or not configs:
             raise cause or error from error
-        file = "" if data is None else data.damaged_file(configs[-1].dataset_path)
         doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
         way = WAYS if data is None and isinstance(error, RetryError) else ""
         raise UserError(
-            f"benchmark.task={name!r}: {doing}: {file}{cause_of(cause)} ({origin(configs[-1])}){way}"
+            f"benchmark.task={name!r}: {doing}: {cause_of(cause)} ({origin(configs[-1])}){way}"
         ) from error
     tasks = tuple(_leaves(tree))
     for task in tasks:

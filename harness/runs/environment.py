@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from espalier.harness.errors import FOREIGN
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.version import __version__
@@ -64,10 +63,7 @@ def device_name(device: str) -> str:
 @cache
 def processor_name() -> str:
     """Return the processor's name as Linux gives it, else the machine type."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except FOREIGN:
-        return platform.machine()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
 

@@ -1,11 +1,7 @@
-"""Progress while a cell runs, on a terminal or below a notebook's cell: phase, samples, remaining time of the sweep.
-
-A notebook gets plain text that is replaced: it needs no widgets.
-"""
+"""Progress while a cell runs, on a terminal or below a notebook's cell: phase, samples, remaining time of the sweep."""
 
 from __future__ import annotations
 
-import io
 import sys
 import textwrap
 import time
@@ -15,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
@@ -136,52 +132,6 @@ def headline(row: Mapping[str, Any]) -> str:
 #: Updates of a display in a second.
 REFRESHES = 4
 
-#: Columns of text in a notebook.
-PAGE_WIDTH = 100
-
-
-@dataclass
-class NotebookArea:
-    """Draws lines as text.
-
-    Args:
-        lines: the lines drawn.
-        update: shows a text in place of the previous one.
-        between: least seconds between two updates by `count`.
-    """
-
-    lines: RenderableType
-    update: Callable[[str], None]
-    between: float = 1 / REFRESHES
-    _drawn: float = field(default=float("-inf"), init=False)
-
-    def draw(self) -> None:
-        """Show the current state."""
-        console = Console(file=io.StringIO(), width=PAGE_WIDTH, force_jupyter=False)
-        with console.capture() as capture:
-            console.print(self.lines)
-        self.update(capture.get())
-        self._drawn = time.monotonic()
-
-    def count(self) -> None:
-        """Show the current state, if the last update is long enough ago."""
-        if time.monotonic() - self._drawn >= self.between:
-            self.draw()
-
-
-@contextmanager
-def notebook_area() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a text below the running cell; the text is removed at the end."""
-    # A notebook has it, and other programs do not need it.
-    from IPython.display import DisplayHandle
-
-    handle = DisplayHandle()
-    handle.display({"text/plain": ""}, raw=True)
-    try:
-        yield lambda text: handle.update({"text/plain": text}, raw=True)
-    finally:
-        handle.update({"text/plain": ""}, raw=True)
-
 
 class TimeLeft(ProgressColumn):
     """Column with the remaining time of a line, computed at each redraw; the elapsed time until it is known."""
@@ -206,13 +156,12 @@ class CellLines:
         self._progress, self._title, self._board, self._key = progress, title, board, key
         self._start, self._share = time.monotonic(), 0.0
         self._redraw: Callable[[], None] = lambda: None
-        self._count: Callable[[], None] = lambda: None
         if progress is not None:
             self._samples = progress.add_task(title, total=None, count="", rate="")
 
-    def attach(self, redraw: Callable[[], None], count: Callable[[], None] = lambda: None) -> None:
-        """Set the function that draws these lines at once, and the one called after each sample."""
-        self._redraw, self._count = redraw, count
+    def attach(self, redraw: Callable[[], None]) -> None:
+        """Set the function that draws these lines at once."""
+        self._redraw = redraw
 
     def phase(self, text: str) -> None:
         """Show a phase before the samples."""
@@ -235,7 +184,6 @@ class CellLines:
             count=f"{finished}/{total}",
             rate=f"{speed:.1f} it/s" if speed else "",
         )
-        self._count()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the lines and, for a sweep, the counts of its cells below them."""
@@ -273,12 +221,6 @@ def cell_progress(
         TimeLeft(),
     )
     lines = CellLines(Progress(*columns, console=console, expand=True), title, board, key)
-    if console.is_jupyter:
-        with notebook_area() as update:
-            area = NotebookArea(lines, update)
-            lines.attach(area.draw, area.count)
-            yield lines
-        return
     with Live(lines, console=console, transient=True, refresh_per_second=REFRESHES) as live:
         lines.attach(live.refresh)
         yield lines

@@ -23,7 +23,7 @@ from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.lmms_task_files import TASK, library
 from espalier.harness.config.method_names import setting_names
 from espalier.harness.config.overrides import in_full
-from espalier.harness.errors import UserError, first_words, foreign, plain
+from espalier.harness.errors import UserError, foreign, plain
 from espalier.harness.paths import CONF
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.model_pool import Pool
@@ -88,13 +88,9 @@ def write_pictures(
         UserError: the run cannot be made again from its row, or the folder cannot be written.
     """
     started = time.monotonic()
-    try:
+    with foreign(f"--pictures={str(folder)!r} cannot be written", "a folder"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "index.html").touch()
-    except OSError as error:
-        raise UserError(
-            f"--pictures={str(folder)!r} cannot be written ({first_words(error)}); valid: a folder"
-        ) from error
     pictures: dict[Key, SamplePicture] = {}
     with redirect_stdout(sys.stderr):
         job = job_of_row(run.row, store, overrides)

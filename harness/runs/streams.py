@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -123,8 +122,6 @@ class StatusLine:
         terminal = self._stream is not None and self._stream.isatty()
         self._live = terminal and not quiet and os.environ.get("TERM") not in ("dumb", "unknown")
         self._shown = False
-        self._lock = threading.Lock()
-        self._clock = threading.Event()
 
     def __enter__(self) -> StatusLine:
         return self
@@ -137,34 +134,17 @@ class StatusLine:
     ) -> None:
         self.clear()
 
-    def say(self, text: str, clock: bool = False) -> None:
-        """Show a text in place of the previous one; with `clock` the seconds that it has stood, once a second."""
-        with self._lock:
-            self._clock.set()
-            self._show(text)
-            self._shown = True
-        if clock and self._live:
-            self._clock = threading.Event()
-            arguments = (text, self._clock, time.monotonic())
-            threading.Thread(target=self._tick, args=arguments, daemon=True).start()
+    def say(self, text: str) -> None:
+        """Show a text in place of the previous one."""
+        # Return the cursor to the margin, so that output of a library overwrites the text.
+        self._write(f"\r{text[: self._width() - 1]}\x1b[K\r")
+        self._shown = True
 
     def clear(self) -> None:
         """Remove the line; the next output takes its place."""
-        with self._lock:
-            self._clock.set()
-            if self._shown:
-                self._write("\r\x1b[K")
-                self._shown = False
-
-    def _show(self, text: str) -> None:
-        # Return the cursor to the margin, so that output of a library overwrites the text.
-        self._write(f"\r{text[: self._width() - 1]}\x1b[K\r")
-
-    def _tick(self, text: str, ended: threading.Event, start: float) -> None:
-        while not ended.wait(1):
-            with self._lock:
-                if not ended.is_set():
-                    self._show(f"{text}, {time.monotonic() - start:.0f} s")
+        if self._shown:
+            self._write("\r\x1b[K")
+            self._shown = False
 
     def _width(self) -> int:
         with suppress(OSError, ValueError):

@@ -237,7 +237,6 @@ def test_sbatch_gets_the_resources_of_the_job(tmp_path: Path) -> None:
     "content",
     [
         '[{"key": "a", "row": "b", "before": null, "config": null}]',
-        '[{"key": "a", "row": 3, "before": null, "config": {}}]',
         '[{"key": "a", "row": "b", "before": "x", "config": {}}]',
         '[{"key": "a", "row": "b", "before": null, "config": {}}]',
         '[{"key": "a", "row": "b", "before": null, "config": {"model": 3}}]',

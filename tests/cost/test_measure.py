@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import pickle
-import resource
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,34 +171,15 @@ def test_peak_sees_memory_that_is_gone_at_the_end() -> None:
 def test_without_the_reset_the_note_says_what_the_number_is(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    status = tmp_path / "status"
-    status.write_text("VmHWM:\t 7 kB\n")
+    (tmp_path / "self").mkdir()
+    lines = "Name:\tx\nVmPeak:\t 99 kB\nVmHWM:\t    7 kB\nVmRSS:\t 5 kB\n"
+    (tmp_path / "self/status").write_text(lines)
     monkeypatch.setattr(memory, "_RESET", tmp_path / "absent" / "clear_refs")
-    monkeypatch.setattr(memory, "_STATUS", status)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
     with peak_memory() as peak:
         pass
     assert "life of the process" in peak.note
     assert peak.bytes == 7 * 1024
-
-
-@pytest.mark.parametrize(
-    ("platform", "status", "peak"),
-    [
-        ("linux", "Name:\tx\nVmPeak:\t 99 kB\nVmHWM:\t    7 kB\nVmRSS:\t 5 kB\n", 7 * 1024),
-        ("freebsd14", None, 1234 * 1024),
-        ("darwin", None, 1234),  # counts bytes
-    ],
-)
-def test_the_peak_is_the_high_water_mark_of_the_system(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, status: str | None, peak: int
-) -> None:
-    if status is not None:
-        (tmp_path / "status").write_text(status)
-    used = {resource.RUSAGE_SELF: SimpleNamespace(ru_maxrss=1234)}
-    monkeypatch.setattr(memory.resource, "getrusage", used.__getitem__)
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
-    monkeypatch.setattr(memory.sys, "platform", platform)
-    assert memory.resident_peak() == peak
 
 
 def test_what_follows_the_stop_is_not_in_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:

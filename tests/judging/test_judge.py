@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
 import socket
 import threading
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from espalier.harness.errors import JudgeLost, StoreLost, UserError
-from espalier.harness.evaluation.judging import client
 from espalier.harness.evaluation.judging.client import QUOTED, read_key
 from espalier.harness.evaluation.judging.judge import HOPELESS, collect_verdicts
 from espalier.harness.evaluation.judging.judge_prompt import (
@@ -167,17 +165,6 @@ def test_retry_after_is_kept_to_by_all_requests(server: JudgeServer, tmp_path: P
     start = time.monotonic()
     ask(server, tmp_path, *map(question, range(4)), concurrency=1)
     assert time.monotonic() - start >= 1
-    soon = email.utils.formatdate(time.time() + 2, usegmt=True)
-    server.next(error(503, "loading", Retry_After=soon))
-    start = time.monotonic()
-    ask(server, tmp_path, question(9))
-    assert time.monotonic() - start > 0.5
-
-
-def test_a_date_to_retry_at_is_so_many_seconds_away() -> None:
-    date = email.utils.formatdate(time.time() + 3600, usegmt=True)
-    assert 3000 < (client._wait(date) or 0) <= 3600
-    assert client._wait(email.utils.formatdate(0, usegmt=True)) == 0
 
 
 def test_more_patience_than_a_request_gets_is_no_waiting(

@@ -54,37 +54,3 @@ def test_a_stream_that_takes_nothing_is_no_error() -> None:
 
     with StatusLine(Full()) as waiting:
         waiting.say("anything")
-
-
-def test_a_clock_counts_until_the_text_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
-    line = StatusLine(Terminal())
-    monkeypatch.setattr(line, "_show", shown.append)
-
-    class Ticks:
-        """An event that is set at the fourth look."""
-
-        looks = 0
-
-        def wait(self, seconds: float) -> bool:
-            assert seconds == 1
-            self.looks += 1
-            return self.looks > 3
-
-        def is_set(self) -> bool:
-            return False
-
-    line._tick("loading torch", Ticks(), -5.0)  # type: ignore[arg-type]
-    assert len(shown) == 3
-    assert all(text.startswith("loading torch, ") and text.endswith(" s") for text in shown)
-
-
-def test_a_clock_ends_with_its_text() -> None:
-    line = StatusLine(Terminal())
-    line.say("loading torch", clock=True)
-    first = line._clock
-    line.say("checking")
-    assert first.is_set()
-    line.say("loading again", clock=True)
-    line.clear()
-    assert line._clock.is_set()

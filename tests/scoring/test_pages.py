@@ -103,7 +103,7 @@ def test_all_parts_of_ocean_ocr_are_listed(tmp_path: Path) -> None:
         (lambda file: file.unlink(), "does not exist"),
         (lambda file: file.write_bytes(file.read_bytes()[:-40]), "damaged"),
         (lambda file: file.write_bytes(b"\xff\xfe\x00"), "damaged"),
-        (lambda file: file.write_text('{"a": 1}'), "not hold a list of pages|row 0 has no 'pdf'"),
+        (lambda file: file.write_text('{"a": 1}'), "row 0 has no '(layout_dets|image|pdf)'"),
         (
             lambda file: file.write_text(
                 file.read_text()

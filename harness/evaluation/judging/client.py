@@ -9,8 +9,6 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -203,19 +201,11 @@ class JudgeClient(httpx.AsyncClient):
 
 
 def _wait(header: str | None) -> float | None:
-    """Return the seconds of a header `Retry-After`, which has seconds or a date; None for anything else."""
-    if header is None:
-        return None
+    """Return the seconds of a header `Retry-After`; None for anything else, as a date."""
     try:
-        seconds = float(header)
+        seconds = float(header or "nan")
     except ValueError:
-        try:
-            until = parsedate_to_datetime(header)
-        except (ValueError, TypeError, OverflowError):
-            return None
-        if until.tzinfo is None:
-            until = until.replace(tzinfo=UTC)
-        seconds = (until - datetime.now(UTC)).total_seconds()
+        return None
     return min(max(seconds, 0.0), MOST_SECONDS) if seconds == seconds else None
 
 

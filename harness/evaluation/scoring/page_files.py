@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import UserError, foreign
 from espalier.harness.media import images
 
 Row = dict[str, Any]
@@ -25,6 +25,9 @@ UNIT_TESTS = (
 BASELINE = "baseline"
 #: The base set of 1,355 pages, in releases with further sets.
 SUBSET = "v1.5"
+
+#: Remedy of a damaged file.
+RELEASED = "the file as released"
 
 
 def annotated_pages(folder: Path, part: str) -> list[Row]:
@@ -108,10 +111,8 @@ def labelled_pictures(folder: Path, part: str) -> list[Row]:
     rows = []
     for number, entry in enumerate(_json(file)):
         _need(file, number, entry, ("image", "conversations"))
-        try:
+        with foreign(f"{str(file)!r}, row {number}: no text after the question", RELEASED):
             label = entry["conversations"][1]["value"]
-        except (IndexError, KeyError, TypeError) as error:
-            raise UserError(f"{str(file)!r}, row {number}: no text after the question") from error
         image = _existing(file, number, data / part / entry["image"])
         rows.append({"image": str(image), "label": label})
     return _nonempty(file, rows)
@@ -125,38 +126,25 @@ LAYOUTS: dict[str, Callable[[Path, str], list[Row]]] = {
 }
 
 
-def _json(file: Path) -> Iterable[Any]:
+def _json(file: Path) -> list[Any]:
     text = _text(file)
-    try:
-        pages = json.loads(text)
-    except FOREIGN as error:
-        raise UserError(
-            f"{str(file)!r} is damaged: {error}; valid: the file as released"
-        ) from error
-    if not isinstance(pages, list):
-        raise UserError(f"{str(file)!r} does not hold a list of pages; valid: the file as released")
-    return pages
+    with foreign(f"{str(file)!r} is damaged", RELEASED):
+        return list(json.loads(text))
 
 
 def _json_lines(file: Path) -> Iterable[Any]:
     for number, line in enumerate(_text(file).splitlines()):
-        if not line.strip():
-            continue
-        try:
-            yield json.loads(line)
-        except FOREIGN as error:
-            raise UserError(f"{str(file)!r}, row {number} is damaged: {error}") from error
+        if line.strip():
+            with foreign(f"{str(file)!r}, row {number} is damaged", RELEASED):
+                test = json.loads(line)
+            yield test
 
 
 def _text(file: Path) -> str:
     if not file.is_file():
         raise UserError(f"{str(file)!r} does not exist; valid: the data set's repository, whole")
-    try:
+    with foreign(f"{str(file)!r} is damaged", RELEASED):
         return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{str(file)!r} is damaged: {error}; valid: the file as released"
-        ) from error
 
 
 def _need(file: Path, number: int, row: Any, names: Iterable[str]) -> None:
@@ -173,5 +161,5 @@ def _existing(file: Path, number: int, image: Path) -> Path:
 
 def _nonempty(file: Path, rows: list[Row]) -> list[Row]:
     if not rows:
-        raise UserError(f"{str(file)!r} has no page of the benchmark; valid: the file as released")
+        raise UserError(f"{str(file)!r} has no page of the benchmark; valid: {RELEASED}")
     return rows

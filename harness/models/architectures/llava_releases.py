@@ -28,7 +28,7 @@ from transformers.models.llava_onevision.modeling_llava_onevision import (
     unpad_image,
 )
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.architectures.anyres_views import OnevisionViewsAdapter
 from espalier.harness.models.loader import config_of, require_settings
 from espalier.harness.specs.run_spec import ModelSpec
@@ -151,17 +151,14 @@ def planes(stated: str | Sequence[Sequence[int]], side: int) -> list[list[int]]:
             for columns in range(left, right + 1)
             for rows in range(top, bottom + 1)
         ]
-    try:
+    problem = f"config.json: image_grid_pinpoints={stated!r} cannot be loaded"
+    with foreign(problem, "a list of sizes in pixels"):
         sizes = (
             json.loads(stated.replace("(", "[").replace(")", "]"))
             if isinstance(stated, str)
             else stated
         )
         return [[int(height), int(width)] for width, height in sizes]
-    except FOREIGN as error:
-        raise UserError(
-            f"config.json: image_grid_pinpoints={stated!r} cannot be loaded; valid: a list of sizes in pixels"
-        ) from error
 
 
 class ReleasedAdapter(OnevisionViewsAdapter):

@@ -48,13 +48,6 @@ class JobCell:
     config: Mapping[str, Any]
     conf: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a field of another type: the file is not one of a job."""
-        kinds = {"key": str, "row": str, "before": int | None, "config": Mapping}
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(f"{name} is {getattr(self, name)!r}")
-
     @property
     def done(self) -> bool:
         """Whether a row has appeared since the submission."""

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, foreign
 from espalier.harness.paths import DEMO, short_path
 
 
@@ -33,15 +33,9 @@ def check_folder(key: str, folder: Path) -> None:
         key: the config key or the variable that names the folder.
         folder: the folder.
     """
-    try:
+    with foreign(f"{key}: folder {str(folder)!r} cannot be written", "a writable folder"):
         existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{key}: folder {str(folder)!r} cannot be written: {error.strerror or error}; "
-            "valid: a writable folder"
-        ) from error
+        tempfile.TemporaryFile(dir=existing).close()
 
 
 def check_file(key: str, file: Path) -> None:

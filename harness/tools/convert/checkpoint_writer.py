@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from espalier.harness.errors import FOREIGN, UserError, foreign, print_lines
+from espalier.harness.errors import UserError, foreign, print_lines
 from espalier.harness.models.checkpoint_files import INDEX, check_shards
 from espalier.harness.specs.commands import command_parser, print_error
 
@@ -176,12 +176,8 @@ def open_release(source: Path, target: Path) -> Release:
     shards = shards_of(source)
     check_shards(source, f"the release {str(source)!r}")
     shapes = shapes_of(shards)
-    try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    except FOREIGN as error:
-        raise UserError(f"{str(source)!r}: no usable config.json ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{str(source)!r}: no usable config.json (it is not a table)")
+    with foreign(f"{str(source)!r}: no usable config.json", "the original file"):
+        config = dict(json.loads((source / "config.json").read_text(encoding="utf-8")))
     return Release(source, config, shards, shapes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from transformers import (
 )
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import FOREIGN, UserError, foreign
 from espalier.harness.models.conversations import NUMBERED, ChatFrame, uniform_frame
 from espalier.harness.models.conversations import roles as by_role
 from espalier.harness.models.internvl import TOKENS, frames_like
@@ -174,10 +175,8 @@ def read_prompt(file: Path, name: str) -> ChatFrame:
     Raises:
         UserError: the file is not there or does not parse, or describes the format in another way.
     """
-    try:
+    with foreign(f"{str(file)!r} names no chat format", "the original file"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-    except FOREIGN as error:
-        raise UserError(f"{str(file)!r} names no chat format ({error})") from error
     formats = [_keywords(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     template = next((entry for entry in formats if entry.get("name") == name), None)
     if template is None:
@@ -205,10 +204,8 @@ def _keywords(call: ast.Call) -> dict[str, object]:
         if isinstance(keyword.value, ast.Attribute):
             keywords[str(keyword.arg)] = keyword.value.attr
             continue
-        try:
+        with suppress(*FOREIGN):
             keywords[str(keyword.arg)] = ast.literal_eval(keyword.value)
-        except FOREIGN:
-            continue
     return keywords
 
 
@@ -233,10 +230,8 @@ def build_tokenizer(source: Path, prompt: ChatFrame) -> tuple[PreTrainedTokenize
         once = kind == "LlamaTokenizer" and settings.config.get("legacy") is False
         backend, lead = from_pieces(source, settings, once, prompt.render(""))
     elif kind == "Qwen2Tokenizer":
-        try:
+        with foreign(f"{str(source)!r}: no usable vocabulary", "the original files"):
             backend = pretrained(Qwen2Tokenizer, source).backend_tokenizer
-        except FOREIGN as error:
-            raise UserError(f"{str(source)!r}: no usable vocabulary ({error})") from error
     else:
         raise UserError(
             f"tokenizer_config.json: tokenizer_class={kind!r} cannot be converted; "

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.architectures.llava_releases import RENAMES
 from espalier.harness.models.conversations import TAGGED, template_of
 from espalier.harness.models.loader import pretrained, require_settings
@@ -192,11 +192,9 @@ def read_tokenizer(folder: Path) -> Any:
         backend, _ = from_pieces(folder, settings, once=False)
         tokenizer = wrapped(backend, **settings.named)
     else:
-        try:
+        with foreign(f"{str(folder)!r}: no usable tokenizer", "the original files"):
             # Not as a Llama's, for which the library would rebuild it.
             tokenizer = pretrained(PreTrainedTokenizerFast, folder)
-        except FOREIGN as error:
-            raise UserError(f"{str(folder)!r}: no usable tokenizer ({error})") from error
     tokenizer.add_tokens(
         [AddedToken(token, special=True, normalized=False) for token in (IMAGE, PADDING)],
         special_tokens=True,

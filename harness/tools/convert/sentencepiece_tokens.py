@@ -25,7 +25,7 @@ from transformers.tokenization_utils_base import generate_merges
 # when it is imported, where a type checker does not see them.
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto  # type: ignore[attr-defined]
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import UserError, foreign
 
 #: The character that replaces a space, also the one that is put before a text.
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -61,7 +61,7 @@ def read_settings(folder: Path) -> TokenSettings:
     Raises:
         UserError: a file is not there or does not parse.
     """
-    try:
+    with foreign(f"{str(folder)!r}: no usable tokenizer_config.json", "the original file"):
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         old = folder / "added_tokens.json"
         numbers = json.loads(old.read_text(encoding="utf-8")) if old.is_file() else {}
@@ -70,8 +70,6 @@ def read_settings(folder: Path) -> TokenSettings:
             added[int(number)] = AddedToken(**token)
         further = [_content(token) for token in config.get("additional_special_tokens") or ()]
         named = {role: _content(config[role]) for role in ROLES if config.get(role) is not None}
-    except FOREIGN as error:
-        raise UserError(f"{str(folder)!r}: no usable tokenizer_config.json ({error!r})") from error
     return TokenSettings(config, added, named, frozenset([*named.values(), *further]))
 
 
@@ -133,10 +131,8 @@ def read_pieces(file: Path) -> Any:
         UserError: it is not there, does not parse, is no BPE, or changes texts first.
     """
     model = ModelProto()
-    try:
+    with foreign(f"{str(file)!r} is no sentencepiece model", "the original file", (DecodeError,)):
         model.ParseFromString(file.read_bytes())
-    except (*FOREIGN, DecodeError) as error:
-        raise UserError(f"{str(file)!r} is no sentencepiece model ({error})") from error
     if model.trainer_spec.model_type != _BPE:
         raise UserError(f"{str(file)!r} cannot be converted; valid: a sentencepiece model of BPE")
     spec = model.normalizer_spec
