@@ -3,9 +3,12 @@
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 from zlib import crc32
 
 import pytest
+
+from espalier.harness.store import Journal, RunDir, Store
 
 # Small models gain nothing from more. Read when torch is imported, here and in the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -49,3 +52,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # A stride would take the same family of each product again and again.
             of_ci = crc32(item.nodeid.encode()) % ci_share == 0
             item.add_marker(pytest.mark.slow if of_ci else pytest.mark.exhaustive)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "journal.jsonl")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """The directory of a run of a store."""
+    return Store(tmp_path).run("k1")

@@ -345,16 +345,16 @@ def test_a_row_states_all_of_its_key_that_is_not_code(bench: Bench) -> None:
 
 
 def test_two_policies_are_two_rows_with_their_names(bench: Bench) -> None:
-    done = bench("-m", "method=divprune", "engine.positions=original,renumbered", "ratio=0.5")
-    assert done.code == 0, done.err
+    done = bench.success(
+        "-m", "method=divprune", "engine.positions=original,renumbered", "ratio=0.5"
+    )
     first, second = (leaves(row["settings"]) for row in done.rows)
     assert {key for key in first if first[key] != second[key]} == {"engine.positions"}
     assert "divprune positions=renumbered" in done.out
 
 
 def test_settings_without_a_place_in_the_name_tell_rows_of_a_table_apart(bench: Bench) -> None:
-    done = bench("-m", "method=divprune", "model.dtype=float32,bfloat16", "ratio=0.5")
-    assert done.code == 0, done.err
+    done = bench.success("-m", "method=divprune", "model.dtype=float32,bfloat16", "ratio=0.5")
     assert "divprune model.dtype=float32" in done.out
     assert "divprune model.dtype=bfloat16" in done.out
 

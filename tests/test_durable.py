@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from espalier.harness.errors import StoreLost
-from espalier.harness.store import Store
+from espalier.harness.store import RunDir
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import Journal
 
@@ -51,8 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         yield Calls(patch)
 
 
-def test_an_entry_is_flushed_before_append_returns(tmp_path: Path, calls: Calls) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_an_entry_is_flushed_before_append_returns(journal: Journal, calls: Calls) -> None:
     journal.append({"doc_id": 0})
     # The name of a new file is not on the disk before its folder is.
     assert calls.taken() == ["write file", "fsync file", "fsync folder"]
@@ -60,10 +59,7 @@ def test_an_entry_is_flushed_before_append_returns(tmp_path: Path, calls: Calls)
     assert calls.taken() == ["write file", "fsync file"]
 
 
-def test_a_row_is_flushed_before_it_appears_and_its_name_after(
-    tmp_path: Path, calls: Calls
-) -> None:
-    run = Store(tmp_path).run("k1")
+def test_a_row_is_flushed_before_it_appears_and_its_name_after(run: RunDir, calls: Calls) -> None:
     assert calls.taken() == ["fsync folder"]  # the new folder of the run
     run.commit({"n": 1})
     whole = ["write file", "fsync file", "replace row.json", "fsync folder"]

@@ -69,9 +69,8 @@ JUNK = [b"\xff\xfe\x00\x01", b"[1, 2]", b"7", b'{"half": ', b"[" * 100_000, b"nu
 
 
 def test_damaged_lines_are_counted_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    journal: Journal, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
     journal.path.write_bytes(b"\n".join([*JUNK, json.dumps(GOOD).encode(), b'{"torn']))
     for _ in range(2):
         assert journal.entries() == [json.loads(json.dumps(GOOD))]
@@ -80,8 +79,7 @@ def test_damaged_lines_are_counted_and_left_out(
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_a_journal_that_is_no_file_is_one_line(tmp_path: Path, kind: str) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_a_journal_that_is_no_file_is_one_line(journal: Journal, kind: str) -> None:
     (os.mkdir if kind == "folder" else os.mkfifo)(journal.path)
     assert "journal.jsonl is not a file; remove it" in refused(journal.entries)
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from inspect import isclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from espalier.harness.config.kept_tokens import KEEP
 from espalier.harness.errors import Refused, UserError, near_key
@@ -42,8 +42,8 @@ def read_path(key: str, value: object) -> Path:
         UserError: it is neither, or an address of the network.
     """
     check_address(key, value, ON_THIS_MACHINE)
-    path: Path = read_value(key, fspath(value) if isinstance(value, PathLike) else value, Path)
-    return path
+    text = fspath(value) if isinstance(value, PathLike) else value
+    return cast("Path", read_value(key, text, Path))
 
 
 def check_instance(key: str, value: object, base: type | tuple[type, ...], valid: str) -> None:

@@ -7,7 +7,7 @@ from io import BytesIO
 from math import ceil
 from os import PathLike, fspath
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
@@ -222,8 +222,7 @@ def _faded(pixels: np.ndarray, kept: np.ndarray, outside: np.ndarray) -> np.ndar
     grey = pixels.mean(2, keepdims=True).repeat(3, axis=2)
     share = np.select([kept, outside], [0.0, UNSEEN], FADED)[..., None]
     base = np.where(kept[..., None], pixels, grey)
-    faded: np.ndarray = base * (1 - share) + share
-    return faded
+    return cast("np.ndarray", base * (1 - share) + share)
 
 
 def _saved(figure: Drawing, path: str | PathLike[str] | None) -> Drawing:

@@ -64,8 +64,8 @@ def _channels_last(tensor: torch.Tensor) -> np.ndarray:
     channels = (1, 3, 4)
     first = tensor.dim() == 3 and tensor.shape[0] in channels and tensor.shape[2] not in channels
     tensor = tensor.permute(1, 2, 0) if first else tensor
-    array: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    return array
+    tensor = tensor.float() if tensor.is_floating_point() else tensor
+    return tensor.numpy()
 
 
 def _image_of(array: np.ndarray) -> Image.Image:

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from rich.console import Console
 from rich.progress import Progress
@@ -141,8 +141,7 @@ def read_request(argv: Sequence[str]) -> CalibrationRequest:
 
 def _integer(key: str, text: str, minimum: int = 1) -> int:
     value = int(text) if text.isdecimal() else text
-    number: int = read_value(key, value, Annotated[int, at_least(minimum)])
-    return number
+    return cast("int", read_value(key, value, Annotated[int, at_least(minimum)]))
 
 
 def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:

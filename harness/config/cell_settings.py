@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from espalier.harness.config.benchmark_section import benchmark_spec, is_own_data
 from espalier.harness.config.composer import Cell
@@ -154,8 +154,7 @@ def read_amount(ratio: Any, keep: Any, drafts: bool) -> float | int:
         UserError: one of the values is out of range.
     """
     if keep is None:
-        share: float = read_value("ratio", ratio, DraftRatio if drafts else Ratio)
-        return share
+        return cast("float", read_value("ratio", ratio, DraftRatio if drafts else Ratio))
     removed = ratio_of(keep)
     if removed is not None:
         return removed
@@ -164,5 +163,4 @@ def read_amount(ratio: Any, keep: Any, drafts: bool) -> float | int:
             f"keep={keep!r} must be a number of visual tokens, 1 and more, or a share above 0% up to 100% without an "
             f"exponent, such as 10%; at most {MOST:,} tokens"
         )
-    count: int = keep
-    return count
+    return cast("int", keep)

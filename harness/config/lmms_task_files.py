@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -61,8 +61,7 @@ class _ConfLoader(_FastLoader):
             raise yaml.constructor.ConstructorError(
                 None, None, f"found duplicate key {twice}", node.start_mark
             )
-        table: dict[Any, Any] = super().construct_mapping(node, deep)
-        return table
+        return cast("dict[Any, Any]", super().construct_mapping(node, deep))
 
 
 _NUMBER = r"[-+]?(\d+(_\d+)*(\.[\d_]*)?([eE][-+]?\d+)|\d+(_\d+)*\.[\d_]*|\.\d+(_\d+)*|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"

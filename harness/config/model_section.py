@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.cost.facts import ModelFacts, read_facts
@@ -142,8 +142,7 @@ def _task_prompt(key: str, tables: Mapping[str, Any], tasks: Iterable[str]) -> _
         task_table = table(f"{key}.{task}", tables.get(task))
         _read_part(_TaskPrompt, f"{key}.{task}", task_table)
         entries = merged(entries, task_table)
-    part: _TaskPrompt = _read_part(_TaskPrompt, key, entries)
-    return part
+    return cast("_TaskPrompt", _read_part(_TaskPrompt, key, entries))
 
 
 def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
@@ -26,7 +26,6 @@ from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
 from espalier.harness.evaluation.prefetch import ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.evaluation.prompt_text import worded
 from espalier.harness.evaluation.samples import (
-    AnswerJournal,
     Failure,
     Sample,
     SampleErrors,
@@ -39,6 +38,9 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.answer_digest import Key
+
+if TYPE_CHECKING:
+    from espalier.harness.store.files.journal import Journal
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
@@ -75,7 +77,7 @@ class ChatModel(lmms):
     def __init__(
         self,
         opened: OpenMethod,
-        journal: AnswerJournal,
+        journal: Journal,
         spec: RunSpec,
         tasks: Sequence[Task],
         progress: Progress | None = None,
@@ -163,8 +165,7 @@ class ChatModel(lmms):
 
     def encode(self, block: Sequence[Instance]) -> Mapping[str, Any]:
         """Return the model's inputs for a batch; any exception passes through."""
-        inputs: Mapping[str, Any] = self._answerer.read(block).inputs
-        return inputs
+        return cast("Mapping[str, Any]", self._answerer.read(block).inputs)
 
     def _groups(self, requests: Sequence[Instance]) -> list[RequestGroup]:
         """Group requests by generation settings, each group in the original order."""
@@ -286,17 +287,6 @@ class RepeatedAnswer:
     chat: Chat
 
 
-class _NoJournal:
-    """Implements AnswerJournal for answers that are not stored."""
-
-    def append(self, *entries: Any) -> None:
-        """Store nothing."""
-
-    def entries(self) -> Sequence[Any]:
-        """Return nothing."""
-        return ()
-
-
 class _Repeater(ChatModel):
     """Answers only the wanted samples, one at a time, and ends before anything is scored."""
 
@@ -332,7 +322,8 @@ def answer_again(
     Raises:
         SampleErrors: a sample failed.
     """
-    arguments = (opened, _NoJournal(), spec, loaded.tasks, None, None, None, loaded.borders)
+    # Nothing is journalled.
+    arguments = (opened, None, spec, loaded.tasks, None, None, None, loaded.borders)
     model = _Repeater(*arguments, wanted=frozenset(keys))
     with scoring(loaded), suppress(AllAnswered):
         simple_evaluate(model=model, **loaded.arguments(spec))

@@ -15,7 +15,6 @@ from espalier.harness.evaluation.metered import (
     open_meters,
 )
 from espalier.harness.evaluation.samples import (
-    AnswerJournal,
     Failure,
     Sample,
     SampleErrors,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from espalier.harness.evaluation.task_cache import TaskCache
     from espalier.harness.kinds.kind import OpenMethod
     from espalier.harness.models.adapter import Adapter
+    from espalier.harness.store.files.journal import Journal
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
@@ -97,7 +97,7 @@ def evaluate(
     spec: RunSpec,
     adapter: Adapter,
     method: Method,
-    journal: AnswerJournal,
+    journal: Journal,
     progress: Progress | None = None,
     *,
     prior: Prior | None = None,
@@ -202,7 +202,7 @@ def open_benchmark(
 def evaluate_session(
     spec: RunSpec,
     opened: OpenMethod,
-    journal: AnswerJournal,
+    journal: Journal,
     progress: Progress | None = None,
     ranks: Ranks | None = None,
     answered: Callable[[], None] | None = None,

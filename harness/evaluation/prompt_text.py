@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from lmms_eval.api.task import Task
 from lmms_eval.protocol import ChatMessages
@@ -96,8 +96,7 @@ def chat_of(messages: Messages) -> Chat:
         refuse_unused("a turn", message, type(turn).model_fields)
         for entry, part in zip(message["content"], turn.content, strict=True):
             refuse_unused(PARTS.get(part.type, part.type), entry, type(part).model_fields)
-    chat: Chat = parsed.to_hf_messages()
-    return chat
+    return cast("Chat", parsed.to_hf_messages())
 
 
 def with_question(messages: Messages, text: str) -> Messages:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
 from PIL import Image
 
@@ -109,16 +109,6 @@ RARE = ("costs", "items", "kept_tokens", "sliding", "pairs", "full_pairs")
 
 #: Number of failures that an error line spells out.
 NAMED = 5
-
-
-class AnswerJournal(Protocol):
-    """The part of a run's journal that the evaluation uses (harness/store/files/journal.py implements it)."""
-
-    def append(self, *entries: Mapping[str, Any]) -> None:
-        """Add entries so that they survive the death of the process."""
-
-    def entries(self) -> Sequence[Mapping[str, Any]]:
-        """Return the whole entries in the order of writing."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmms_eval.api.instance import Instance
 from lmms_eval.evaluator import simple_evaluate
@@ -26,7 +26,7 @@ from espalier.harness.evaluation.batch_answers import Prepared, key_of, sample_n
 from espalier.harness.evaluation.chat_model import HOPELESS, AllAnswered, ChatModel
 from espalier.harness.evaluation.evaluate import Progress
 from espalier.harness.evaluation.lmms_tasks import LoadedBenchmark, scoring
-from espalier.harness.evaluation.samples import AnswerJournal, Sample, finished_samples
+from espalier.harness.evaluation.samples import Sample, finished_samples
 from espalier.harness.kinds.kind import OpenMethod
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.models.adapter import Adapter
@@ -35,6 +35,9 @@ from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.answer_digest import Key
 from espalier.methods.base import Method, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.store.files.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ class SharedRun:
 
     spec: RunSpec
     method: Method
-    journal: AnswerJournal
+    journal: Journal
     prior: Prior | None = None
     done: set[Key] = field(default_factory=set)
     fresh: int = 0

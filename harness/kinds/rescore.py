@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -136,10 +136,8 @@ def judge(adapter: Adapter, inputs: Mapping[str, Any], ids: Tensor, **generation
         return Judged(torch.stack(stands, 1), torch.stack(chance, 1), torch.stack(gap, 1))
 
     # Beam search is a way to search; the judging model has one distribution.
-    judged: Judged = adapter.model.generate(
-        **inputs, **{**generation, "num_beams": 1}, custom_generate=score
-    )
-    return judged
+    settings = {**generation, "num_beams": 1}
+    return cast("Judged", adapter.model.generate(**inputs, **settings, custom_generate=score))
 
 
 def _run_answers(
@@ -152,18 +150,17 @@ def _run_answers(
     """
     fed = ids[:, :-1]
     if fed.shape[1] == 0:
-        nothing: Tensor = prompt.logits[:, :0]
-        return nothing
+        return cast("Tensor", prompt.logits[:, :0])
     # Positions of text increase by one on all axes; no counted token attends to positions after an answer's end.
     following = positions[..., -1:] + 1 + torch.arange(fed.shape[1], device=positions.device)
-    hidden: Tensor = adapter.decoder(
+    output = adapter.decoder(
         inputs_embeds=adapter.model.get_input_embeddings()(fed),
         attention_mask=torch.cat([mask, mask.new_ones(fed.shape)], 1),
         position_ids=following,
         past_key_values=prompt.past_key_values,
         use_cache=True,
-    ).last_hidden_state
-    return hidden
+    )
+    return cast("Tensor", output.last_hidden_state)
 
 
 def acceptance(records: Sequence[SampleRecord]) -> dict[str, Any] | None:

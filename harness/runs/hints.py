@@ -41,26 +41,14 @@ def next_step(
     if draws or "experiment" in options:
         return None
     methods = list(dict.fromkeys(row["method"] for row in rows))
-    if any(row["extra"].get("speculative") for row in rows):
-        method = options["method"]
-        other_method = "vanilla_sd" if method != "vanilla_sd" else "pearl"
-        line = _with(argv, method=f"{other_method},{method}")
-        return (
-            None if "," in method else (line, f"compares with {other_method}, another way to draft")
-        )
+    if any("+" in row["method"] or row["extra"].get("speculative") for row in rows):
+        return None
     if methods == ["none"]:
         line = _with(argv, method="none,random,divprune", ratio="0.5,0.9")
         return (
             line,
             "shows the accuracy that remains without half or nine tenths of the visual tokens",
         )
-    if any("+" in method for method in methods):
-        compressor = options.get("method@compressor") or options.get("compressor")
-        if compressor is None or "," in compressor:
-            return None
-        kept = [text for text in argv if not text.startswith(("compressor=", "method@compressor="))]
-        line = _with(kept, compressor=f"none,{compressor}")
-        return line, "compares with the same method with the full cache"
     controls = CACHE_CONTROLS if any(row["extra"].get("cache") for row in rows) else CONTROLS
     absent = {name: purpose_of for name, purpose_of in controls.items() if name not in methods}
     if not absent:

@@ -208,9 +208,6 @@ class CellRunner:
             bar.phase(f"loading {spec.model.name}")
             served = None
             if spec.backend.served:
-                # Only served runs start engines.
-                from espalier.harness.runs.served.engine_pool import EnginePool
-
                 self.engines = self.engines or EnginePool()
                 served = self.engines.model(spec)
             adapter = self.pool.adapter(spec.model) if served is None else served.adapter

@@ -87,10 +87,8 @@ def _end(root: Callable[[float], float], middle: float, step: float, target: flo
     for _ in range(OUTWARDS):
         far = near + step
         if sign * (root(far) - target) >= 0:
-            end: float = optimize.brentq(
-                lambda t: root(t) - target, near, far, xtol=abs(step) * 1e-5
-            )
-            return end
+            end = optimize.brentq(lambda t: root(t) - target, near, far, xtol=abs(step) * 1e-5)
+            return float(end)
         near, step = far, step * 1.5
     return math.copysign(math.inf, step)
 
@@ -206,8 +204,7 @@ def drawn_shares(
         weights[:, -1] = rng.standard_gamma(unseen, len(weights)) if unseen else 0.0
         sums = weights @ table
         draws.append(sums[:, ::2] / sums[:, 1::2])
-    ratios: Array = np.concatenate(draws)
-    return ratios
+    return np.concatenate(draws)
 
 
 def of_mean(scores: Array) -> tuple[Parts, Parts]:

@@ -298,9 +298,7 @@ def test_a_method_that_writes_into_its_view_changes_nothing(model: Any) -> None:
         with espalier.apply(model, Mine(rule), ratio=0.9) as pruned:
             inputs = pruned._opened.encode([chat])
             more = {"max_new_tokens": 2, "output_logits": True}
-            generated = pruned._opened.generator.generate(inputs, ["0"], **more)
-        assert generated.logits is not None
-        return generated.logits
+            return pruned._opened.generator.generate(inputs, ["0"], **more).logits
 
     assert torch.equal(logits(written), logits(merged))
 
@@ -326,8 +324,7 @@ class Scores(CacheCompressor):
 
 
 def by_key(view: Any) -> torch.Tensor:
-    norms: torch.Tensor = view.keys[:1, view.candidates].norm(dim=-1)
-    return norms
+    return view.keys[:1, view.candidates].norm(dim=-1)
 
 
 def written_keys(view: Any) -> torch.Tensor:

@@ -140,7 +140,6 @@ def test_a_checkpoint_comes_too(
     save_llava(hub.root / "llava-hf/llava-1.5-7b-hf")
     (hub.root / "llava-hf/llava-1.5-7b-hf/pytorch_model.bin").write_bytes(b"older weights")
     revision = commands.spec_of("model=llava15_7b").model.revision
-    assert revision is not None
     hub.revisions.add(revision)
     assert prefetch("seedling_vqa", ["model=llava15_7b"]) == 0
     home = tmp_path / "home/hub/models--llava-hf--llava-1.5-7b-hf/snapshots" / revision
@@ -151,7 +150,6 @@ def test_a_checkpoint_comes_too(
 
 def test_only_the_files_of_the_configuration_are_fetched(hub: Hub) -> None:
     repository = settled(Wanted("longvideobench/LongVideoBench"))
-    assert repository.patterns is not None
     assert set(repository.patterns) == {
         "README.md",
         "test-00000-of-00001.parquet",

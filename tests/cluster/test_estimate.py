@@ -55,9 +55,7 @@ def cost_at(*argv: str) -> CellCost:
 
 def decoding_of(*argv: str) -> Decoding:
     """Return the decoding of a cell that has one."""
-    decoding = cost_at(*argv).decoding
-    assert decoding is not None
-    return decoding
+    return cost_at(*argv).decoding
 
 
 def cost(*argv: str) -> int:
@@ -173,8 +171,6 @@ def test_pages_cost_hours_by_the_length_of_their_text() -> None:
     (cell,), lines = planned(*pages)
     assert "1,355 of" not in "".join(lines)
     cost, decoding = cell.cost, cell.cost and cell.cost.decoding
-    assert cost is not None
-    assert decoding is not None
     assert decoding.tokens == (600, 1300)
     # 1,355 pages in batches of 8; a step of 12 layers takes no less than their launches.
     assert decoding.batches == 170
@@ -254,7 +250,6 @@ def test_steps_of_denoised_answers_are_counted() -> None:
     assert step < cost(*lavida, *stated, "method=d3tom", "ratio=0.9") < 8 * step
     cells, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert "not counted" not in "".join(hours_of(lines))
-    assert cells[0].cost is not None
     assert cells[0].cost.launches == 8 * facts.text.layers
     cached = cost(*lavida, *stated, "method=none", "+model.generation.prefix_cache=true")
     prompt = text_flops(facts, entering, NOMINAL_TEXT)
@@ -280,8 +275,7 @@ def test_the_store_is_asked_and_left_as_it_is(
     store = tmp_path / "store"
     grid = ("-m", "method=none,random,uniform", "ratio=0.5,0.9")
     bench = make_bench(store, capsys, monkeypatch)
-    done = bench(*grid, "--dry")
-    assert done.code == 0, done.err
+    done = bench.success(*grid, "--dry")
     assert not store.exists()
     assert bench.fake.specs == []
     # `none` at two ratios is one run.

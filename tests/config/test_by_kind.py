@@ -10,8 +10,6 @@ from espalier.harness.config.resolvers import register
 from espalier.harness.errors import tell_once
 from tests import commands
 
-spec_of = commands.spec_of
-
 
 @pytest.mark.parametrize(
     ("line", "K", "alpha"),
@@ -32,19 +30,19 @@ spec_of = commands.spec_of
     ],
 )
 def test_d2pruner_has_its_setting_for_localization(line: str, K: int, alpha: float) -> None:
-    params = spec_of("method=d2pruner", *line.split()).method.params
+    params = commands.spec_of("method=d2pruner", *line.split()).method.params
     assert (params["K"], params["alpha"]) == (K, alpha)
 
 
 def test_another_setting_is_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     tell_once.cache_clear()
     for _ in range(2):
-        spec_of("method=d2pruner", "model=internvl2_5_8b", "benchmark=refcoco_testB")
+        commands.spec_of("method=d2pruner", "model=internvl2_5_8b", "benchmark=refcoco_testB")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
         "method=d2pruner: 0.5 instead of 1.0, as its paper has it for localization"
     )
-    spec_of("method=d2pruner", "benchmark=seedling_vqa")
+    commands.spec_of("method=d2pruner", "benchmark=seedling_vqa")
     assert not capsys.readouterr().err
     assert compose_section("method", "d2pruner")["params"]["alpha"] == 1.0
 

@@ -27,9 +27,6 @@ SEEDLING = ROOT / "harness" / "seedling" / "weights" / "seedling"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-spec_of = commands.spec_of
-
-
 def hub_cache(home: Path) -> dict[str, str]:
     """Write the cache of a hub that holds one repository, and return the environment that names it."""
     repository = home / "hub" / "models--me--tiny"
@@ -58,7 +55,10 @@ def test_a_folder_of_any_name_is_read_by_its_own_configuration(
 ) -> None:
     shutil.copytree(SEEDLING, tmp_path / name)
     monkeypatch.chdir(tmp_path)
-    named, known = spec_of(f"model=./{name}", "method=fastv"), spec_of("method=fastv")
+    named, known = (
+        commands.spec_of(f"model=./{name}", "method=fastv"),
+        commands.spec_of("method=fastv"),
+    )
     model = named.model
     assert (model.name, model.path, model.hub) == (name, tmp_path / name, None)
     assert (model.adapter, model.conversation) == ("llava", "checkpoint")
@@ -67,13 +67,12 @@ def test_a_folder_of_any_name_is_read_by_its_own_configuration(
     assert replace(model.facts, patch_tokens=False) == stated
     assert model_revision(model, Digests()) == model_revision(known.model, Digests())
     for quoted in (f"{tmp_path / name}", f'"{tmp_path / name}"'):
-        assert spec_of(f"model={quoted}", "method=fastv").model == model
+        assert commands.spec_of(f"model={quoted}", "method=fastv").model == model
 
 
 def test_a_folder_can_draft() -> None:
     draft = SEEDLING.with_name("seedling_draft")
-    spec = spec_of("method=pearl", f"method.draft={draft}").method.draft
-    assert spec is not None
+    spec = commands.spec_of("method=pearl", f"method.draft={draft}").method.draft
     assert (spec.name, spec.path, spec.facts.text.layers) == ("seedling_draft", draft, 2)
 
 
@@ -91,7 +90,7 @@ WRONG = (
 def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> None:
     for key, use in {
         "model": lambda: read_command([f"model={name}"]),
-        "method.draft": lambda: spec_of("method=pearl", f"method.draft={name}"),
+        "method.draft": lambda: commands.spec_of("method=pearl", f"method.draft={name}"),
         "name": lambda: espalier.load(name),
     }.items():
         line = refused(use)

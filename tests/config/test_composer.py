@@ -71,8 +71,7 @@ def in_full(overrides: Sequence[str]) -> Cell:
     if config.get("keep") is not None:
         plain: Any = OmegaConf.to_container(config)
         config.update(settled(config["keep"], plain))
-    cell: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    return cell
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
 
 
 def check(composer: Composer, overrides: Sequence[str], cell: Cell | None = None) -> None:

@@ -100,7 +100,6 @@ SIZES = {
 @pytest.mark.parametrize("name", ["seedling", "seedling_draft"])
 def test_model_facts_are_those_of_the_checkpoint(name: str) -> None:
     model = spec_of(f"model={name}").model
-    assert model.path is not None
     config: dict[str, Any] = json.loads((model.path / "config.json").read_text())
     text, vision, facts = config["text_config"], config["vision_config"], model.facts
     text_sizes = {**SIZES, "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
@@ -185,7 +184,6 @@ def test_relative_paths_start_where_the_user_stands_and_those_of_the_package_in_
     assert spec.judge.prompt == tmp_path / "../prompt.txt"
     assert spec_of("model.path=weights").model.path == tmp_path / "weights"
     assert spec_of("model.path=pkg://espalier/tasks").model.path == ROOT / "tasks"
-    assert spec.model.path is not None
     assert spec.model.path.is_relative_to(ROOT)
 
 

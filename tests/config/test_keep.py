@@ -34,16 +34,13 @@ def share(ratio: float) -> Budget:
     return Budget("kept", ratio)
 
 
-spec_of = commands.spec_of
-
-
 def budgets(*argv: str) -> list[Budget]:
     return [build_spec(cell).budget for cell in commands.cells_of(*argv)]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
 def test_what_is_neither_number_nor_share_is_refused(value: object) -> None:
-    facts = spec_of("limit=1").model.facts
+    facts = commands.spec_of("limit=1").model.facts
     with pytest.raises(
         UserError, match=r"^keep=.* must be a number of visual tokens, 1 and more, or a"
     ):
@@ -68,7 +65,7 @@ def test_a_share_has_the_key_and_the_parts_of_its_ratio() -> None:
     digests = Digests()
 
     def job(*argv: str) -> Job:
-        return admit(spec_of("method=fastv", "limit=2", *argv), digests, places=False)
+        return admit(commands.spec_of("method=fastv", "limit=2", *argv), digests, places=False)
 
     by_ratio, by_share, by_count = map(job, ("ratio=0.9", "keep=10%", "keep=14"))
     assert (by_share.key, by_share.parts) == (by_ratio.key, by_ratio.parts)
@@ -82,7 +79,7 @@ def test_a_share_has_the_key_and_the_parts_of_its_ratio() -> None:
     assert by_count.parts["settings"] == by_ratio.parts["settings"]
     assert by_count.outline()["ratio"] == 1 - 14 / 144
     # A method that acts nowhere keeps every token, however it is asked.
-    none = spec_of("method=none", "keep=14")
+    none = commands.spec_of("method=none", "keep=14")
     whole = replace(none, budget=share(0))
     assert admit(none, digests, places=False).key == admit(whole, digests, places=False).key
 
@@ -126,6 +123,5 @@ def test_looking_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_hint_does_not_set_both() -> None:
     rows = [{"method": "none", "extra": {}}]
     step = next_step(["method=none", "keep=64"], rows)
-    assert step is not None
     assert "ratio=0.5,0.9" in step[0]
     assert "keep" not in step[0]

@@ -67,7 +67,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch, nvml: Nvml | None) -> None:
         return SimpleNamespace(uuid=f"card{name.partition(':')[2] or 0}")
 
     def synchronize(name: str) -> None:
-        assert nvml is not None
         nvml.log.append(f"wait for {name}")
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

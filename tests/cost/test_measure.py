@@ -37,8 +37,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return watch
 
 
-def test_phases_add_up_and_inner_ones_are_inside_outer_ones(watch: Watch) -> None:
-    clock = Clock()
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_phases_add_up_and_inner_ones_are_inside_outer_ones(clock: Clock, watch: Watch) -> None:
     for _ in range(2):
         with clock.phase("prefill"):
             watch.pass_ms(4)
@@ -49,8 +53,7 @@ def test_phases_add_up_and_inner_ones_are_inside_outer_ones(watch: Watch) -> Non
     assert clock.counts() == {"prefill": 2, "select": 2}
 
 
-def test_a_phase_inside_itself_counts_once(watch: Watch) -> None:
-    clock = Clock()
+def test_a_phase_inside_itself_counts_once(clock: Clock, watch: Watch) -> None:
     with clock.phase("a"):
         watch.pass_ms(1)
         with clock.phase("a"):
@@ -59,8 +62,7 @@ def test_a_phase_inside_itself_counts_once(watch: Watch) -> None:
     assert clock.counts() == {"a": 1}
 
 
-def test_start_and_stop_are_the_same_phase_as_with(watch: Watch) -> None:
-    clock = Clock()
+def test_start_and_stop_are_the_same_phase_as_with(clock: Clock, watch: Watch) -> None:
     clock.start("decode")
     watch.pass_ms(2)
     clock.stop("decode")
@@ -71,8 +73,7 @@ def test_start_and_stop_are_the_same_phase_as_with(watch: Watch) -> None:
         clock.stop("decode")
 
 
-def test_an_error_inside_a_phase_closes_it(watch: Watch) -> None:
-    clock = Clock()
+def test_an_error_inside_a_phase_closes_it(clock: Clock, watch: Watch) -> None:
 
     def fail() -> None:
         watch.pass_ms(1)
@@ -83,15 +84,13 @@ def test_an_error_inside_a_phase_closes_it(watch: Watch) -> None:
     assert clock.totals_ms() == {"a": 1}
 
 
-def test_the_real_clock_measures_wall_time() -> None:
-    clock = Clock()
+def test_the_real_clock_measures_wall_time(clock: Clock) -> None:
     with clock.phase("a"):
         time.sleep(0.005)
     assert clock.totals_ms()["a"] >= 5
 
 
-def test_reset_forgets_but_not_inside_a_phase() -> None:
-    clock = Clock()
+def test_reset_forgets_but_not_inside_a_phase(clock: Clock) -> None:
     with clock.phase("a"), pytest.raises(RuntimeError, match="open phase 'a'"):
         clock.reset()
     clock.reset()
@@ -124,8 +123,7 @@ def test_only_cuda_is_drained_at_both_ends(
     assert len(waits) == drains
 
 
-def test_a_phase_costs_microseconds() -> None:
-    clock = Clock()
+def test_a_phase_costs_microseconds(clock: Clock) -> None:
     started = time.thread_time()  # neighbours on the machine do not count
     for _ in range(2000):
         with clock.phase("a"):

@@ -14,7 +14,6 @@ from espalier.harness.engine.text_stack import CudaGraphs, TextStack, prefill_wo
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Decoder
 from lab.bench.speculative_bench import chat_of
 from tests import commands
 
@@ -30,7 +29,6 @@ spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_captio
 def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
     """Two answers with the ids of `generate` on the same device, and the transport."""
     job = admission.admit(spec_of(*overrides), Digests())
-    assert isinstance(job.method, Decoder)
     adapter, records = load_adapter(job.spec.model), []
     with Speculation(job.spec, adapter, job.method) as speculation:
         for scene in (3, 4):

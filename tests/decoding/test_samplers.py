@@ -139,14 +139,12 @@ def test_a_sampling_draft_draws_by_position_and_says_from_what() -> None:
 def test_ids_that_the_other_side_lacks_are_never_said() -> None:
     """A draft with a wider vocabulary says only what both know; greedy, sampled and in trees."""
     (free,) = known_side("llava").rows([], Draft(()))
-    assert isinstance(free, int)
     bound = side("llava", common=free)
     assert max(bound.draft([], 6).tokens) < free
     assert bound.draft([], 1).tokens[0] == int(bound.first[:free].argmax())
     tree = TreeDrafter(bound, (-1,) * 5).draft([], 1).tokens
     assert list(tree) == bound.first[:free].topk(5).indices.tolist()
     (row,) = side("llava", common=free, do_sample=True).rows([], Draft(()))
-    assert isinstance(row, torch.Tensor)
     assert row.shape == (free,)
     assert float(row.sum()) == pytest.approx(1)
 

@@ -58,7 +58,6 @@ spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_captio
 def speculation(name: str, *overrides: str) -> Speculation:
     method, *more = name.split()
     job = admission.admit(spec_of(f"method={method}", *more, *overrides), Digests())
-    assert isinstance(job.method, Decoder)
     return Speculation(job.spec, target(), job.method)
 
 

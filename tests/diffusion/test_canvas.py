@@ -64,8 +64,12 @@ def run(adapter, inputs, method=None, budget=NONE, backend="drop", seed=3, **set
         return session.generate(inputs, **settings)
 
 
-def test_answers_are_those_of_the_class_and_steps_are_counted():
-    adapter = loaded("float32")
+@pytest.fixture
+def adapter():
+    return loaded("float32")
+
+
+def test_answers_are_those_of_the_class_and_steps_are_counted(adapter):
     texts = adapter.encode([chat("w1 w2"), chat("w3 w4 w5 w6 w7")])
     for inputs in (*(batch_of(adapter, rows) for rows in ROWS[:2]), texts):
         for settings in (SOON, LONG):
@@ -83,8 +87,7 @@ def test_answers_are_those_of_the_class_and_steps_are_counted():
     assert not torch.equal(run(adapter, texts, seed=4, **settings).ids, ids)
 
 
-def test_rows_end_at_their_own_canvas(monkeypatch):
-    adapter = loaded("float32")
+def test_rows_end_at_their_own_canvas(adapter, monkeypatch):
     inputs = batch_of(adapter, ROWS[0])
     answers, _ = class_answers(adapter, inputs, **LONG)
     # The first row's answer has this token in its first canvas; others may have it later.
@@ -103,10 +106,9 @@ def test_rows_end_at_their_own_canvas(monkeypatch):
 
 
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
-def test_ratio_zero_is_bit_identical(gather, monkeypatch):
+def test_ratio_zero_is_bit_identical(adapter, gather, monkeypatch):
     if gather:
         monkeypatch.setattr(Decision, "keeps_all", lambda decision, stage: False)
-    adapter = loaded("float32")
     for rows in ROWS[:2]:
         inputs = batch_of(adapter, rows)
         ids, _ = class_answers(adapter, inputs, **LONG)
@@ -240,8 +242,7 @@ def test_flops_are_those_that_torch_counts(ratio):
     assert (flops.share_of_full < 1) == bool(ratio)
 
 
-def test_pairs_are_those_of_masks_by_hand():
-    adapter = loaded("float32")
+def test_pairs_are_those_of_masks_by_hand(adapter):
     inputs = batch_of(adapter, (0,))
     record = run(adapter, inputs, Scatter(("prefix",)), MOST, **LONG).records[0]
     full = record.entering[0] + record.text
@@ -279,8 +280,7 @@ def test_a_method_in_the_prompt(case):
         MOST.verify(method, adapter.facts, record)
 
 
-def test_logits_that_are_not_finite_fail_the_sample():
-    adapter = loaded("float32")
+def test_logits_that_are_not_finite_fail_the_sample(adapter):
 
     def spoil(module, args, output):
         output[:, 2] = float("nan")

@@ -7,6 +7,7 @@ import pytest
 
 from espalier.harness.models.adapter import Adapter
 from tests.family_runs import adapter_of, saved
+from tests.tiny import Tiny
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,8 @@ def single() -> Adapter:
 @pytest.fixture(scope="session")
 def eager() -> Adapter:
     return adapter_of("llava", "float32", "eager")
+
+
+@pytest.fixture
+def tiny() -> Tiny:
+    return Tiny("llava")

@@ -146,13 +146,12 @@ def test_windows_of_a_decoder_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize("method", ["method=uniform ratio=0.5", "method=autoregressive"])
-def test_a_model_with_a_broken_layer_has_no_score(method: str, tmp_path: Path) -> None:
+def test_a_model_with_a_broken_layer_has_no_score(method: str, journal: Journal) -> None:
     """Such samples used to get the first id as every token, and a score of 0.0."""
     spec = commands.spec_of("limit=2", "model.device=cpu", "engine.warmup=0", *method.split())
     adapter = load_adapter(spec.model)
     with torch.no_grad():
         adapter.decoder.layers[2].self_attn.v_proj.weight[0, 0] = float("nan")
-    journal = Journal(tmp_path / "journal.jsonl")
     with pytest.raises(SampleErrors, match="decoder layer 2 of 6") as caught:
         evaluate(spec, adapter, build_method(spec.method.name, spec.method.params), journal)
     assert len(caught.value.failures) == 2

@@ -115,10 +115,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("label", SETTINGS)
 @pytest.mark.parametrize("base", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_settings_and_several_ends(
-    label: str, base: dict[str, Any], lazy: int, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, label: str, base: dict[str, Any], lazy: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "interval", lambda device: lazy)
-    tiny = Tiny("llava")
     adapter, inputs = tiny.adapter, tiny.inputs()
     settings = {**base, **SETTINGS[label]}
     if base is GREEDY:
@@ -132,10 +131,9 @@ def test_settings_and_several_ends(
 
 @pytest.mark.parametrize("lazy", [1, 4, 50])
 def test_what_is_said_behind_the_last_end_is_cut(
-    lazy: int, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, lazy: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "interval", lambda device: lazy)
-    tiny = Tiny("llava")
     settings = {**SAMPLED, "suppress_tokens": list(tiny.adapter.items(tiny.inputs(1)))}
     plain = generated(tiny.adapter, tiny.inputs(1), "generate", settings).ids[0].tolist()
     end = next(n for n in range(1, STEPS) if plain[n] not in plain[:n])
@@ -144,9 +142,8 @@ def test_what_is_said_behind_the_last_end_is_cut(
 
 
 @pytest.mark.parametrize("lazy", [1, 4])
-def test_stop_strings(lazy: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_strings(tiny: Tiny, lazy: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "interval", lambda device: lazy)
-    tiny = Tiny("llava")
     adapter, inputs = tiny.adapter, tiny.inputs()
     tokenizer = adapter.processor.tokenizer
     plain = generated(adapter, inputs, "generate", GREEDY).ids
@@ -196,8 +193,7 @@ def test_eager_attention_takes_the_same_loop(dtype: str, batches: Any) -> None:
         check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=Scatter(where) if where else None)
 
 
-def test_beams_and_asked_for_scores_are_the_librarys() -> None:
-    tiny = Tiny("llava")
+def test_beams_and_asked_for_scores_are_the_librarys(tiny: Tiny) -> None:
     for settings in ({"num_beams": 2}, {"output_scores": True}):
         ours = generated(tiny.adapter, tiny.inputs(), "loop", {**GREEDY, **settings})
         wanted = generated(tiny.adapter, tiny.inputs(), "generate", {**GREEDY, **settings})
@@ -217,18 +213,16 @@ def test_one_race_is_what_the_library_draws_by() -> None:
         assert torch.equal(torch.rand(()), after)
 
 
-def test_processors_that_leave_nothing_to_draw_are_an_error() -> None:
+def test_processors_that_leave_nothing_to_draw_are_an_error(tiny: Tiny) -> None:
     def nothing(ids: Any, scores: Any) -> Any:
         return torch.full_like(scores, float("-inf"))
 
-    tiny = Tiny("llava")
     settings = {**SAMPLED, "logits_processor": LogitsProcessorList([nothing])}
     with pytest.raises(RuntimeError, match="left none with a probability"):
         generated(tiny.adapter, tiny.inputs(), "loop", settings)
 
 
-def test_the_model_is_as_it_was() -> None:
-    tiny = Tiny("llava")
+def test_the_model_is_as_it_was(tiny: Tiny) -> None:
 
     def hooks() -> int:
         modules = tiny.adapter.model.modules()

@@ -28,9 +28,7 @@ PLACES = (("vision",), ("prefix",), (0,), (2,), (1, 3))
 
 
 def method_of(name: str) -> TokenReducer:
-    built = build_method(name, {})
-    assert isinstance(built, TokenReducer)
-    return built
+    return build_method(name, {})
 
 
 def answered(
@@ -154,8 +152,7 @@ def test_what_the_tower_says_is_kept_for_those_who_ask(name: str) -> None:
                 assert torch.equal(value, after.signals[key]), key
 
 
-def test_pixels_are_read_for_those_who_ask() -> None:
-    tiny = Tiny("llava")
+def test_pixels_are_read_for_those_who_ask(tiny: Tiny) -> None:
     method = Recorder((Site("prefix"),), (Need("luma"),))
     with Session(tiny.adapter, method, HALF) as session:
         prompt = session.prompt(tiny.inputs())
@@ -193,8 +190,7 @@ def test_the_tower_runs_once_and_its_time_is_the_prompts(monkeypatch: pytest.Mon
     assert single.records[0].times_ms["vision"] > 0
 
 
-def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
-    tiny = Tiny("llava")
+def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was(tiny: Tiny) -> None:
     hooks = [len(module._forward_pre_hooks) for module in tiny.adapter.model.modules()]
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), [Scatter(("vision",), True)])
     before = {name: value for name, value in prompt.arguments.items() if isinstance(value, Tensor)}
@@ -206,9 +202,8 @@ def test_nobody_changes_a_prompt_and_the_model_is_left_as_it_was() -> None:
     assert {"inputs_embeds", "position_ids", "attention_mask"} <= before.keys()
 
 
-def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept() -> None:
+def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept(tiny: Tiny) -> None:
     """Without pixels the model has no such argument; beams would need a row for each sample."""
-    tiny = Tiny("llava")
     prompt = shared_prompt(tiny.adapter, tiny.inputs())
     embeddings, levels = prompt.arguments["inputs_embeds"], [torch.ones(4, 32)]
     kept = replace(prompt, arguments={**prompt.arguments, "levels": levels})
@@ -224,8 +219,7 @@ def test_what_a_family_hands_to_its_text_stack_beside_the_words_is_kept() -> Non
         kept.enter(beams)
 
 
-def test_a_prompt_without_pictures() -> None:
-    tiny = Tiny("llava")
+def test_a_prompt_without_pictures(tiny: Tiny) -> None:
     inputs = tiny.adapter.encode([chat("w1 w2"), chat("w3 w4 w5")])
     method = Recorder((Site("vision"),), (Need("cls_attention"),))
     prompt = shared_prompt(tiny.adapter, inputs, [method])
@@ -241,8 +235,7 @@ def refused(tiny: Tiny, method: TokenReducer, prompt: Prompt) -> str:
     return str(caught.value)
 
 
-def test_what_a_prompt_does_not_hold_is_refused() -> None:
-    tiny = Tiny("llava")
+def test_what_a_prompt_does_not_hold_is_refused(tiny: Tiny) -> None:
     bare = shared_prompt(tiny.adapter, tiny.inputs())
     assert "inside the vision tower" in refused(tiny, method_of("tome"), bare)
     assert "tower features" in refused(tiny, Scatter(("vision",)), bare)

@@ -262,7 +262,7 @@ class Slower(Calculator):
 
 
 def test_the_cold_batch_is_not_the_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     spec = make_spec(write_task(tmp_path / "t", sums(6)), warmup=1)
@@ -270,7 +270,6 @@ def test_the_cold_batch_is_not_the_measurement(
     monkeypatch.setattr(
         "espalier.harness.evaluation.chat_model.time.perf_counter", lambda: model.wall
     )
-    journal = Journal(tmp_path / "journal.jsonl")
     result = evaluate_session(spec, model, journal)
     assert model.batches[0] == model.batches[1]
     assert [sample.record.times_ms["vision"] for sample in result.samples] == [1, 1, 2, 2, 3, 3]

@@ -8,18 +8,12 @@ import pytest
 
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.store import Journal
 from tests import commands
 
 
 @pytest.fixture(autouse=True)
 def _data_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal.jsonl")
 
 
 @pytest.fixture(scope="module")

@@ -166,11 +166,12 @@ def by_id(result: Evaluation) -> dict[int, str]:
     return {sample.doc_id: sample.answer for sample in result.samples}
 
 
-def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(tmp_path: Path) -> None:
+def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(
+    journal: Journal, tmp_path: Path
+) -> None:
     questions = sums(10)
     questions[7] = ("1000000+2000000", "3000000")
     spec = make_spec(write_task(tmp_path / "t", questions), batch_size="auto")
-    journal = Journal(tmp_path / "journal.jsonl")
     model = Small(most=4)
     result = evaluate_session(spec, model, journal)
     trials, run = model.batches[:4], model.batches[4:]
@@ -206,14 +207,13 @@ def test_an_error_that_is_not_memory_leaves_the_search_to_the_run(tmp_path: Path
     assert (result.batch_size, result.n_samples) == (2, 6)
 
 
-def test_the_smallest_size_of_all_processes_counts(tmp_path: Path) -> None:
+def test_the_smallest_size_of_all_processes_counts(journal: Journal, tmp_path: Path) -> None:
     class WithOneThatHasRoomForTwo(Ranks):
         def gather(self, value: Any) -> list[Any]:
             return [value, 2] if isinstance(value, int) else [value]
 
     spec = make_spec(write_task(tmp_path / "t", sums(8)), batch_size="auto")
     model = Small()
-    journal = Journal(tmp_path / "journal.jsonl")
     result = evaluate_session(spec, model, journal, None, WithOneThatHasRoomForTwo())
     assert result.batch_size == 2
     assert journal.entries()[0] == {"batch_size": 2}

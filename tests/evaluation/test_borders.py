@@ -160,7 +160,6 @@ def test_media_outside_of_the_folder_are_refused_and_no_request_is_made(
     write(data, *({"bytes": None, "path": path} for path in paths))
     for offline in (True, False):
         loaded = opened(data, tmp_path / "task", offline)
-        assert loaded.borders is not None
         (task,) = loaded.tasks
         docs = task.test_docs()
         for row, path in enumerate(ways.values(), start=1):
@@ -223,7 +222,6 @@ def test_a_changed_picture_changes_the_digests_that_the_key_is_made_of(tmp_path:
         "shown", "shown", None, None, (), "", dataset=DatasetSpec(path="a/b"), path=data
     )
     served = local_data(spec)
-    assert served is not None
     before = served.copies.revision(Digests())
     (data / "images/inside.png").write_bytes(png("yellow"))
     assert served.copies.revision(Digests()) != before
@@ -265,7 +263,6 @@ def test_wide_and_transparent_pictures_of_a_column_come_whole(tmp_path: Path) ->
     rows = ({"bytes": file.getvalue(), "path": None} for file in (wide, clear))
     loaded = opened(write(tmp_path / "data", *rows), tmp_path / "task")
     docs, borders = loaded.tasks[0].test_docs(), loaded.borders
-    assert borders is not None
     for how, shade in (("drop", 0), ("white", 255)):
         laid = AllowedSources(borders.digested, borders.folders, True, how)
         with laid.enforced(pixels=True):

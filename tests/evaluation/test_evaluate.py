@@ -39,10 +39,14 @@ def answers(result: Evaluation) -> dict[int, str]:
     return {sample.doc_id: sample.answer for sample in result.samples}
 
 
-def test_metrics_samples_and_telemetry(tmp_path: Path, journal: Journal) -> None:
+@pytest.fixture
+def model() -> Calculator:
+    return Calculator()
+
+
+def test_metrics_samples_and_telemetry(model: Calculator, tmp_path: Path, journal: Journal) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(5, wrong=[3])), metrics=("right", "f1"))
     progress: list[tuple[int, int]] = []
-    model = Calculator()
     result = evaluate_session(spec, model, journal, lambda *p: progress.append(p))
     assert result.metrics["right"]["value"] == pytest.approx(0.8)
     # Standard error of (1, 1, 1, 0, 1): sample variance 0.2 over five samples.
@@ -77,8 +81,7 @@ def test_the_prompt_of_the_first_answered_sample_is_told(journal: Journal) -> No
         assert result.prompt == {"rendered": "0+7"}
 
 
-def test_limit_and_warmup(journal: Journal) -> None:
-    model = Calculator()
+def test_limit_and_warmup(model: Calculator, journal: Journal) -> None:
     assert evaluated(journal, sums(6), model, limit=3, warmup=2).n_samples == 3
     first = ["sums/0", "sums/1"]
     assert model.batches == [first, first, first, ["sums/2"]]
@@ -110,13 +113,12 @@ def test_missing_data_is_one_line_at_once(tmp_path: Path, journal: Journal) -> N
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_resume_takes_finished_samples_and_gives_the_same_result(
-    tmp_path: Path, journal: Journal, torn: bool
+    model: Calculator, tmp_path: Path, journal: Journal, torn: bool
 ) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(7, wrong=[0])))
     expected = evaluate_session(spec, Calculator(), Journal(tmp_path / "whole.jsonl"))
     lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
     journal.path.write_bytes(b"".join(lines[:3]) + (lines[3][:-9] if torn else b""))
-    model = Calculator()
     result = evaluate_session(spec, model, journal)
     assert result.resumed == 3
     # The half-finished batch is composed as before, the first one is not repeated.
@@ -245,7 +247,7 @@ def test_settings_precedence_and_cleaning() -> None:
 
 
 def test_bad_task_and_metric_names(
-    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    model: Calculator, tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Reading lmms-eval's own two thousand task files takes seconds; ours are enough here.
     index = TaskManager.initialize_tasks
@@ -255,7 +257,6 @@ def test_bad_task_and_metric_names(
         lambda self, include_path, include_defaults: index(self, include_path, False),
     )
     folder = write_task(tmp_path / "t", sums(2))
-    model = Calculator()
     with pytest.raises(UserError, match=r"benchmark.metrics: 'wrong' .*valid: f1, rare, right"):
         evaluate_session(make_spec(folder, metrics=("wrong",)), model, journal)
     with pytest.raises(UserError, match=r"benchmark.task='sumz' .*did you mean sums\?"):

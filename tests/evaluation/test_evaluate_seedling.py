@@ -81,12 +81,11 @@ def test_telemetry_is_complete(whole: tuple[Evaluation, Path], adapter: Adapter)
 
 
 def test_batches_of_one_and_a_resumed_run_give_the_same(
-    whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
+    journal: Journal, whole: tuple[Evaluation, Path], adapter: Adapter, tmp_path: Path
 ) -> None:
     single = make_spec("method=random", "engine.batch_size=1", "engine.warmup=0")
     assert untimed(run(single, adapter, Journal(tmp_path / "single.jsonl"))) == untimed(whole[0])
     lines = whole[1].read_bytes().splitlines(keepends=True)
-    journal = Journal(tmp_path / "journal.jsonl")
     # Killed while the second batch was written: two samples of it whole, the third torn.
     journal.path.write_bytes(b"".join(lines[:6]) + lines[6][:40])
     spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
@@ -117,7 +116,7 @@ def test_batches_do_not_change_answers(
 
 
 def test_failing_sample_is_named_and_leaves_the_model_working(
-    adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    adapter: Adapter, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scene that cannot be read fails alone; the session goes on with the others."""
     plain = adapter.prepare
@@ -131,7 +130,6 @@ def test_failing_sample_is_named_and_leaves_the_model_working(
 
     monkeypatch.setattr(adapter, "prepare", prepare)
     spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
-    journal = Journal(tmp_path / "journal.jsonl")
     with pytest.raises(SampleErrors, match=r"1 of 8 .*seedling_rec/2: OSError: truncated image"):
         run(spec, adapter, journal)
     assert sorted(e["doc_id"] for e in journal.entries() if "answer" in e) == [0, 1, 3, 4, 5, 6, 7]
@@ -187,10 +185,9 @@ def write_files(folder: Path) -> list[str]:
 
 
 def test_an_image_that_cannot_be_decoded_is_an_error_and_never_an_answer(
-    adapter: Adapter, tmp_path: Path
+    journal: Journal, adapter: Adapter, tmp_path: Path
 ) -> None:
     overrides = [*write_files(tmp_path), "method=none", "ratio=0", "engine.batch_size=3"]
-    journal = Journal(tmp_path / "journal.jsonl")
     with pytest.raises(SampleErrors) as raised:
         run(make_spec(*overrides), adapter, journal)
     named = [str(failure) for failure in raised.value.failures]

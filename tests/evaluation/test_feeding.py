@@ -275,9 +275,10 @@ except KeyboardInterrupt as stopped:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_at_once_and_keeps_what_is_finished(tmp_path: Path, number: int) -> None:
+def test_a_signal_stops_at_once_and_keeps_what_is_finished(
+    journal: Journal, tmp_path: Path, number: int
+) -> None:
     folder = write_task(tmp_path / "t", sums(12))
-    journal = Journal(tmp_path / "journal.jsonl")
     reading = tmp_path / "reading"
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), str(journal.path)]
     root = Path(__file__).resolve().parents[2]

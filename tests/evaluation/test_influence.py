@@ -220,7 +220,6 @@ def test_an_aggregate_may_be_a_mean_of_units_in_the_end() -> None:
     raw = [(q, bool((q + p) % 3)) for q in range(7) for p in range(2 if q % 2 else 4)]
     units = [q for q, _ in raw]
     single = unit_aggregates(circular, raw, units, circular(raw))
-    assert single is not None
     assert dict(zip(units, single, strict=True)) == {
         q: circular([answer for answer in raw if answer[0] == q]) for q in range(7)
     }

@@ -146,7 +146,6 @@ def test_equal_copies_share_what_is_prepared_and_no_links(
 
     def linked(copy: Path) -> tuple[Path, Path]:
         data = local_data(bench(copy))
-        assert data is not None
         with data.serving(loading=True):
             place = None if local_dir is None else data.home / local_dir
             folder = huggingface_hub.snapshot_download(

@@ -302,7 +302,6 @@ def test_answers_need_no_benchmark() -> None:
         inputs = opened.encode([chat_of(0), chat_of(1)])
         done = opened.generator.generate(inputs, ["0", "1"], **GREEDY)
         assert len(opened.adapter.decode(done.ids)) == 2
-        assert opened.paired is not None
         assert opened.paired.reduced is not opened.paired.plain
     assert [record.kept for record in done.records] == [(36,), (36,)]
     idle = kind_of(NoReduction(), spec).normalise(spec, NoReduction())

@@ -87,13 +87,17 @@ READS_TOKENS = {
 }
 
 
+@pytest.fixture
+def method(case: Case) -> TokenReducer:
+    return build(case)
+
+
 def test_every_registered_reducer_is_under_test():
     assert {name for name, _ in CASES} | {"none"} == set(names_of(TokenReducer))
 
 
 @every_method
-def test_keeps_exactly_what_was_asked_in_order(case: Case):
-    method = build(case)
+def test_keeps_exactly_what_was_asked_in_order(method: TokenReducer):
     view = make_view(method)
     for keep in sorted({reachable(method, keep) for keep in (1, 2, 3, 7, 12, 24, 41, 47, 48)}):
         plan = method.plan(view, keep)
@@ -103,8 +107,7 @@ def test_keeps_exactly_what_was_asked_in_order(case: Case):
 
 
 @every_method
-def test_keeping_all_changes_nothing(case: Case):
-    method = build(case)
+def test_keeping_all_changes_nothing(method: TokenReducer):
     view = make_view(method)
     plan = method.plan(view, 48)
     assert torch.equal(plan.kept, torch.arange(48).expand(3, 48))
@@ -127,8 +130,7 @@ def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
 
 
 @every_method
-def test_a_batch_equals_its_rows_alone(case: Case):
-    method = build(case)
+def test_a_batch_equals_its_rows_alone(method: TokenReducer):
     for keep in (reachable(method, 5), reachable(method, 24)):
         view = make_view(method)
         together = method.plan(view, keep)
@@ -141,8 +143,7 @@ def test_a_batch_equals_its_rows_alone(case: Case):
 
 
 @every_method
-def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(case: Case):
-    method = build(case)
+def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(method: TokenReducer):
     first = make_view(method)
     before = first.tokens.clone(), {key: value.clone() for key, value in first.signals.items()}
     assert torch.equal(method.plan(first, 13).kept, method.plan(make_view(method), 13).kept)
@@ -151,8 +152,7 @@ def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(case: Case):
 
 
 @every_method
-def test_half_precision_inputs_are_decided_in_fp32(case: Case):
-    method = build(case)
+def test_half_precision_inputs_are_decided_in_fp32(method: TokenReducer):
     view = make_view(method)
     for dtype in (torch.float16, torch.bfloat16):
         halves = {key: value.to(dtype) for key, value in view.signals.items()}
@@ -165,8 +165,7 @@ def test_half_precision_inputs_are_decided_in_fp32(case: Case):
 
 
 @every_method
-def test_identical_tokens_with_equal_scores_are_no_obstacle(case: Case):
-    method = build(case)
+def test_identical_tokens_with_equal_scores_are_no_obstacle(method: TokenReducer, case: Case):
     keep = reachable(method, 10)
     for view in views_of_sites(method):
         flat = {
@@ -187,8 +186,7 @@ def used(method: TokenReducer, view: View) -> None:
 
 
 @every_method
-def test_a_value_that_is_not_finite_is_an_error(case: Case):
-    method = build(case)
+def test_a_value_that_is_not_finite_is_an_error(method: TokenReducer):
     for view in views_of_sites(method):
         for (key, value), poison in product(view.signals.items(), NOT_FINITE):
             # Places are no floats, and an infinite prior means a score of 0.
@@ -202,8 +200,7 @@ def test_a_value_that_is_not_finite_is_an_error(case: Case):
 
 
 @every_method
-def test_a_prompt_without_words_behind_the_image_is_refused(case: Case):
-    method = build(case)
+def test_a_prompt_without_words_behind_the_image_is_refused(method: TokenReducer):
     for view in views_of_sites(method):
         if "text_positions" in view.signals:
             before = torch.arange(WORDS).expand(3, -1)
@@ -212,8 +209,7 @@ def test_a_prompt_without_words_behind_the_image_is_refused(case: Case):
 
 
 @every_method
-def test_schedules_fall_from_site_to_site_and_grow_with_the_share(case: Case):
-    method = build(case)
+def test_schedules_fall_from_site_to_site_and_grow_with_the_share(method: TokenReducer):
     n_sites = len(method.all_sites(BLOCKS, DEPTH))
     schedules = [method.fractions(step / 50, n_sites) for step in range(1, 51)]
     assert schedules[-1] == (1,) * n_sites
@@ -224,8 +220,7 @@ def test_schedules_fall_from_site_to_site_and_grow_with_the_share(case: Case):
 
 
 @every_method
-def test_a_token_that_is_not_finite_is_an_error_or_not_read(case: Case):
-    method = build(case)
+def test_a_token_that_is_not_finite_is_an_error_or_not_read(method: TokenReducer, case: Case):
     view = make_view(method)
     keep = reachable(method, 17)
     clean = method.plan(view, keep).kept
@@ -244,8 +239,7 @@ def test_a_token_that_is_not_finite_is_an_error_or_not_read(case: Case):
 
 
 @pytest.mark.parametrize("case", STEADY, ids=case_id)
-def test_half_precision_changes_one_choice_in_ten_at_most(case: Case):
-    method = build(case)
+def test_half_precision_changes_one_choice_in_ten_at_most(method: TokenReducer):
     view = make_view(method)
     keep = reachable(method, 17)
     exact = method.plan(view, keep).kept
@@ -260,8 +254,7 @@ def test_half_precision_changes_one_choice_in_ten_at_most(case: Case):
 
 
 @pytest.mark.parametrize("case", FOLLOWS_TOKENS, ids=case_id)
-def test_the_choice_follows_the_tokens(case: Case):
-    method = build(case)
+def test_the_choice_follows_the_tokens(method: TokenReducer):
     tilings = (((0, 0, 6, 8),), ((0, 0, 6, 8),))
     view = make_view(method, tilings)
     order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
@@ -271,8 +264,7 @@ def test_the_choice_follows_the_tokens(case: Case):
 
 
 @every_method
-def test_no_token_at_all_and_more_than_there_are_is_refused(case: Case):
-    method = build(case)
+def test_no_token_at_all_and_more_than_there_are_is_refused(method: TokenReducer):
     view = make_view(method)
     for keep in (0, 49):
         with pytest.raises(PlanError, match=f"asked to keep {keep} of 48 tokens; valid: 1 to"):
@@ -287,10 +279,9 @@ def test_a_grid_that_does_not_match_the_tokens_is_refused():
 
 
 @every_method
-def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
+def test_sites_lie_inside_the_model_and_signals_are_known(method: TokenReducer):
     from espalier.harness.engine.signals.table import SIGNALS
 
-    method = build(case)
     for site in method.sites(DEPTH):
         assert site.where in ("vision", "prefix", "layer")
         assert 0 <= site.layer < DEPTH
@@ -298,8 +289,9 @@ def test_sites_lie_inside_the_model_and_signals_are_known(case: Case):
 
 
 @every_method
-def test_positions_are_renumbered_before_the_decoder_and_as_released(case: Case):
-    method = build(case)
+def test_positions_are_renumbered_before_the_decoder_and_as_released(
+    method: TokenReducer, case: Case
+):
     inside = any(site.where == "layer" for site in method.sites(DEPTH))
     habit = "original" if inside else "renumbered"
     positions = method.positions(DEPTH)

@@ -63,9 +63,7 @@ def groups(values: Tensor) -> Tensor:
 
 
 def built(name: str, **params: object) -> CacheCompressor:
-    method = build_method(name, params)
-    assert isinstance(method, CacheCompressor)
-    return method
+    return build_method(name, params)
 
 
 # ------------------------------------------------------------------------------------ scores

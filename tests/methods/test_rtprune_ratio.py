@@ -207,6 +207,5 @@ def test_a_row_of_results_says_that_counts_are_the_methods_own(
 ):
     bench = make_bench(tmp_path / "store", capsys, monkeypatch)
     for name, adaptive in (("rtprune_dynamic", True), ("rtprune", False)):
-        done = bench(f"method={name}", "ratio=0.5")
-        assert done.code == 0, done.err
+        done = bench.success(f"method={name}", "ratio=0.5")
         assert done.last["extra"]["adaptive"] is adaptive

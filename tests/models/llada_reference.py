@@ -174,7 +174,6 @@ class Reference:
         table = self.of.get(
             "model.transformer.wte.weight", self.of.get("model.embed_tokens.weight")
         )
-        assert table is not None
         return table[list(ids)]
 
 

@@ -65,10 +65,14 @@ def sized(*sizes):
     return [chat("w", picture(n, *size)) for n, size in enumerate(sizes)]
 
 
+@pytest.fixture
+def adapter(adapters, name):
+    return adapters[name]
+
+
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
-def test_tokens_are_the_units_that_the_models_packing_puts_there(adapters, name):
+def test_tokens_are_the_units_that_the_models_packing_puts_there(adapter):
     """All shapes in one batch, so that unit numbers run on from image to image."""
-    adapter = adapters[name]
     inputs = adapter.encode(sized(*SIZES.values()))
     features = unit_features(adapter, inputs)
     items = adapter.items(inputs)[adapter.model.config.image_token_id]
@@ -83,8 +87,7 @@ def test_tokens_are_the_units_that_the_models_packing_puts_there(adapters, name)
 
 
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
-def test_placeholders_are_as_many_as_the_processor_writes(adapters, name):
-    adapter = adapters[name]
+def test_placeholders_are_as_many_as_the_processor_writes(adapter):
     for request in sized(*SIZES.values()):
         inputs = adapter.encode([request])
         token = adapter.model.config.image_token_id
@@ -104,8 +107,7 @@ def test_placeholders_are_as_many_as_the_processor_writes(adapters, name):
     ],
 )
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
-def test_cut_padding_by_hand(adapters, name, size, tokens, places):
-    adapter = adapters[name]
+def test_cut_padding_by_hand(adapter, size, tokens, places):
     inputs = adapter.encode(sized(size))
     (item,) = adapter.items(inputs)[adapter.model.config.image_token_id]
     assert len(item) == tokens
@@ -118,8 +120,7 @@ def test_cut_padding_by_hand(adapters, name, size, tokens, places):
 
 
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
-def test_each_view_is_a_rectangle_in_raster_order(adapters, name):
-    adapter = adapters[name]
+def test_each_view_is_a_rectangle_in_raster_order(adapter):
     layout = adapter.layout(adapter.encode(sized(*SIZES.values())))
     for row, count in enumerate(layout.counts):
         grid = layout.grid[row, :count]

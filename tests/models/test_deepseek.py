@@ -466,7 +466,6 @@ def test_the_config_file_builds_the_released_architecture():
     assert facts.intermediate == routed + text.n_shared_experts * text.moe_intermediate_size
     assert set(text.layer_types) == {"full_attention"}
     windowed = set(range(12)) - set(config.vision_config.sam_config.global_attn_indexes)
-    assert spec.facts.stem is not None
     assert spec.facts.stem.window_layers == len(windowed)
 
 

@@ -114,5 +114,4 @@ def test_the_config_file_builds_the_released_architecture() -> None:
     assert 2 * (count + 896 * (64 + 100 + 400)) == 6_779_249_408
     config = model.config.vision_config
     windowed = set(range(12)) - set(config.sam_config.global_attn_indexes)
-    assert spec.facts.stem is not None
     assert spec.facts.stem.window_layers == len(windowed)

@@ -65,8 +65,7 @@ def load(name: str, folder: Path) -> GenericAdapter:
     )
     spec = read_checkpoint(spec, "model")
     assert spec.adapter == "generic"
-    adapter: GenericAdapter = build_adapter(GenericAdapter, spec)
-    return adapter
+    return build_adapter(GenericAdapter, spec)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -137,9 +136,7 @@ def answer(adapter: Adapter, method: str, backend: Backend, inputs: Mapping[str,
     )
     with kind_of(built, spec).open(spec, adapter, built) as opened:
         settings = {"max_new_tokens": 2, "output_logits": True, "do_sample": False}
-        logits = opened.generator.generate(inputs, ["0"], **settings).logits
-    assert logits is not None
-    return logits
+        return opened.generator.generate(inputs, ["0"], **settings).logits
 
 
 @pytest.mark.sampled(15)

@@ -54,9 +54,13 @@ def painted(rows, columns):
 # ---------------------------------------------------------------------- which unit is which token
 
 
-def test_every_unit_lands_on_the_placeholder_that_the_layout_says():
+@pytest.fixture
+def adapter():
+    return fresh()
+
+
+def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter):
     """The projector's outputs are replaced by their number; the model scatters them over pictures and frames."""
-    adapter = fresh()
     inputs = adapter.encode(CHATS)
     layout = adapter.layout(inputs)
     total, entered = numbered_units(adapter, inputs)
@@ -74,9 +78,8 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says():
     assert [work.pairs for work in layout.work] == [17 * 17 * n for n in tiles]
 
 
-def test_every_unit_holds_the_patches_of_its_grid_place():
+def test_every_unit_holds_the_patches_of_its_grid_place(adapter):
     """The tower's output is replaced by the number of each patch; pixel shuffle puts four of them side by side."""
-    adapter = fresh()
     inputs = adapter.encode([chat("w1", picture(0, 56, 28))])
     width = adapter.facts.tower.hidden
     numbers = torch.arange(3 * 17).float().view(3, 17, 1).repeat(1, 1, width)
@@ -98,8 +101,7 @@ def test_every_unit_holds_the_patches_of_its_grid_place():
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 2), (3, 1), (2, 3), (2, 2)])
-def test_views_are_crops_in_raster_order_then_the_thumbnail(rows, columns):
-    adapter = fresh()
+def test_views_are_crops_in_raster_order_then_the_thumbnail(adapter, rows, columns):
     inputs = adapter.encode([chat("w1", painted(rows, columns))])
     n_tiles = rows * columns
     assert adapter.layout(inputs).grid[0, ::4, 1].tolist() == [*range(1, n_tiles + 1), 0]
@@ -112,8 +114,7 @@ def test_views_are_crops_in_raster_order_then_the_thumbnail(rows, columns):
     assert torch.equal(layout.tile, layout.grid[..., 1])
 
 
-def test_a_small_picture_is_one_tile_and_crops_can_be_turned_off():
-    adapter = fresh()
+def test_a_small_picture_is_one_tile_and_crops_can_be_turned_off(adapter):
     assert adapter.layout(adapter.encode([chat("w1", 0)])).grid[0, :, 1].tolist() == [0] * 4
     uncropped = fresh(processor={"crop_to_patches": False})
     assert uncropped.layout(uncropped.encode([chat("w1", painted(2, 3))])).counts == (4,)
@@ -121,8 +122,7 @@ def test_a_small_picture_is_one_tile_and_crops_can_be_turned_off():
     assert few.layout(few.encode([chat("w1", painted(2, 3))])).counts == (12,)
 
 
-def test_frames_are_images_of_one_tile_named_in_the_prompt():
-    adapter = fresh()
+def test_frames_are_images_of_one_tile_named_in_the_prompt(adapter):
     inputs = adapter.encode([watch("w1", video(1), picture(1, 56, 28))])
     layout = adapter.layout(inputs)
     assert layout.grid[0, ::4, :2].tolist() == [[0, 0], [1, 0], [2, 0], [3, 1], [3, 2], [3, 0]]
@@ -135,8 +135,9 @@ def test_frames_are_images_of_one_tile_named_in_the_prompt():
     assert (single - pixels[0]).abs().max() < 1e-6  # the size and colours of a picture
 
 
-def test_videos_of_other_lengths_cannot_share_a_chat_and_loose_placeholders_are_refused():
-    adapter = fresh()
+def test_videos_of_other_lengths_cannot_share_a_chat_and_loose_placeholders_are_refused(
+    adapter,
+):
     with pytest.raises(UserError, match=r"videos of 2 and 3 frames.*model\.video\.frames"):
         adapter.encode([watch("w1", video(0, frames=2), video(1))])
     ids = adapter.encode([chat("w1", 0)])["input_ids"]

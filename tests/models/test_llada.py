@@ -423,14 +423,11 @@ def test_dreams_prompt_is_chatml_with_lavidas_sentence() -> None:
     )
     assert adapter_of("lavida_dream").render(chat("What?", 0)) == expected
     dream = real_spec("lavida_dream").facts.diffusion
-    assert dream is not None
     assert (dream.mask_id, dream.end_ids, dream.shifted) == (151666, (151643, 151645), True)
 
 
 def test_masks_and_ends_of_the_real_models() -> None:
     lavida, llada_v = (real_spec(family).facts.diffusion for family in ("lavida", "llada_v"))
-    assert lavida is not None
-    assert llada_v is not None
     assert lavida.mask_id == llada_v.mask_id == 126336
     assert (lavida.prefix_cache, llada_v.prefix_cache) == (True, False)
     assert (lavida.forbidden_ids, set(llada_v.forbidden_ids)) == (

@@ -96,9 +96,7 @@ def answer(
 
 
 def logits_of(adapter: Adapter) -> torch.Tensor:
-    logits = generated(adapter, TINY.inputs(), FastV(), Budget("kept", 0.5)).logits
-    assert logits is not None
-    return logits
+    return generated(adapter, TINY.inputs(), FastV(), Budget("kept", 0.5)).logits
 
 
 def test_weights_of_8_bit_floats_are_unpacked_where_no_gpu_multiplies_them(tmp_path: Path) -> None:
@@ -207,9 +205,9 @@ def test_packed_matrices_drop_tokens_as_they_mask_them(tmp_path: Path, kind: str
     logits = [answer(each, inputs, FastV(), 0.5).logits for each in (adapter, plain)]
     assert not torch.equal(*logits)
     assert step_bytes(adapter) < step_bytes(plain) * 0.75
-    stored = stored_bytes(adapter.spec)
-    assert stored is not None
-    assert stored < sum(file.stat().st_size for file in Path(SEEDLING).glob("*.safetensors"))
+    assert stored_bytes(adapter.spec) < sum(
+        file.stat().st_size for file in Path(SEEDLING).glob("*.safetensors")
+    )
 
 
 GROUP = 32
@@ -246,7 +244,6 @@ def packed_columns(codes: torch.Tensor, order: Iterable[int]) -> torch.Tensor:
     """Pack numbers of 0 to 15 `(rows, columns)`, eight in an int32 `(rows, columns / 8)`."""
     parts = codes.long().unflatten(-1, (-1, 8))
     packed = sum(parts[..., column] << 4 * place for place, column in enumerate(order))
-    assert isinstance(packed, torch.Tensor)
     return torch.where(packed < 2**31, packed, packed - 2**32).int()
 
 

@@ -74,10 +74,14 @@ def frames_of(adapter, inputs, kind):
 # ---------------------------------------------------------------------- which unit is which token
 
 
+@pytest.fixture
+def adapter(name):
+    return fresh(name)
+
+
 @pytest.mark.parametrize("kind", CHATS)
-def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name, kind):
+def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter, kind):
     """The projector's outputs are replaced by their number, counted over its calls; the model scatters them."""
-    adapter = fresh(name)
     inputs = adapter.encode(CHATS[kind])
     layout = adapter.layout(inputs)
     total, entered = numbered_units(adapter, inputs)
@@ -100,9 +104,8 @@ def painted(frames, rows, columns, start):
     )
 
 
-def test_every_unit_holds_the_pixels_of_its_grid_place(name):
+def test_every_unit_holds_the_pixels_of_its_grid_place(adapter, name):
     """The tower is reduced to its patch embedding, which is set to the patch's brightness."""
-    adapter = fresh(name)
     adapter.tower.blocks = nn.ModuleList()
     embed = adapter.tower.patch_embed.proj
     with torch.no_grad():
@@ -154,9 +157,8 @@ def test_windows_are_those_of_the_tower():
 
 
 @pytest.mark.parametrize("kind", CHATS)
-def test_work_is_what_the_tower_attends_to(name, kind):
+def test_work_is_what_the_tower_attends_to(adapter, name, kind):
     """Counted at the attention function, in a layer that spans images and in one that does not."""
-    adapter = fresh(name)
     blocks, counted = adapter.tower.blocks, {}
 
     def watch(layer):
@@ -305,8 +307,7 @@ def test_a_windowed_layer_has_no_comparable_attention():
         fresh("qwen2_vl").tower_attention(2)
 
 
-def test_merged_features_are_projected_as_the_tower_does(name):
-    adapter = fresh(name)
+def test_merged_features_are_projected_as_the_tower_does(adapter):
     patches = torch.randn(24, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = adapter.projector(patches)

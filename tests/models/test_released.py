@@ -52,8 +52,7 @@ SIGLIP = ONEVISION.architecture
 @cache
 def vectors(family: str) -> Mapping[str, Any]:
     file = Path(__file__).with_name("released") / f"{family}.json"
-    table: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return table
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def write_release(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> None:

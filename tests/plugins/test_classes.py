@@ -132,8 +132,7 @@ def test_two_classes_of_one_name_are_not_mixed(bench: Bench) -> None:
 
 
 def test_its_hyper_parameters_are_keys(bench: Bench, folder: Path) -> None:
-    done = bench("method=own.py:Tuned", "method.params.K=3", "method.params.layers=[4]")
-    assert done.code == 0, done.err
+    done = bench.success("method=own.py:Tuned", "method.params.K=3", "method.params.layers=[4]")
     extra = done.last["extra"]
     assert (done.last["method"], extra["label"]) == ("Tuned", "K=3 layers=(4,)")
     assert extra["params"] == {"K": 3, "layers": [4]}
@@ -148,8 +147,7 @@ def test_its_hyper_parameters_are_keys(bench: Bench, folder: Path) -> None:
 def test_a_sweep_takes_it_beside_others_in_any_folder(bench: Bench, folder: Path) -> None:
     strange = folder / "my (1) méthods"
     write(strange, {"own.py": method("LastTokens")})
-    done = bench("-m", f"method=none,own.py:FirstTokens,'{strange}/own.py:LastTokens'")
-    assert done.code == 0, done.err
+    done = bench.success("-m", f"method=none,own.py:FirstTokens,'{strange}/own.py:LastTokens'")
     assert [row["method"] for row in done.rows] == ["none", "FirstTokens", "LastTokens"]
     assert bench(f"method={strange}/own.py:LastTokens").last["method"] == "LastTokens"
 

@@ -89,8 +89,7 @@ def bench(
 
 
 def test_its_names_run_and_rows_name_it(bench: Bench, site: Path) -> None:
-    done = bench("method=first", "method.params.K=3")
-    assert done.code == 0, done.err
+    done = bench.success("method=first", "method.params.K=3")
     (plugin,) = done.last["extra"]["plugins"]
     assert plugin["name"] == "good_plugin 1.0"
     assert compose_section("method", "first")["code"] == "good_plugin.m:FirstTokens"
@@ -167,8 +166,7 @@ def test_listings_name_each_problem(bench: Bench, site: Path) -> None:
 
 
 def test_a_family_is_found_by_its_name_and_its_checkpoints(bench: Bench) -> None:
-    done = bench("model=twin", "method=none")
-    assert done.code == 0, done.err
+    done = bench.success("model=twin", "method=none")
     assert done.last["settings"]["model"]["adapter"] == "good_plugin.family:Twin"
     assert done.last["extra"]["plugins"][0]["name"] == "good_plugin 1.0"
     assert family_of("llava") == "llava"

@@ -95,7 +95,6 @@ def floors_of(panel: CurvePanel) -> dict[str, str | None]:
 def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
     (panel,) = read_panels(root, ["boxes"])
     assert (panel.metric, panel.n_samples, panel.ratios) == ("acc", N, (0.0, 0.5, 0.9))
-    assert panel.full is not None
     assert panel.full.value == pytest.approx(0.9)
     assert panel.full.low < 0.9 < panel.full.high
     # Methods first, controls last.
@@ -211,18 +210,15 @@ def against(tmp_path: Path) -> Path:
 def report_of(store: Path, out: Path, *left_out: tuple[RunSpec, str]) -> dict[str, str]:
     """Write the report of all runs of a store; return its files by name."""
     spec = replace(
-        spec_of("method=fastv", "ratio=0.9"),
+        commands.spec_of("method=fastv", "ratio=0.9"),
         store=store,
         report=out,
-        model=replace(spec_of("method=fastv").model, name="tiny"),
+        model=replace(commands.spec_of("method=fastv").model, name="tiny"),
     )
     keys = {row["run_key"] for row in Store(store).rows()}
     paths = list(write_report(spec, keys, left_out))
     assert {path.name for path in paths} == {path.name for path in out.iterdir()}
     return {path.name: path.read_text() for path in paths}
-
-
-spec_of = commands.spec_of
 
 
 def row_of(page: str, name: str) -> list[str]:
@@ -317,7 +313,7 @@ def test_the_overview_has_a_sign_for_each_ratio(against: Path, tmp_path: Path) -
 
 
 def test_what_was_left_out_is_listed_with_its_reason(against: Path, tmp_path: Path) -> None:
-    spec = spec_of("method=fastv_paper", "ratio=0.9")
+    spec = commands.spec_of("method=fastv_paper", "ratio=0.9")
     spec = replace(spec, benchmark=replace(spec.benchmark, name="boxes"))
     other = replace(spec, benchmark=replace(spec.benchmark, name="elsewhere"))
     page = report_of(against, tmp_path / "report", (spec, "no way"), (other, "nor"))["boxes.md"]
@@ -406,7 +402,6 @@ def add_f1(root: Path, method: str, ratio: float, right: float, shares: bool = T
     of = {("yes_no", i): {"acc": i - i % 2} for i in range(N)}
     run.journal.append(*score_entries(scores if shares else {}, of))
     row = run.row()
-    assert row is not None
     note = None if shares else "benchmark.blocks=0: computed once only"
     counts = {"samples": len(scores) if shares else 0, "units": N // 2, "note": note}
     row["extra"]["aggregation"] = {"acc": {"how": "influence" if shares else "once", **counts}}
@@ -419,7 +414,6 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
     clever, random = add_f1(tmp_path, "clever", 0.5, 0.85), add_f1(tmp_path, "random", 0.5, 0.7)
     (panel,) = read_panels(tmp_path, ["yes_no"])
     (point,) = points_of_curve(panel, "clever")
-    assert panel.full is not None
     assert panel.full.value == pytest.approx(full)
     assert point.score.value == pytest.approx(clever)
     assert point.retention.value == pytest.approx(clever / full)

@@ -311,7 +311,6 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
     add(tmp_path, "autoregressive", 0, (decoded(0, 0),) * 2)
     three, bare, nobody = read_decoders(tmp_path).sort_index().result
     share = accepted_share(three)
-    assert share is not None
     assert (
         share.value
         == pytest.approx(three.row["extra"]["speculative"]["acceptance"])
@@ -320,7 +319,6 @@ def test_acceptance_is_pooled_and_its_interval_resamples_answers(tmp_path: Path)
     # All three answers may be the worst one or the best one.
     assert [share.low, share.high] == pytest.approx([0.5, 1.0])
     share_of_row = accepted_share(bare)
-    assert share_of_row is not None
     assert share_of_row.low == share_of_row.value == share_of_row.high == pytest.approx(4 / 6)
     assert accepted_share(nobody) is None
 

@@ -83,7 +83,6 @@ def test_tables_have_a_column_of_numbers(root: Path) -> None:
 def test_a_number_has_one_column_in_latex_and_in_the_file(root: Path, tmp_path: Path) -> None:
     add_run(root, "clever", 0.5, 0.85)
     table = results.compare(root).to_latex()
-    assert table is not None
     assert r"Visual tokens kept & 50\,\% & 192 tokens & 64 tokens \\" in table
     average = table.partition("average of 2 benchmarks")[2]
     assert r"clever & -- & \textbf{80.0} (88.9) & \textbf{60.0} (66.7) \\" in average

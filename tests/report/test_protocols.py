@@ -99,8 +99,6 @@ def test_reversed_ranks_have_tau_minus_one(root: Path) -> None:
     (line,) = [line for line in table.lines.to_dict("records") if line["dimension"] == "ratio"]
     assert (line["first"], line["second"]) == ("10 %", "50 %")
     tau, repeated = line["tau"], line["repeated"]
-    assert isinstance(tau, Interval)
-    assert isinstance(repeated, float)
     assert tau.value == -1
     assert tau.low == -1
     assert repeated > 0.9

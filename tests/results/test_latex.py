@@ -33,7 +33,6 @@ def plain(cell: str) -> float:
 
 def test_every_cell_is_the_score_of_its_point(points: PointFrame) -> None:
     text = points.to_latex()
-    assert text is not None
     head, *lines = lines_of(text)
     assert head == ["Visual tokens kept", r"50\,\%", r"25\,\%", r"10\,\%", r"5\,\%"]
     pruned = points[points.curve != "none"]
@@ -59,7 +58,6 @@ def test_every_cell_is_the_score_of_its_point(points: PointFrame) -> None:
 
 def test_the_best_is_bold_and_the_second_underlined(points: PointFrame) -> None:
     text = points[points.benchmark == "seedling_rec"].to_latex()
-    assert text is not None
     head, *lines = lines_of(text)
     for column in range(1, len(head)):
         cells = [line[column] for line in lines]
@@ -73,8 +71,6 @@ def test_intervals_and_counts_are_options(points: PointFrame) -> None:
     block = points[points.benchmark == "seedling_rec"]
     assert isinstance(block, PointFrame)
     bare, whole = block.to_latex(), block.to_latex(intervals=True, counts=True)
-    assert bare is not None
-    assert whole is not None
     assert "[" not in bare
     assert "$n = " not in bare
     assert "$n = 100$, unpruned 99.0 {\\scriptsize [94.6, 100.0]}" in whole

@@ -127,6 +127,12 @@ class Bench:
     def __init__(self, store: Path, capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
         self.store, self.capsys, self.fake = store, capsys, fake
 
+    def success(self, *argv: str) -> Outcome:
+        """Return what a command did that ends well."""
+        done = self(*argv)
+        assert done.code == 0, done.err
+        return done
+
     def refusal(self, *argv: str) -> str:
         """Return the one line of a command that is refused before a model is loaded."""
         loads = self.fake.loads

@@ -235,8 +235,7 @@ def test_a_killed_process_ends_the_run_and_one_goes_on_from_it(alone: Ran, tmp_p
     assert stored_answers(run) == alone.answers(WHOLE)
 
 
-def test_a_journal_is_the_files_of_all_processes(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_a_journal_is_the_files_of_all_processes(journal: Journal, tmp_path: Path) -> None:
     other = journal.of_rank(11)
     other.append({"doc_id": 3}, {"doc_id": 4})
     assert journal.entries() == other.entries() == [{"doc_id": 3}, {"doc_id": 4}]
@@ -452,7 +451,6 @@ def test_two_processes_that_share_a_pass_give_the_rows_of_one_cell_by_cell(tmp_p
     for row in stores[0].rows():
         key = row["run_key"]
         other = stores[1].run(key).row()
-        assert other is not None
         assert other["extra"].pop("one_pass")["samples"] == 10
         assert lasting(other) == lasting(row)
         assert stored_answers(stores[1].run(key)) == stored_answers(stores[0].run(key))

@@ -53,8 +53,7 @@ def assert_contract(row: dict[str, Any], contract: dict[str, Any]) -> None:
 
 
 def test_last_line_is_the_stored_row_of_the_contract(bench: Bench) -> None:
-    done = bench("method=fastv", "ratio=0.75")
-    assert done.code == 0, done.err
+    done = bench.success("method=fastv", "ratio=0.75")
     assert "noise" not in done.out
     assert "noise" in done.err
     table, last = done.out.rsplit("\n", 2)[:2]
@@ -122,8 +121,7 @@ def test_failed_sample_is_named_and_the_other_cells_still_run(bench: Bench) -> N
 
 
 def test_sweep_loads_each_model_once_and_ends_with_the_last_cell(bench: Bench) -> None:
-    done = bench("-m", "method=none,fastv", "ratio=0.5,0.9")
-    assert done.code == 0, done.err
+    done = bench.success("-m", "method=none,fastv", "ratio=0.5,0.9")
     assert bench.fake.loads == 1
     cells = [(row["method"], row["ratio"], row["status"]) for row in done.rows]
     # A method that removes nothing has one row, whatever the ratio.
@@ -202,8 +200,7 @@ def test_curves_of_all_rows_are_drawn_before_the_last_line(
     target = bench.store / "curve"
     write = Mock(return_value=(target.with_suffix(".png"),))
     monkeypatch.setattr("espalier.harness.reports.curves.curve_files.write_curves", write)
-    done = bench("-m", "method=none,fastv", "ratio=0.5", f"curves={target}")
-    assert done.code == 0, done.err
+    done = bench.success("-m", "method=none,fastv", "ratio=0.5", f"curves={target}")
     keys = {row["run_key"] for row in done.rows}
     write.assert_called_once_with(bench.store, target, run_keys=keys)
     assert done.out.splitlines()[-2] == f"wrote {target}.png"

@@ -41,7 +41,6 @@ CASES = [
 def next_step(argv: Sequence[str], rows: list[dict[str, Any]], missing: int = 0) -> str:
     """Return the command that is suggested after these rows."""
     step = hints.next_step(argv, rows, missing)
-    assert step is not None
     return step[0]
 
 
@@ -57,11 +56,9 @@ def test_what_is_missing_is_asked_for_and_composes(
     assert read_command(arguments, typed=True).cells
 
 
-def test_cells_without_a_row_come_first_and_a_decoder_is_compared_with_another() -> None:
+def test_cells_without_a_row_come_first() -> None:
     line = next_step(["-m", "method=none,fastv"], [row("none")], missing=1)
     assert line.endswith("run.py -m method=none,fastv")
-    line = next_step(["method=pearl"], [row("pearl", {"gamma": 3})])
-    assert line.endswith("run.py -m method=vanilla_sd,pearl")
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,7 @@ def bench(
 
 @pytest.mark.slow
 def test_the_row_has_what_was_set_what_was_reached_and_what_was_clipped(bench: Bench) -> None:
-    done = bench("method=fastv", "keep=64")
-    assert done.code == 0, done.err
+    done = bench.success("method=fastv", "keep=64")
     row = done.last
     assert list(row)[7:10] == ["ratio", "keep", "budget_rule"]
     assert (row["keep"], row["extra"]["clipped"]) == (64, 1)
@@ -72,8 +71,7 @@ def test_a_ratio_adds_nothing_to_a_row(bench: Bench) -> None:
 
 
 def test_every_label_has_the_number(bench: Bench) -> None:
-    done = bench("-m", "method=fastv,none", "keep=64,1", "json=true")
-    assert done.code == 0, done.err
+    done = bench.success("-m", "method=fastv,none", "keep=64,1", "json=true")
     assert "64 tokens" in done.out
     assert "1 token " in done.out
     row = next(row for row in done.rows if row.get("keep") == 64)
@@ -85,7 +83,6 @@ def test_every_label_has_the_number(bench: Bench) -> None:
     assert stored[row["run_key"]][4] == "64 tokens"
     assert AnsweredRun(row, "acc_at_50", higher=True).name == "fastv official 64 tokens"
     sweep = find(bench.store, None)
-    assert sweep is not None
     titles = [cell.title for cell in sweep.cells]
     assert "seedling fastv official 64 tokens seedling_rec" in titles
     # A method that acts nowhere has one run, whatever is kept.
@@ -95,8 +92,7 @@ def test_every_label_has_the_number(bench: Bench) -> None:
 
 
 def test_dry_lists_numbers_and_shares(bench: Bench) -> None:
-    done = bench("-m", "--dry", "method=fastv", "keep=64,10%")
-    assert done.code == 0, done.err
+    done = bench.success("-m", "--dry", "method=fastv", "keep=64,10%")
     assert "ratios     64 tokens, 0.9" in done.out
 
 

@@ -169,16 +169,12 @@ VALUES: dict[str, Any] = {
 }
 
 
-spec_of = commands.spec_of
-
-
 @cache
 def bases() -> dict[str, RunSpec]:
-    specs = {name: spec_of(*argv) for name, argv in BASES.items()}
+    specs = {name: commands.spec_of(*argv) for name, argv in BASES.items()}
     # On the hub, and not in the cache of this machine.
     away: dict[str, Any] = {"path": None, "hub": "somebody/something", "revision": "main"}
     near, pair = specs["reducer"], specs["decoder"]
-    assert pair.method.draft is not None
     return specs | {
         "hub": replace(near, model=replace(near.model, **away)),
         "draft on the hub": replace(

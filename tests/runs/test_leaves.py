@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,6 @@ def test_a_sweep_leaves_its_cells_before_the_first_runs(bench: Bench) -> None:
     argv = ("-m", "method=random,fastv", "ratio=0.5,0.9")
     assert bench(*argv).code == 130
     sweep = find(bench.store, None)
-    assert sweep is not None
     assert [(cell.method, cell.ratio, cell.samples) for cell in sweep.cells] == [
         (method, ratio, 3) for method in ("random", "fastv") for ratio in (0.5, 0.9)
     ]
@@ -44,7 +42,6 @@ def test_a_failed_run_says_why_until_it_succeeds(bench: Bench) -> None:
     assert failed.code == 1
     (entry,) = entries(bench.store)
     cause = RunDir(entry.path).failure()
-    assert cause is not None
     assert entry.state == FAILED
     assert failed.err.splitlines()[-1] == f"error: {cause['cause']}"
     assert cause["error"] == "SampleErrors"
@@ -72,8 +69,7 @@ def test_a_row_tells_which_answers_it_is_of(bench: Bench) -> None:
     assert not matches_row(row, journal.entries())
 
 
-def test_the_second_of_two_that_force_a_run_leaves_a_whole_journal(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
+def test_the_second_of_two_that_force_a_run_leaves_a_whole_journal(run: RunDir) -> None:
     answers = {("t", number): f"a{number}" for number in range(3)}
     row = {"schema": SCHEMA, "run_key": "k1", "extra": {"answers": digest_of(answers)}}
 

@@ -71,8 +71,7 @@ def test_its_rows_have_the_settings_of_today(method: str, argv: tuple[str, ...])
 @pytest.mark.parametrize("method", ["fastv", f"{OLDER / 'mine.py'}:Longest"])
 def test_a_run_of_its_settings_names_the_row_that_it_replaces(bench: Bench, method: str) -> None:
     argv = (f"method={method}",)
-    done = bench(*argv, *SETTINGS)
-    assert done.code == 0, done.err
+    done = bench.success(*argv, *SETTINGS)
     row, rows = done.last, Store(bench.store).rows()
     (older,) = (
         each["run_key"]

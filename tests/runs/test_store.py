@@ -86,8 +86,7 @@ def test_a_damaged_row_is_replaced_by_force_as_its_line_says(bench: Bench) -> No
     line = bench.refusal("method=fastv")
     assert "is damaged" in line
     assert "valid: force=true" in line
-    forced = bench("method=fastv", "force=true")
-    assert forced.code == 0, forced.err
+    forced = bench.success("method=fastv", "force=true")
     assert run.row() == forced.last
 
 
@@ -125,8 +124,7 @@ def test_rows_of_other_runs_do_not_matter(bench: Bench) -> None:
     shutil.copy(bench.store / "runs" / key / "row.json", copied.path / "row.json")
     future = Store(bench.store).run("f" * 16)
     (future.path / "row.json").write_text(json.dumps(done.last | {"schema": 99}))
-    other = bench("method=none")
-    assert other.code == 0, other.err
+    other = bench.success("method=none")
     assert other.last["status"] == "done"
 
 
@@ -179,8 +177,7 @@ def claimed_elsewhere(run: RunDir) -> str:
     return done.stdout.strip()
 
 
-def test_a_run_is_held_by_one_process_at_a_time_and_given_back(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
+def test_a_run_is_held_by_one_process_at_a_time_and_given_back(run: RunDir) -> None:
     with run.claim(0) as held:
         assert held
         assert claimed_elsewhere(run) == "False"

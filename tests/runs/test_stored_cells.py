@@ -51,9 +51,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cell(store: Path) -> StoredCell:
-    stored = cell_of(f"{LINE} store={store}")
-    assert stored is not None
-    return stored
+    return cell_of(f"{LINE} store={store}")
 
 
 def test_the_same_cell_has_the_row_of_the_store(store: Path, cell: StoredCell) -> None:
@@ -63,7 +61,6 @@ def test_the_same_cell_has_the_row_of_the_store(store: Path, cell: StoredCell) -
 
 def test_another_cell_has_no_row_before_it_is_run(store: Path) -> None:
     other = cell_of(f"{LINE} store={store} method.params.K=3")
-    assert other is not None
     assert other.row() is None
 
 
@@ -110,12 +107,10 @@ def test_a_cell_is_not_found_after_a_change(
     row_file.write_bytes(path.read_bytes())
     line = f"{LINE} store={own_store}"
     before = cell_of(line)
-    assert before is not None
     before.remember(json.loads(path.read_text()))
     assert before.row() is not None
     change(own_store, package)
     after = cell_of(line)
-    assert after is not None
     assert after.row() is None
 
 

@@ -28,7 +28,6 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def write(spec: RunSpec, keys: set[str], left_out: list[tuple[RunSpec, str]]) -> Iterator[Path]:
         cells = [(cell.method.name, cell.budget.ratio, reason) for cell, reason in left_out]
         calls.append({"folder": spec.report, "keys": keys, "left_out": cells})
-        assert spec.report is not None
         yield spec.report / "README.md"
 
     monkeypatch.setattr("espalier.harness.reports.curves.method_report.write_report", write)
@@ -45,8 +44,7 @@ def test_one_cell_that_cannot_run_stops_the_sweep_unless_told_otherwise(bench: B
 def test_cells_that_cannot_run_are_left_out_and_said_so(
     bench: Bench, reported: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    done = bench(*SWEEP, "refused=skip", f"report={tmp_path / 'report'}")
-    assert done.code == 0, done.err
+    done = bench.success(*SWEEP, "refused=skip", f"report={tmp_path / 'report'}")
     cells = [(row["method"], row["ratio"]) for row in done.rows]
     assert cells == [("random", 0.5), ("random", 0.9), ("fastv", 0.5)]
     *_, note, wrote, last = done.out.splitlines()
@@ -62,8 +60,7 @@ def test_cells_that_cannot_run_are_left_out_and_said_so(
 
 
 def test_a_schedule_fitted_to_the_model_is_no_part_of_a_rows_name(bench: Bench) -> None:
-    done = bench("method=fitprune", "ratio=0.5")
-    assert done.code == 0, done.err
+    done = bench.success("method=fitprune", "ratio=0.5")
     assert done.last["extra"]["params"]["scheme"]
     assert done.last["extra"]["label"] == ""
 
@@ -143,7 +140,6 @@ def test_each_cell_is_checked_once(bench: Bench, monkeypatch: pytest.MonkeyPatch
         return admit(spec, *arguments)
 
     monkeypatch.setattr(admission, "admit", counted)
-    done = bench("-m", "method=random,uniform", "ratio=0.5,0.75")
-    assert done.code == 0, done.err
+    done = bench.success("-m", "method=random,uniform", "ratio=0.5,0.75")
     assert checked == [(row["method"], row["ratio"]) for row in done.rows]
     assert len(checked) == 4

@@ -58,8 +58,7 @@ def silent_server() -> Iterator[str]:
 
 
 def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
-    done = bench("method=fastv", "log=wandb")
-    assert done.code == 0, done.err
+    done = bench.success("method=fastv", "log=wandb")
     assert Store(bench.store).run(done.last["run_key"]).row() is not None
     (file,) = bench.store.glob("wandb/offline-run-*/*.wandb")
     logged = {record.WhichOneof("record_type"): record for record in records(file)}
@@ -303,7 +302,6 @@ def test_what_would_be_uploaded_is_listed_and_a_server_that_takes_nothing_is_not
     assert wandb_sync.main(flags) == 1
     assert f"{key}: not uploaded: read back with other metrics" in capsys.readouterr().out
     row = Store(bench.store).run(key).row()
-    assert row is not None
     metrics = {f"metrics/{name}": values["value"] for name, values in row["metrics"].items()}
     there |= {"run_key": key, **metrics}
     assert wandb_sync.main(flags) == 0

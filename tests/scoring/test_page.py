@@ -197,7 +197,5 @@ def test_bad_answers_are_wrong_in_bounded_time(number: int) -> None:
     start = time.process_time()
     page_scores = score_page(PAGE, BAD[number])
     assert time.process_time() - start < 20
-    assert page_scores.text_edit is not None
     assert page_scores.text_edit > 0.5
-    assert page_scores.table_teds is not None
     assert page_scores.table_teds < 0.5

@@ -139,7 +139,6 @@ def journaled(store: Path, key: str, name: str = "journal.jsonl", **entry: Any) 
 
 def older(store: Path, _: Path) -> None:
     row = Store(store).run("bb").row()
-    assert row is not None
     (store / "runs/bb/row.json").write_text(json.dumps(first(row)))
 
 

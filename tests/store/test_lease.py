@@ -78,6 +78,11 @@ def claimed(run: RunDir, patience: float) -> bool:
         return claimed
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lease"
+
+
 @pytest.mark.slow
 def test_a_living_owner_of_another_machine_keeps_its_run(tmp_path: Path, owner: Any) -> None:
     run = Store(tmp_path / "store").run("k1")
@@ -114,14 +119,13 @@ def test_a_dead_owner_of_another_machine_loses_its_run_and_gets_a_journal_of_its
     assert run.journal.files() == []
 
 
-def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -> None:
+def test_a_dead_process_of_this_machine_leaves_its_run_at_once(run: RunDir, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ready, leave = context.Event(), context.Event()
     process = in_process(hold_run, tmp_path, None, "", ready, leave)
     assert ready.wait(120)
     process.kill()
     process.join()
-    run = Store(tmp_path).run("k1")
     foreign = f".row.json-0000000b-{'0' * 32}"
     (run.path / f".row.json-{durable.kernel()}-{'0' * 32}").write_text("half a row")
     (run.path / foreign).write_text("of a writer that may be alive")
@@ -132,10 +136,9 @@ def test_a_dead_process_of_this_machine_leaves_its_run_at_once(tmp_path: Path) -
 
 
 def test_an_old_lease_need_not_be_watched_and_no_clock_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "lease"
-    path.write_text('{"expiry": 5, "kernel": "0000000a"}\n')
+    path.write_text('{"expiry": 5, "kernel": "0000000a"}\n', encoding="utf-8")
     state = read_lease(path)
     assert state is not None
     monkeypatch.setattr(time, "time", lambda: 4e9)  # a clock that is decades ahead
@@ -147,7 +150,6 @@ def test_an_old_lease_need_not_be_watched_and_no_clock_is_read(
 def test_the_owner_says_how_long_it_may_be_silent(tmp_path: Path) -> None:
     os.close(create(tmp_path / "lease", Terms(1, 30), {"more": 1}))
     state = read_lease(tmp_path / "lease")
-    assert state is not None
     assert (state.expiry(5), state.owner["more"], state.owner["pid"]) == (30, 1, os.getpid())
     assert LeaseState(1, 1, 0.0, {"expiry": "soon"}).expiry(5) == 5
 
@@ -157,9 +159,7 @@ def dead(path: Path, name: str = "0000000a") -> LeaseState:
     path.write_text(json.dumps({"kernel": name, "id": uuid4().hex}) + "\n", encoding="utf-8")
     old = file_time(path.parent) - STALE_FACTOR * QUICK.expiry - 2
     os.utime(path, (old, old))
-    state = read_lease(path)
-    assert state is not None
-    return state
+    return read_lease(path)
 
 
 def take_lease(path: Path, terms: Terms = QUICK) -> tuple[Lease | None, bool]:
@@ -184,9 +184,8 @@ def takers(count: int, path: Path) -> list[tuple[Lease, bool]]:
 
 @pytest.mark.parametrize("died_on_the_way", [0, 1, 2])
 def test_of_many_that_follow_a_dead_owner_one_gets_the_run(
-    tmp_path: Path, died_on_the_way: int
+    path: Path, tmp_path: Path, died_on_the_way: int
 ) -> None:
-    path = tmp_path / "lease"
     for _ in range(30):
         state = dead(path)
         for _ in range(died_on_the_way):
@@ -200,9 +199,8 @@ def test_of_many_that_follow_a_dead_owner_one_gets_the_run(
 
 
 def test_whoever_comes_too_late_takes_its_file_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "lease"
     state = dead(path)
     plain, others = os.open, []
 
@@ -220,15 +218,14 @@ def test_whoever_comes_too_late_takes_its_file_back(
 
 
 def test_an_owner_that_beats_at_the_last_moment_keeps_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "lease"
     state = dead(path)
     plain = os.open
 
     def awake(name: Path, *flags: int) -> int:
         if name == successor(path, state):
-            with path.open("a") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(".")
         return plain(name, *flags)
 
@@ -237,15 +234,13 @@ def test_an_owner_that_beats_at_the_last_moment_keeps_its_run(
     assert [file.name for file in tmp_path.iterdir()] == ["lease"]
 
 
-def test_what_a_late_follower_left_goes_with_the_next_owner(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
+def test_what_a_late_follower_left_goes_with_the_next_owner(run: RunDir) -> None:
     (run.path / f"lease.{uuid4().hex}").write_text("{}\n")
     assert claimed(run, 0)
     assert [file.name for file in run.path.iterdir()] == ["lock"]
 
 
-def test_an_owner_that_died_after_its_row_leaves_nothing(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
+def test_an_owner_that_died_after_its_row_leaves_nothing(run: RunDir) -> None:
     run.tidy(QUICK)
     assert list(run.path.iterdir()) == []
     os.close(create(run.path / "lease", QUICK, {}))
@@ -254,14 +249,11 @@ def test_an_owner_that_died_after_its_row_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "lease"
     first, _ = take_lease(path)
-    assert first is not None
     path.unlink()  # as if it had been called dead
     second, _ = take_lease(path, Terms())
-    assert second is not None
     end = time.monotonic() + 120
     line = ""
     while not line and time.monotonic() < end:
@@ -278,8 +270,7 @@ def test_an_owner_that_is_followed_says_so_and_leaves_the_other_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b'{"kern', b"[1]\n", b"\xff\n..."])
-def test_a_torn_lease_is_that_of_an_owner_nobody_knows(tmp_path: Path, content: bytes) -> None:
-    run = Store(tmp_path).run("k1")
+def test_a_torn_lease_is_that_of_an_owner_nobody_knows(run: RunDir, content: bytes) -> None:
     (run.path / "lease").write_bytes(content)
     assert not claimed(run, 0)
     assert claimed(run, 1)
@@ -291,12 +282,11 @@ def test_terms_that_cannot_work_are_one_line() -> None:
 
 
 def test_a_disk_without_room_for_a_lease_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    run = Store(tmp_path).run("k1")
     with monkeypatch.context() as patch:
         patch.setattr(lease.os, "fsync", full)
         with pytest.raises(StoreLost, match="k1 cannot be claimed: No space left"), run.claim(0):
@@ -305,9 +295,8 @@ def test_a_disk_without_room_for_a_lease_is_one_line(
     assert claimed(run, 0)
 
 
-def test_a_lease_says_who_holds_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_says_who_holds_the_run(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    run = Store(tmp_path).run("k1")
     run.journal.append({"doc_id": 0})
     with run.claim(0, QUICK) as claimed:
         assert claimed

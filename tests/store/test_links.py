@@ -159,8 +159,7 @@ def test_a_rebuilt_row_is_written_under_the_name_of_a_run(
     assert not any(tmp_path.rglob("*.json"))
 
 
-def test_a_journal_is_made_of_its_own_files(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_a_journal_is_made_of_its_own_files(journal: Journal, tmp_path: Path) -> None:
     journal.append({"answer": "x"})
     journal.of_rank(1).append({"answer": "y"})
     for name in ("journal.notes.jsonl", "journal.jsonl.jsonl", "journal.take1.txt"):

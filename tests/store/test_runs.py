@@ -31,8 +31,7 @@ def row(key: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_journal_returns_entries_in_order(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_journal_returns_entries_in_order(journal: Journal) -> None:
     assert journal.entries() == []
     journal.append({"doc_id": 0}, {"doc_id": 1})
     journal.append({"doc_id": 2, "answer": "line\nbreak é"})
@@ -41,15 +40,15 @@ def test_journal_returns_entries_in_order(tmp_path: Path) -> None:
     assert len(journal) == 3
 
 
-def test_empty_append_leaves_the_journal_alone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_empty_append_leaves_the_journal_alone(journal: Journal) -> None:
     journal.append()
     assert journal.entries() == []
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
-def test_torn_last_line_is_dropped_and_the_next_entry_stays_whole(tmp_path: Path, cut: int) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_torn_last_line_is_dropped_and_the_next_entry_stays_whole(
+    journal: Journal, cut: int
+) -> None:
     journal.append({"doc_id": 0})
     content = journal.path.read_bytes()
     torn = json.dumps({"doc_id": 1, "a": "{}"}).encode()
@@ -60,22 +59,19 @@ def test_torn_last_line_is_dropped_and_the_next_entry_stays_whole(tmp_path: Path
     assert [entry["doc_id"] for entry in journal.entries()] == [0, 2]
 
 
-def test_line_that_lacks_only_its_end_counts(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_line_that_lacks_only_its_end_counts(journal: Journal) -> None:
     journal.path.write_bytes(b'{"doc_id": 0}')
     journal.append({"doc_id": 1})
     assert [entry["doc_id"] for entry in journal.entries()] == [0, 1]
 
 
-def test_journal_refuses_nan(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal.jsonl")
+def test_journal_refuses_nan(journal: Journal) -> None:
     with pytest.raises(ValueError, match="JSON"):
         journal.append({"doc_id": 0, "score": float("nan")})
     assert journal.entries() == []
 
 
-def test_row_is_none_until_committed_and_the_last_commit_stands(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
+def test_row_is_none_until_committed_and_the_last_commit_stands(run: RunDir) -> None:
     assert run.row() is None
     run.commit(row("k1", n=1))
     run.commit(row("k1", n=2))
@@ -83,8 +79,7 @@ def test_row_is_none_until_committed_and_the_last_commit_stands(tmp_path: Path) 
     assert sorted(os.listdir(run.path)) == ["row.json"]
 
 
-def test_failed_commit_leaves_no_trace(tmp_path: Path) -> None:
-    run = Store(tmp_path).run("k1")
+def test_failed_commit_leaves_no_trace(run: RunDir) -> None:
     with pytest.raises(ValueError, match="JSON"):
         run.commit(row("k1", bad=float("inf")))
     assert run.row() is None
@@ -156,7 +151,6 @@ def test_writers_at_once_leave_whole_lines_and_a_whole_row(tmp_path: Path) -> No
         (w, t) for w in range(3) for t in range(20)
     ]
     final = store.run("shared").row()
-    assert final is not None
     assert final["turn"] == 19
 
 

@@ -289,12 +289,10 @@ def test_a_row_of_an_older_version_is_lifted_and_its_file_left_alone(
 ) -> None:
     run = Store(store).run("aaaaaaaaaaaaaaaa")
     row = run.row()
-    assert row is not None
     old = first(row)
     (run.path / "row.json").write_text(json.dumps(old))
     written = (run.path / "row.json").read_bytes()
     lifted = run.row()
-    assert lifted is not None
     assert lifted == {
         **old,
         "schema": SCHEMA,

@@ -85,7 +85,6 @@ def test_the_time_left_follows_from_samples_and_speed(store: Path) -> None:
         run.describe({})
         answer(run, 0, True)
         progress = progress_of(store, sweep)
-    assert progress.rate is not None
     # 3 of the running cell, 3 of the killed one, 4 of the one that has not begun.
     assert progress.seconds == pytest.approx(10 / progress.rate)
     assert progress.total(cell("ee", "none", 0.95, samples=None)) is None
@@ -100,7 +99,6 @@ def test_a_sweep_is_found_by_id_and_preset_and_its_file_is_written_once(store: P
     assert path != later
     for name in (path.stem[:5], str(path), "quick"):
         sweep = find(store, name)
-        assert sweep is not None
         assert sweep.name == path.stem
         assert sweep.cells == (*CELLS, *OTHERS)
     with pytest.raises(UserError, match=f"sweep='other' is none of 2 .*valid: .*{path.stem}"):

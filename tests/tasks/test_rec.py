@@ -42,9 +42,6 @@ WRONG = {
 }
 
 
-spec_of = commands.spec_of
-
-
 def judge(answer: str, boxes: str, truth: tuple[float, ...] = TRUTH) -> dict[str, float]:
     return dict(score(answer, truth, boxes, SIZE, RESIZED))  # type: ignore[arg-type]
 
@@ -208,7 +205,10 @@ class FakeTask:
 def test_a_task_is_told_how_the_model_writes_boxes(
     model: str, boxes: str, resized: tuple[int, ...] | None
 ) -> None:
-    spec, task = spec_of(f"model={model}", "benchmark=refcoco_val", "method=none"), FakeTask()
+    spec, task = (
+        commands.spec_of(f"model={model}", "benchmark=refcoco_val", "method=none"),
+        FakeTask(),
+    )
     fill_box_settings([task], spec.model, spec.benchmark)  # type: ignore[list-item]
     box_settings = task.lmms_eval_specific_kwargs
     assert (box_settings["boxes"], box_settings["resized"]) == (boxes, resized)
@@ -219,7 +219,7 @@ def test_a_task_is_told_how_the_model_writes_boxes(
 
 def test_what_the_user_sets_of_the_prompt_stays() -> None:
     spec, task = (
-        spec_of(
+        commands.spec_of(
             "model=llava15_7b",
             "benchmark=refcoco_val",
             "method=none",
@@ -232,7 +232,7 @@ def test_what_the_user_sets_of_the_prompt_stays() -> None:
 
 
 def test_pixels_of_an_unknown_size_are_refused() -> None:
-    spec = spec_of("model=llava15_7b", "model.boxes=pixels", "method=none")
+    spec = commands.spec_of("model=llava15_7b", "model.boxes=pixels", "method=none")
     with pytest.raises(
         UserError, match=r"model\.boxes='pixels' needs model\.processor\.min_pixels"
     ):

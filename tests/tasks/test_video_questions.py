@@ -39,9 +39,7 @@ _Plain.add_multi_constructor("!", lambda loader, suffix, node: node.value)
 
 def settings(module: ModuleType, name: str) -> dict[str, Any]:
     """Return the prompt settings of one of lmms-eval's task files."""
-    folder = module.__file__
-    assert folder is not None
-    text = (ROOT / folder).with_name(name).read_text()
+    text = (ROOT / module.__file__).with_name(name).read_text()
     return dict(yaml.load(text, _Plain)["lmms_eval_specific_kwargs"])
 
 

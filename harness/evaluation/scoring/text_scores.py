@@ -6,15 +6,14 @@ import re
 import string
 import unicodedata
 import warnings
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nltk.stem import PorterStemmer
+from nltk.metrics.scores import f_measure, precision, recall
 from nltk.translate.bleu_score import sentence_bleu
+from nltk.translate.meteor_score import single_meteor_score
 from rapidfuzz.distance import Levenshtein
 
 from espalier.harness.evaluation.scoring.choices import holds_words
@@ -172,12 +171,8 @@ def words(answer: str, reference: str) -> tuple[list[str], list[str]]:
 
 def shares(answer: Sequence[str], reference: Sequence[str]) -> tuple[float, float, float]:
     """Return precision, recall and F1 of the sets of words."""
-    answer_words, reference_words = set(answer), set(reference)
-    common = len(answer_words & reference_words)
-    precision = common / len(answer_words) if answer_words else 0.0
-    recall = common / len(reference_words) if reference_words else 0.0
-    total = precision + recall
-    return precision, recall, 2 * precision * recall / total if total else 0.0
+    sets = set(reference), set(answer)
+    return precision(*sets) or 0.0, recall(*sets) or 0.0, f_measure(*sets) or 0.0
 
 
 def bleu(answer: Sequence[str], reference: Sequence[str]) -> float:
@@ -191,37 +186,27 @@ def bleu(answer: Sequence[str], reference: Sequence[str]) -> float:
 
 
 def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
-    """Return METEOR with matches of words and stems; synonyms would need WordNet's data.
+    """Return METEOR with matches of words and stems. Cost: O(n log n)."""
+    return float(single_meteor_score(reference, answer, wordnet=_NoSynonyms()))
 
-    It equals nltk's METEOR if WordNet knows no synonym. Cost: O(n log n).
-    """
-    matches, unmatched = _paired(
-        *({place: word.lower() for place, word in enumerate(part)} for part in (answer, reference))
-    )
-    stem = PorterStemmer().stem
-    answer_stems, reference_stems = (
-        {place: stem(word) for place, word in part.items()} for part in unmatched
-    )
-    matches |= _paired(answer_stems, reference_stems)[0]
-    count = len(matches)
-    if not count:
-        return 0.0
-    precision, recall = count / len(answer), count / len(reference)
-    mean = precision * recall / (0.9 * precision + 0.1 * recall)
-    order = sorted(matches.items())
-    breaks = sum(later != (earlier[0] + 1, earlier[1] + 1) for earlier, later in pairwise(order))
-    return float(mean * (1 - 0.5 * ((breaks + 1) / count) ** 3.0))
+
+class _NoSynonyms:
+    """Stands in for WordNet, whose data nltk would need."""
+
+    def synsets(self, word: str) -> tuple[()]:
+        """Return nothing."""
+        return ()
 
 
 def read_scores(answer: str, reference: str) -> dict[str, float]:
     """Return all scores of a read text, as Ocean-OCR defines them. Edit distance: 0 is equal."""
     answer_words, reference_words = words(answer, reference)
-    precision, recall, f1 = shares(answer_words, reference_words)
+    share_right, share_found, f1 = shares(answer_words, reference_words)
     return {
         "edit_distance": normalised_distance(answer, reference),
         "f1": f1,
-        "precision": precision,
-        "recall": recall,
+        "precision": share_right,
+        "recall": share_found,
         "bleu": bleu(answer_words, reference_words),
         "meteor": meteor(answer_words, reference_words),
     }
@@ -243,25 +228,6 @@ def _jieba() -> Tokenizer:
         cutter.FREQ, cutter.total = cutter.gen_pfdict(cutter.get_dict_file())
     cutter.initialized = True
     return cutter
-
-
-def _paired(
-    answer: dict[int, str], reference: dict[int, str]
-) -> tuple[dict[int, int], tuple[dict[int, str], dict[int, str]]]:
-    """Pair equal words from the end, each with the last free one; return the pairs and the unpaired words."""
-    free: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for place in sorted(reference):
-        free[reference[place]].append(place)
-    pairs = {
-        place: free[answer[place]].pop()
-        for place in sorted(answer, reverse=True)
-        if free.get(answer[place])
-    }
-    taken = set(pairs.values())
-    return pairs, (
-        {place: word for place, word in answer.items() if place not in pairs},
-        {place: word for place, word in reference.items() if place not in taken},
-    )
 
 
 def read_label(text: str, scene: bool, one_line: bool) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -211,8 +211,8 @@ class ComparedRuns:
 
     def scores(self, runs: Sequence[RunScores]) -> Scores:
         """Return the score of each sample, seeds averaged."""
-        averaged: Scores = np.mean([[run.scores[key] for key in self.keys] for run in runs], axis=0)
-        return averaged
+        table = [[run.scores[key] for key in self.keys] for run in runs]
+        return cast("Scores", np.mean(table, axis=0))
 
 
 def runs_of(benchmark: str, results: Sequence[StoredResult], swept: bool = False) -> ComparedRuns:

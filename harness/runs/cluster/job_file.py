@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from espalier.harness.errors import FOREIGN, first_words, foreign, tell_once
+from espalier.harness.errors import foreign
 from espalier.harness.paths import child_path
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.store.files import durable
@@ -95,12 +95,8 @@ class JobFile:
 
     def left_out(self) -> dict[str, LeftOut]:
         """Return the stored cells without a row, by key."""
-
-        def cells(stored: Any) -> dict[str, LeftOut]:
-            entries = [LeftOut(**fields) for fields in stored]
-            return {cell.key: cell for cell in entries if isinstance(cell.code, int)}
-
-        return self._read(".left_out", cells) or {}
+        cells = [LeftOut(**fields) for fields in self._read(".left_out") or ()]
+        return {cell.key: cell for cell in cells}
 
     def begin(self) -> None:
         """Remove the results of an earlier attempt."""
@@ -113,7 +109,8 @@ class JobFile:
 
     def ended(self) -> int | None:
         """Return the exit code; None while the process runs, or if it was killed before storing it."""
-        return self._read(".end", lambda stored: int(stored["code"]))
+        stored = self._read(".end")
+        return None if stored is None else int(stored["code"])
 
     def _path(self, part: str) -> Path:
         return self.path.with_suffix(f"{part}.json")
@@ -121,16 +118,11 @@ class JobFile:
     def _write(self, part: str, content: Any) -> None:
         durable.replace(self._path(part), f"{json.dumps(content)}\n".encode())
 
-    def _read(self, part: str, parse: Callable[[Any], D]) -> D | None:
+    def _read(self, part: str) -> Any:
         # It appears by rename: complete or not at all.
-        path = self._path(part)
-        try:
-            return parse(read_json(path))
-        except FileNotFoundError:
-            return None
-        except FOREIGN as error:
-            tell_once(f"passed over: {path}: {first_words(error)}")
-            return None
+        with suppress(FileNotFoundError):
+            return read_json(self._path(part))
+        return None
 
 
 def row_time(row: Path) -> int | None:
@@ -203,28 +195,6 @@ class JobState:
     def __str__(self) -> str:
         """Return the state, with the reason if there is one."""
         return self.name if self.reason in ("", "None") else f"{self.name} ({self.reason})"
-
-
-class Launcher(Protocol):
-    """Runs jobs.
-
-    Attributes:
-        names: of the started jobs, in their order.
-    """
-
-    names: list[str]
-
-    def check(self, packs: Sequence[JobGroup[object]]) -> None:
-        """Raise UserError if a job can never run."""
-
-    def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None:
-        """Start or submit the jobs; submitted ones are in `names`, even if the rest is refused."""
-
-    def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
-        """Return the state of each job; None if there is no answer now."""
-
-    def stop(self) -> str:
-        """Stop before the jobs have ended; return a message on those that continue."""
 
 
 #: Seconds that a job has to end after SIGTERM: enough to finish a batch and its journal.

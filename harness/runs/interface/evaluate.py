@@ -12,7 +12,7 @@ from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -224,8 +224,7 @@ class EvaluatedRun:
     @property
     def value(self) -> float | None:
         """The headline metric; None where it is undefined."""
-        value: float | None = self.row["metrics"][self.headline]["value"]
-        return value
+        return cast("float | None", self.row["metrics"][self.headline]["value"])
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, float | None]]:

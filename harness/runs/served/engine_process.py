@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from espalier.harness.errors import EngineEnded, UserError, brief
 from espalier.serve.plugin import TESTED
@@ -90,8 +90,7 @@ class EngineProcess:
             UserError: the engine refuses one of them.
             EngineEnded: the engine has ended.
         """
-        answers: list[dict[str, Any]] = self.exchange({"requests": requests})["answers"]
-        return answers
+        return cast("list[dict[str, Any]]", self.exchange({"requests": requests})["answers"])
 
     def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to a line.
