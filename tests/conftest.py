@@ -63,3 +63,8 @@ def journal(tmp_path: Path) -> Journal:
 def run(tmp_path: Path) -> RunDir:
     """The directory of a run of a store."""
     return Store(tmp_path).run("k1")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")

@@ -198,3 +198,16 @@ def numbered_units(adapter: Adapter, inputs: dict[str, Any]) -> tuple[int, Tenso
     with calls_of(adapter.decoder) as calls, torch.inference_mode():
         adapter.model(**inputs)
     return total, calls[0].kwargs["inputs_embeds"]
+
+
+def placed_units(adapter: Adapter, inputs: dict[str, Any]) -> int:
+    """Check that each unit lands on the placeholder that the layout says; return how many there are."""
+    layout = adapter.layout(inputs)
+    total, entered = numbered_units(adapter, inputs)
+    numbers = []
+    for row, count in enumerate(layout.counts):
+        units = entered[row, layout.visual[row, :count], 0]
+        assert torch.equal(units.long(), layout.source[row, :count, 0])
+        numbers += units.tolist()
+    assert sorted(numbers) == list(range(total))
+    return total

@@ -78,9 +78,19 @@ def adapter():
     return tiny
 
 
-def test_a_checkpoint_s_template_makes_no_text_without_end(adapter) -> None:
-    adapter.processor.chat_template = "{% for i in range(99999) %}twelve letters{% endfor %}"
-    assert "makes too long a text" in refused(adapter.render, chat("w1"))
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for i in range(99999) %}twelve letters{% endfor %}", "makes too long a text"),
+        (
+            "{{ raise_exception('roles\nmust alternate') }}",
+            "TemplateError: roles must alternate; valid: null",
+        ),
+    ],
+)
+def test_a_checkpoint_s_template_that_fails_is_one_line(template: str, words: str, adapter) -> None:
+    adapter.processor.chat_template = template
+    assert words in refused(adapter.render, chat("w1"))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +107,3 @@ def test_a_chat_is_rendered_as_the_library_does(template: str, adapter) -> None:
     turns = chat("w1 w2", 0)
     expected = adapter.processor.apply_chat_template(turns, add_generation_prompt=True)
     assert adapter.render(turns) == expected
-
-
-def test_a_template_that_fails_is_one_line(adapter) -> None:
-    adapter.processor.chat_template = "{{ raise_exception('roles\nmust alternate') }}"
-    assert "TemplateError: roles must alternate; valid: null" in refused(adapter.render, chat("w1"))

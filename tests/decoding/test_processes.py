@@ -98,18 +98,20 @@ def test_reading_a_chat_and_its_prompt_does_not_count_against_the_patience_of_a_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_killed_drafter_loses_nothing(overlap: bool) -> None:
-    trace = decode(drafters.dying, 3, overlap)
+@pytest.mark.parametrize(
+    ("drafter", "overlap", "settings", "reason"),
+    [
+        (drafters.dying, False, {}, "the drafter's process ended by signal 9"),
+        (drafters.dying, True, {}, "the drafter's process ended by signal 9"),
+        (drafters.hanging, True, {"patience": 2.0}, "the drafter did not answer within 2 s"),
+    ],
+)
+def test_a_lost_drafter_loses_nothing(
+    drafter: object, overlap: bool, settings: dict[str, float], reason: str
+) -> None:
+    trace = decode(drafter, 3, overlap, **settings)
     assert trace.tokens == plain()
-    assert trace.degraded == "the drafter's process ended by signal 9"
-
-
-@pytest.mark.slow
-def test_a_hung_drafter_is_given_up() -> None:
-    trace = decode(drafters.hanging, 3, True, patience=2.0)
-    assert trace.tokens == plain()
-    assert trace.degraded == "the drafter did not answer within 2 s"
+    assert trace.degraded == reason
 
 
 @pytest.mark.slow

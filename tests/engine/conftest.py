@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.models.adapter import Adapter
-from tests.family_runs import adapter_of, saved
-from tests.tiny import Tiny
+from tests.family_runs import Tiny, adapter_of, saved
 
 
 @pytest.fixture(scope="session")

@@ -19,15 +19,14 @@ def faults(*options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_a_few_kills_lose_nothing() -> None:
-    output = faults("--kills", "10", "--cells", "4", "--limit", "24", "--life", "0.6")
-    assert output.startswith("10 kills (SIGKILL) of ")
-    assert output.splitlines()[-1] == WHOLE
-
-
-@pytest.mark.exhaustive
-def test_200_kills_over_20_cells_and_4_writers_lose_nothing() -> None:
-    output = faults("--kills", "200", "--cells", "20", "--limit", "60")
-    assert output.startswith("200 kills (SIGKILL) of ")
+@pytest.mark.parametrize(
+    ("kills", "cells", "options"),
+    [
+        pytest.param(10, 4, ("--limit", "24", "--life", "0.6"), marks=pytest.mark.slow),
+        pytest.param(200, 20, ("--limit", "60"), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kills_lose_nothing(kills: int, cells: int, options: tuple[str, ...]) -> None:
+    output = faults("--kills", str(kills), "--cells", str(cells), *options)
+    assert output.startswith(f"{kills} kills (SIGKILL) of ")
     assert output.splitlines()[-1] == WHOLE

@@ -70,11 +70,6 @@ class Broken(Norm):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
-@pytest.fixture(scope="module")
 def model() -> espalier.Model:
     return espalier.load("seedling", device="cpu")
 

@@ -76,11 +76,13 @@ def test_an_answer_is_bounded(answer: Answer, words: str) -> None:
     assert most < 6 * MOST_BYTES
 
 
-@pytest.mark.parametrize("header", ["1e300", "inf", "9" * 300])
-def test_patience_is_bounded(header: str) -> None:
-    assert _wait(header) == MOST_SECONDS
-
-
-@pytest.mark.parametrize("header", ["nan", "soon", "", "Fri, 31 Dec 9999 23:59:59 GMT"])
-def test_no_patience_is_none(header: str) -> None:
-    assert _wait(header) is None
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        *((text, MOST_SECONDS) for text in ("1e300", "inf", "9" * 300)),
+        *((text, None) for text in ("nan", "soon", "", "Fri, 31 Dec 9999 23:59:59 GMT")),
+        *(("7", 7), ("-7", 0)),
+    ],
+)
+def test_patience_is_bounded(header: str, seconds: float | None) -> None:
+    assert _wait(header) == seconds

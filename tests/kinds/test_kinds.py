@@ -110,11 +110,6 @@ def whole() -> tuple[tuple[int, ...], ...]:
     return in_a_session(NoReduction(), 0.0)
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("store")
-
-
 OF_REDUCERS = {
     "backend": "drop",
     "batch_size": 8,

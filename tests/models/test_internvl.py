@@ -16,7 +16,7 @@ from espalier.harness.models.families import ADAPTERS
 from espalier.methods.base import Need, Site
 from tests.families.internvl import LLAMA, QWEN, QWEN3, VIDEOS
 from tests.families.onevision import video, watch
-from tests.family_runs import calls_of, numbered_units, shown
+from tests.family_runs import calls_of, placed_units, shown
 from tests.tiny import (
     IMAGE,
     SHAPES,
@@ -63,13 +63,7 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter):
     """The projector's outputs are replaced by their number; the model scatters them over pictures and frames."""
     inputs = adapter.encode(CHATS)
     layout = adapter.layout(inputs)
-    total, entered = numbered_units(adapter, inputs)
-    numbers = []
-    for row, count in enumerate(layout.counts):
-        units = entered[row, layout.visual[row, :count], 0]
-        assert torch.equal(units.long(), layout.source[row, :count, 0])
-        numbers += units.tolist()
-    assert sorted(numbers) == list(range(total)) == list(range(4 * len(inputs["pixel_values"])))
+    assert placed_units(adapter, inputs) == 4 * len(inputs["pixel_values"])
     assert layout.share is None
     assert layout.special == (0,) * len(CHATS)
     assert [work.units for work in layout.work] == list(layout.counts)

@@ -41,7 +41,7 @@ from tests.families.qwen import (
     clip,
     video_chat,
 )
-from tests.family_runs import calls_of, numbered_units, shown
+from tests.family_runs import calls_of, placed_units, shown
 from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture, save_tiny
 
 SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
@@ -84,14 +84,7 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter, kind)
     """The projector's outputs are replaced by their number, counted over its calls; the model scatters them."""
     inputs = adapter.encode(CHATS[kind])
     layout = adapter.layout(inputs)
-    total, entered = numbered_units(adapter, inputs)
-    numbers = []
-    for row, count in enumerate(layout.counts):
-        units = entered[row, layout.visual[row, :count], 0]
-        assert torch.equal(units.long(), layout.source[row, :count, 0])
-        numbers += units.tolist()
-    assert sorted(numbers) == list(range(total))
-    assert sum(work.units for work in layout.work) == total
+    assert sum(work.units for work in layout.work) == placed_units(adapter, inputs)
     assert layout.share is None
     assert layout.special == (0,) * len(layout.counts)
 

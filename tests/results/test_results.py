@@ -20,18 +20,12 @@ from espalier.harness.reports.frame import POINTS, ROWS, SAMPLES
 from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.exports import read_scores, write_tables
 from lab.pages import rows_page
+from tests.pages.test_report import root
 from tests.report.test_curves import add_run
 
+__all__ = ["root"]
+
 TYPES = {name: column.dtype for name, column in ROWS.items()}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
-    for ratio, random, good in ((0.5, 0.8, 0.9), (0.9, 0.45, 0.81)):
-        add_run(tmp_path, "random", ratio, random)
-        add_run(tmp_path, "clever", ratio, good)
-    return tmp_path
 
 
 def printed_errors(capsys: pytest.CaptureFixture[str]) -> str:

@@ -34,11 +34,15 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_one_cell_that_cannot_run_stops_the_sweep_unless_told_otherwise(bench: Bench) -> None:
-    done = bench(*SWEEP)
-    assert done.code == 2
+@pytest.mark.parametrize(
+    "line", [SWEEP, ("-m", "method=fastv", "ratio=0.9", "budget=average", "refused=skip")]
+)
+def test_a_cell_that_cannot_run_stops_the_sweep_unless_others_may_go_on(
+    bench: Bench, line: tuple[str, ...]
+) -> None:
+    done = bench(*line)
+    assert (done.code, done.out, bench.fake.specs) == (2, "", [])
     assert REASON in done.err
-    assert bench.fake.specs == []
 
 
 def test_cells_that_cannot_run_are_left_out_and_said_so(
@@ -70,13 +74,6 @@ def test_what_is_wrong_for_every_method_is_never_left_out(bench: Bench) -> None:
     assert done.code == 2
     assert "model.path='/nowhere' holds no model" in done.err
     assert bench("-m", "method=fastv,fastw", "refused=skip").code == 2
-
-
-def test_a_sweep_of_which_nothing_can_run_is_an_error(bench: Bench) -> None:
-    done = bench("-m", "method=fastv", "ratio=0.9", "budget=average", "refused=skip")
-    assert done.code == 2
-    assert REASON in done.err
-    assert done.out == ""
 
 
 def test_a_second_sweep_runs_nothing_again(bench: Bench, reported: list[dict[str, Any]]) -> None:

@@ -14,11 +14,6 @@ SWEEP = ("-m", "method=none,fastv", "ratio=0.5")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("terminal") / "store"
-
-
-@pytest.fixture(scope="module")
 def swept(store: Path) -> Shown:
     """A sweep of two cells on a terminal of 80 columns."""
     return on_terminal("run.py", f"store={store}", *FEW, *SWEEP)

@@ -108,8 +108,8 @@ class CodeReference:
         value = vars(module).get(self.name)
         if not isinstance(value, type):
             classes = [item for item in vars(module).values() if isinstance(item, type)]
-            own = [item.__name__ for item in classes if item.__module__ == module.__name__]
-            raise self._no_class(key, [name for name in own if not name.startswith("_")])
+            defined = [item.__name__ for item in classes if item.__module__ == module.__name__]
+            raise self._no_class(key, [name for name in defined if not name.startswith("_")])
         return value
 
     def _failed(self, key: str, error: BaseException) -> UserError:
