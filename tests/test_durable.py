@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from espalier.harness.errors import StoreLost
-from espalier.harness.store import RunDir
+from espalier.harness.store import Store
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.journal import Journal
 
@@ -59,7 +59,10 @@ def test_an_entry_is_flushed_before_append_returns(journal: Journal, calls: Call
     assert calls.taken() == ["write file", "fsync file"]
 
 
-def test_a_row_is_flushed_before_it_appears_and_its_name_after(run: RunDir, calls: Calls) -> None:
+def test_a_row_is_flushed_before_it_appears_and_its_name_after(
+    tmp_path: Path, calls: Calls
+) -> None:
+    run = Store(tmp_path).run("k1")
     assert calls.taken() == ["fsync folder"]  # the new folder of the run
     run.commit({"n": 1})
     whole = ["write file", "fsync file", "replace row.json", "fsync folder"]
