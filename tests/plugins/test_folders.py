@@ -143,7 +143,10 @@ def test_listings_have_them(bench: Bench, folder: Path) -> None:
         (("--config-dir", "own", "method=none"), "method='none' is a file of conf and "),
         (("--config-dir", "own", "method=nocode"), "method.name='nocode' has no file in methods/"),
         (("--config-dir", "own", "method=taken"), "fastv is the name of method fastv"),
-        (("--config-dir", "own", "model=utf16"), "own/model/utf16.yaml is not UTF-8"),
+        (
+            ("--config-dir", "own", "model=utf16"),
+            "own/model/utf16.yaml cannot be read ('utf-8' codec",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(
