@@ -66,7 +66,7 @@ class IDPruner(TokenReducer):
         require_finite(similarity.diagonal(), "tokens")
         share, merit = 1 - self.mmr_lambda, self.mmr_lambda * importance
         first = importance.argmax(dim=1)  # the first of equal ones
-        if isinstance(similarity, Held):
+        if importance.is_cuda and isinstance(similarity, Held):  # as in `farthest_first`
             tables = (
                 rows_for_picks(matrix, -share, partial(Tensor.mul_, other=share))
                 for matrix in similarity.matrix

@@ -23,12 +23,14 @@ from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
-from espalier.methods.conditions import read
-from espalier.methods.select.cosines import Held
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.similarity import cosine
+from espalier.methods.select.topk import rows_of
+
+#: Patches with merits computed at a time.
+PANEL = 32
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class SCOPE(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep a covering set of each crop.
 
-        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then three passes over M^2 numbers for each kept
-        one: more than the few merits that can change, but nothing waits for the device to know these.
+        Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then O(P M) for each kept one, with
+        32 or a few times as many merits P computed anew: 1.2 to 1.4 of X X^T at 576 tokens, 0.8 at 2,880.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
@@ -74,18 +76,31 @@ class SCOPE(TokenReducer):
 
 def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
     """Return (R, M) booleans: `quotas` (R,) greedy picks by similarity (R, M, M) and saliency (R, M), -inf for none."""
-    (n_steps,) = read(quotas.max())
-    covered, padding = torch.zeros_like(saliency), saliency.isinf()
-    unfit = covered.masked_fill(padding, -torch.inf)
-    weight = saliency.masked_fill(padding, 0)
-    matrix, gains = Held(similarity), torch.empty_like(similarity)
-    picks = quotas.new_empty(len(saliency), int(n_steps))
-    for pick in picks.split(1, dim=1):
-        torch.sub(similarity, covered.unsqueeze(1), out=gains).relu_()
-        merit = torch.addcmul(unfit, gains.sum(dim=2), weight)
-        torch.argmax(merit, dim=1, keepdim=True, out=pick)  # the first of equal ones
-        torch.maximum(covered, matrix.row(pick, merit), out=covered)
-        unfit.scatter_(1, pick, -torch.inf)
-    in_quota = torch.arange(picks.shape[1], device=quotas.device) < quotas.unsqueeze(1)
-    # A full crop repeats picks.
-    return torch.zeros_like(saliency, dtype=torch.long).scatter_add(1, picks, in_quota.long()) > 0
+    covered = torch.zeros_like(saliency)
+    chosen = torch.zeros_like(saliency, dtype=torch.bool)
+    padding = saliency.isinf()
+
+    # More coverage never raises a gain, so that an old merit bounds the new one: the best are computed anew until the
+    # highest is of this step.
+    def merits(rows: Tensor, covered: Tensor, saliency: Tensor) -> Tensor:
+        return (rows - covered.unsqueeze(1)).clamp_(min=0).sum(dim=2) * saliency
+
+    blocks = zip(similarity.split(PANEL, dim=1), saliency.split(PANEL, dim=1), strict=True)
+    bound = torch.cat([merits(rows, covered, block) for rows, block in blocks], dim=1)
+    bound.masked_fill_(padding, -torch.inf)
+    for step in range(int(quotas.max())):
+        current = bound.isinf()
+        while True:
+            pick = bound.argmax(dim=1, keepdim=True)
+            if bool(current.gather(1, pick).all()):
+                break
+            # Only those left: ties would hide the pick from the panel for ever.
+            stale = bound.masked_fill(current, -torch.inf)
+            panel = stale.topk(min(PANEL, bound.shape[1]), dim=1).indices
+            exact = merits(similarity[rows_of(panel), panel], covered, saliency.gather(1, panel))
+            bound.scatter_(1, panel, exact.masked_fill_(bound.gather(1, panel).isinf(), -torch.inf))
+            current.scatter_(1, panel, True)
+        chosen.scatter_(1, pick, chosen.gather(1, pick) | (step < quotas).unsqueeze(1))
+        covered = torch.maximum(covered, similarity[rows_of(pick), pick].squeeze(1))
+        bound.scatter_(1, pick, -torch.inf)
+    return chosen

@@ -59,6 +59,24 @@ def test_a_run_with_closed_output_is_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("value", ["x", "0", "-1", "4,2", "1e3"])
+def test_a_number_of_threads_that_is_none_is_one_line(value: str) -> None:
+    for line in ("run.py method=none limit=1", "-m espalier store ls"):
+        done = shell(f"$PY {line}", OMP_NUM_THREADS=value)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"error: OMP_NUM_THREADS={value!r} must be a number of threads; valid: 1 and more, or unset\n"
+        )
+
+
+def test_too_little_address_space_is_one_line() -> None:
+    done = shell("ulimit -v 500000; $PY run.py method=none limit=1")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "0.5 GiB of address space (ulimit -v); valid: ulimit -v unlimited" in line
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

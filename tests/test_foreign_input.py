@@ -28,7 +28,7 @@ from espalier.harness.runs.cluster.job_file import JobFile
 from espalier.harness.runs.run_key import code_files
 from espalier.harness.runs.wandb_log import MirrorMark
 from espalier.harness.specs.catalogue import build_method
-from espalier.harness.specs.hub_cache import file_of_hub
+from espalier.harness.specs.hub_cache import file_of_hub, other_format
 from espalier.harness.specs.plugins import installed
 from espalier.harness.specs.records.own_data import read_records
 from espalier.harness.specs.records.record import RecordSettings
@@ -129,6 +129,7 @@ BORDERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "chat format": ("conversation.py", lambda path: read_chat_format(path, "internlm2-chat")),
     "pieces": ("tokenizer.model", read_pieces),
     "picture": ("a.png", lambda path: opened_picture(str(path), "black")),
+    "format": ("adapter_config.json", lambda path: other_format(path.parent)),
 }
 
 

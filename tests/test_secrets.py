@@ -1,14 +1,19 @@
-"""Keys that servers repeat, and keys on the command line."""
+"""Keys in the letters in which servers repeat them, and on the command line."""
 
 from __future__ import annotations
 
+import base64
+import html
+import json
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.judge_spec import _read_options
-from espalier.harness.specs.secrets import masked, typed, wandb_keys
+from espalier.harness.specs.secrets import masked, scrub, typed, wandb_keys
 
 KEYS = (
     'sk-"quoted\\key/and+more=1234&<x>',
@@ -16,12 +21,54 @@ KEYS = (
     "sk-proj-AAbbCC_dd-EE99",
 )
 
+FORMS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "JSON": json.dumps,
+    "JSON in JSON": lambda key: json.dumps(json.dumps(key)),
+    "JSON with slashes escaped": lambda key: json.dumps(key).replace("/", "\\/"),
+    "numbers of letters": lambda key: "".join(f"\\u{ord(letter):04x}" for letter in key),
+    "numbers of bytes": lambda key: "".join(f"\\x{ord(letter):02X}" for letter in key),
+    "URL": lambda key: quote(key, safe=""),
+    "form": quote_plus,
+    "URL twice": lambda key: quote(quote(key, safe=""), safe=""),
+    "URL, every letter": lambda key: "".join(f"%{ord(letter):02x}" for letter in key),
+    "HTML": html.escape,
+    "HTML numbers": lambda key: "".join(f"&#{ord(letter)};" for letter in key),
+    "base64": lambda key: base64.b64encode(key.encode()).decode(),
+    "base64 behind a name": lambda key: base64.b64encode(f"api:{key}".encode()).decode(),
+    "base64 inside": lambda key: base64.b64encode(f"Bearer {key}, and".encode()).decode(),
+    "base64 for URLs": lambda key: base64.urlsafe_b64encode(f"ab{key}".encode()).decode(),
+    "hexadecimal": lambda key: key.encode().hex(),
+    "HEXADECIMAL": lambda key: key.encode().hex().upper(),
+    "Python": repr,
+}
+
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_key_is_masked_and_other_words_stay(key: str) -> None:
-    assert masked(f"bad key {key} for you", (None, "", key)) == "bad key *** for you"
+@pytest.mark.parametrize("form", FORMS)
+def test_a_key_is_masked_in_every_form(form: str, key: str) -> None:
+    written = FORMS[form](key)
+    line = masked(f"bad key {written} for you", (None, "", key))
+    assert line.startswith("bad key ")
+    assert line.endswith(" for you")
+    assert "***" in line
+    assert written not in line
+    assert key not in line
+
+
+def test_pieces_of_a_key_are_masked_and_other_words_stay() -> None:
+    (key, *_) = KEYS[1:]
+    assert masked(f"key {key[:12]}... is wrong", (key,)) == "key ***... is wrong"
+    assert masked(f"key ...{key[-9:]}", (key,)) == "key ...***"
     assert masked("key 0123 is wrong", (key,)) == "key 0123 is wrong"
     assert masked("http://me:word@host/v1 of user@host", ()) == "http://***@host/v1 of user@host"
+
+
+def test_files_are_scrubbed_in_place(tmp_path: Path) -> None:
+    log = tmp_path / "debug.log"
+    log.write_bytes(b"\xff said " + KEYS[1].encode() + b"\n")
+    scrub([log, tmp_path / "missing.log"], [KEYS[1]])
+    assert log.read_bytes() == b"\xff said ***\n"
 
 
 def test_keys_of_wandb_are_those_of_the_environment_and_of_netrc(

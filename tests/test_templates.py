@@ -20,6 +20,9 @@ SAMPLE = {"q": "hi", "options": ["a", "b"], "number": 123456789}
 
 #: Templates that would take memory without end, or make too long a text.
 BOMBS = (
+    "{{ 'x' * 10**10 }}",
+    "{{ 10**10 * [1] }}",
+    "{{ 2**(10**9) }}",
     "{% for i in range(10**9) %}{% endfor %}",
     "{% for i in range(99999) %}{{ q }} twelve letters{% endfor %}",
     "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",

@@ -41,6 +41,7 @@ from espalier.harness.runs.streams import (
     speak_plainly,
     stoppable,
 )
+from espalier.harness.specs.commands import check_environment, short_of_memory
 from espalier.harness.specs.secrets import masked, typed
 
 # All other modules are imported where they are needed: a status line is printed before Hydra (0.2 s, seconds from a
@@ -120,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     speak_plainly()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        check_environment()
         with stoppable(), StatusLine(quiet=not is_main_process()) as waiting:
             code = dispatch(arguments, waiting)
             flush()
@@ -128,10 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_error(masked(str(error), typed(arguments)), code=2)
     except (RankLost, StoreLost, OutputLost) as error:
         return print_error(error, code=1)
-    except ImportError as error:
+    except (ImportError, MemoryError) as error:
         if absent := missing_extra(error):
             return print_error(absent, code=2)
-        raise
+        line = short_of_memory(error)
+        if line is None:
+            raise
+        return print_error(line, code=1)
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         advice = "finished samples are kept, the same command goes on from them"
@@ -263,7 +268,7 @@ def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:
         raise UserError(
             f"{REHEARSE} takes the cards; valid: {REHEARSE} cards=4x80, the others before or after"
         )
-    waiting.say("loading torch", clock=True)
+    waiting.say("loading torch")
     # Imports the engine, which takes seconds.
     from espalier.harness.config.build_spec import build_spec
     from espalier.harness.config.compose import read_command
@@ -275,7 +280,7 @@ def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:
     command = read_command([*arguments[:place], *arguments[place + 2 :]], typed=True)
     fits = True
     for cell in command.cells:
-        waiting.say(f"rehearsing on {count} cards", clock=True)
+        waiting.say(f"rehearsing on {count} cards")
         with RealSizes(count, kind) as cards:
             rehearsal = rehearse_run(build_spec(cell, folders=command.folders), cards)
         waiting.clear()

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.harness.errors import UserError, foreign, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
-from espalier.harness.runs.wandb_log import SWEEP, MirrorMark, mode
+from espalier.harness.runs.wandb_log import SWEEP, MirrorMark, logs, mode
 from espalier.harness.specs.commands import command, command_parser
-from espalier.harness.specs.secrets import masked, wandb_keys
+from espalier.harness.specs.secrets import masked, scrub, wandb_keys
 from espalier.harness.store import RUN_KEY, Store
 from espalier.harness.store.files.folder_checks import existing_store
 
@@ -81,6 +81,8 @@ def upload(mark: MirrorMark, row: Mapping[str, Any] | None) -> str | None:
             )
         except subprocess.TimeoutExpired:
             return f"`wandb sync` has not ended after {UPLOAD} s"
+        finally:
+            scrub(logs(mark.root, mark.key), wandb_keys())
     trouble = missing_there(content.get("project"), mark.key, row)
     if trouble is None:
         mark.uploaded()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -315,8 +316,7 @@ class ScoredEviction:
                         place, size = row_scores.device, tuple(row_scores.shape)
                         require_tensor("what `merge` returns", merge_targets, size, place)
                         inside = ((merge_targets >= -1) & (merge_targets < n_entries)).all()
-                        line = TARGETS.format(n_entries)
-                        require_all([Condition(inside, lambda _, line=line: PlanError(line))])
+                        require_all([Condition(inside, partial(_outside, n_entries))])
                 alive.index_fill_(1, row.candidates, False)
                 alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
             stays = indices_of(alive, length - len(row.candidates) + budget)
@@ -387,6 +387,10 @@ class ScoredEviction:
             )
         keys, values = (entries.repeat_interleave(copies, dim=1) for entries in cache_layer.entries)
         return keys, values
+
+
+def _outside(n_entries: int, _: int) -> PlanError:
+    return PlanError(TARGETS.format(n_entries))
 
 
 def _sums(view: CacheView) -> Tensor:

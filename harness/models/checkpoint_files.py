@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from espalier.harness.errors import FOREIGN, UserError, brief, first_words, foreign
 from espalier.harness.models.families import check_format
+from espalier.harness.specs.hub_cache import other_format
 from espalier.harness.specs.revisions import MODEL_FILES
 from espalier.harness.store.files.digests import Digests, read_bytes
 
@@ -61,7 +62,7 @@ def _check(path: Path, digests: Digests, sibling: str | None) -> None:
     weights = sorted(path.glob("*.safetensors"))
     if not config.exists() or not weights:
         raise UserError(
-            f"{key} holds no model; valid: a directory with config.json and *.safetensors"
+            f"{key} holds no model{other_format(path)}; valid: a directory with config.json and *.safetensors"
         )
     if (path / "adapter_config.json").exists():
         raise UserError(

@@ -21,6 +21,7 @@ from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import (
     OFFLINE,
     data_set_cached,
+    other_format,
     require_cached,
 )
 
@@ -118,7 +119,8 @@ def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
         folder = located(path)
         if not os.path.exists(folder / "config.json"):
             raise UserError(
-                f"model.path={str(folder)!r} holds no model; valid: a directory with config.json and *.safetensors"
+                f"model.path={str(folder)!r} holds no model{other_format(folder)}; "
+                f"valid: a directory with config.json and *.safetensors"
             )
     elif path is None and isinstance(hub, str):
         require_cached(model["name"], hub, revision, offline)

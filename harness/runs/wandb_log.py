@@ -30,7 +30,7 @@ from espalier.harness.errors import FOREIGN, UserError, plain, tell_once, unknow
 from espalier.harness.settings import Names, OneOf, Text, read_value
 from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.run_spec import RunSpec
-from espalier.harness.specs.secrets import masked, wandb_keys, without_keys
+from espalier.harness.specs.secrets import masked, scrub, wandb_keys, without_keys
 from espalier.harness.store import RunDir
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import read_json
@@ -276,6 +276,7 @@ class Mirror:
             if run is not None:
                 run.finish(exit_code=1)
         self._tell()
+        scrub(logs(self.spec.store / "wandb", self.directory.path.name), wandb_keys())
 
     def _log(self, row: Mapping[str, Any]) -> None:
         # wandb takes a second to import and need not be installed.
@@ -378,6 +379,19 @@ def open_run(store: Path, options: Mapping[str, Any], **settings: Any) -> Any:
                 silent=True, console="off", x_disable_stats=True, init_timeout=OPEN
             ),
         )
+
+
+def logs(folder: Path, key: str) -> list[Path]:
+    """Return wandb's own log files of a run, which can contain responses of servers."""
+    places = (
+        "*.log",
+        f"*run-*-{key}/logs/*",
+        f"*run-*-{key}/*.log",
+        "cache/logs/**/*",
+        "cache/wandb/logs/**/*",
+    )
+    files = (path for place in places for path in folder.glob(place) if path.is_file())
+    return [path for path in files if _lies_in(path, folder)]
 
 
 def _lies_in(path: Path, folder: Path) -> bool:

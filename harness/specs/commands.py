@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import resource
 import shutil
 import sys
 import textwrap
@@ -25,6 +26,9 @@ from espalier.harness.errors import (
 )
 from espalier.harness.paths import ROOT
 
+#: Variables that OpenMP and numexpr read; numexpr takes nothing but one number.
+THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")
+
 #: How reports write the command of a run: in the repository, and where the package is installed.
 RUN = "python run.py" if (ROOT / "run.py").is_file() else "espalier run"
 
@@ -41,6 +45,7 @@ def command(main: Main) -> Callable[..., int]:
     def run(argv: Sequence[str] | None = None) -> int:
         speak_plainly()
         try:
+            check_environment()
             code = main(argv)
             sys.stdout.flush()
         except UserError as error:
@@ -95,6 +100,27 @@ def print_error(problem: object, code: int = 1) -> int:
     except OSError:
         discard(sys.stderr)
     return code
+
+
+def check_environment() -> None:
+    """Raise UserError for an invalid number of threads, on which libraries would fail at import."""
+    for name in THREADS:
+        value = os.environ.get(name)
+        if value and not (value.strip().isdecimal() and int(value) > 0):
+            raise UserError(
+                f"{name}={value!r} must be a number of threads; valid: 1 and more, or unset"
+            )
+
+
+def short_of_memory(error: Exception) -> str | None:
+    """Return the error line if the shell limits the address space (`ulimit -v`); None without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return (
+        f"{first_words(error)}; the shell gives this process {limit / 2**30:.1f} GiB of address space (ulimit -v); "
+        "valid: ulimit -v unlimited"
+    )
 
 
 def speak_plainly() -> None:

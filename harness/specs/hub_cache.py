@@ -68,6 +68,21 @@ def data_set_cached(name: str) -> bool:
     return not repository or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))
 
 
+def other_format(path: Path) -> str:
+    """Return a hint for a place without a checkpoint: it is missing, or of another format; "" for any other."""
+    if not os.path.exists(path):
+        return ": it does not exist"
+    if os.path.isfile(path / "adapter_config.json"):
+        return " but a LoRA adapter, to be merged into its model first (merge_and_unload of peft)"
+    if path.suffix == ".gguf" or (os.path.isdir(path) and any(path.glob("*.gguf"))):
+        return " but GGUF, the format of llama.cpp"
+    if os.path.isdir(path) and any(path.glob("*.bin")):
+        return " but *.bin, pickles of torch, to be saved as *.safetensors first (save_pretrained)"
+    if os.path.isfile(path):
+        return ": it is a file"
+    return ""
+
+
 #: Where its libraries keep the setting.
 LIBRARY_FLAGS = (
     ("huggingface_hub.constants", "HF_HUB_OFFLINE"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import cache
 from typing import Any
 
@@ -19,8 +19,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from espalier.harness.errors import FOREIGN, UserError, brief, foreign
 
-#: Letters that a prompt may have.
+#: Letters that a prompt may have, and items that a product in a template may have.
 MOST_LETTERS = 1_000_000
+
+#: Largest exponent in a template.
+MOST_POWER = 1000
 
 #: Packages with values that templates show; others become their class's name, since an image's text has an address.
 SHOWN = ("builtins", "collections", "datetime", "decimal", "numpy")
@@ -52,6 +55,21 @@ class Column(StrictUndefined):
         if self._undefined_hint or not isinstance(self._undefined_name, str):
             return super()._undefined_message
         return f"no column {self._undefined_name!r}"
+
+
+class QuestionEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox in which questions are rendered; products and powers without end raise MemoryError."""
+
+    intercepted_binops: frozenset[str] = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, base: Any, factor: Any) -> Any:
+        """Return base * factor or base ** factor."""
+        if operator == "**" and factor > MOST_POWER:
+            raise MemoryError
+        for items, count in ((base, factor), (factor, base)):
+            if isinstance(items, Sized) and len(items) * count > MOST_LETTERS:
+                raise MemoryError
+        return super().call_binop(context, operator, base, factor)
 
 
 def is_given(value: Any) -> bool:
@@ -116,7 +134,7 @@ def _printable(value: Any) -> Any:
 @cache
 def _parsed(template: str) -> Template:
     """Return a template, parsed once and rendered for every sample."""
-    environment = ImmutableSandboxedEnvironment(undefined=Column, keep_trailing_newline=True)
+    environment = QuestionEnvironment(undefined=Column, keep_trailing_newline=True)
     environment.globals.pop("lipsum")  # random words
     environment.tests["given"] = is_given
     return environment.from_string(template)

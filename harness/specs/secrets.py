@@ -1,15 +1,26 @@
-"""Keep keys of services out of prints and files, also if a server repeats them."""
+"""Keep keys of services out of prints and files, also if a server repeats them in another encoding."""
 
 from __future__ import annotations
 
+import base64
+import html.entities
 import netrc
 import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
+from espalier.harness.errors import FOREIGN
+
 MASK = "***"
+
+#: A part of a key of this many letters is masked, too: servers shorten keys that they repeat.
+PIECE = 8
+
+#: Letters of base64 that no other word is likely to have.
+SHORTEST = 5
 
 #: Names of settings that hold a key, and what keys of services look like.
 _NAMED = re.compile(
@@ -29,9 +40,15 @@ _USER = re.compile(r"(?<=://)[^/\s@'\"]+@")
 
 
 def masked(text: str, keys: Iterable[str | None]) -> str:
-    """Return a text without keys, and without the part before the host of an address."""
-    for key in filter(None, keys):
-        text = text.replace(key, MASK)
+    """Return a text without keys, and without the part before the host of an address.
+
+    A key is found as it is; with letters escaped as in JSON, once or more, in URLs or HTML; as base64, of whatever
+    stands before it; in hexadecimal; and where its beginning or end of `PIECE` letters or more is left.
+    """
+    for key in keys:
+        if key:
+            text = _pattern(key).sub(MASK, text)
+            text = _without_pieces(text, key)
     return _USER.sub(f"{MASK}@", text)
 
 
@@ -67,3 +84,56 @@ def wandb_keys() -> tuple[str, ...]:
     with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
         keys += [password for _, _, password in netrc.netrc(path).hosts.values() if password]
     return tuple(filter(None, dict.fromkeys(keys)))
+
+
+def scrub(files: Iterable[Path], keys: Iterable[str | None]) -> None:
+    """Take keys out of text files in place; what cannot be read or written stays."""
+    keys = tuple(keys)
+    for file in files:
+        try:
+            text = file.read_text(encoding="utf-8", errors="surrogateescape")
+            clean = masked(text, keys)
+            if clean != text:
+                file.write_text(clean, encoding="utf-8", errors="surrogateescape")
+        except FOREIGN:
+            continue
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    coded = sorted(_base64(key), key=len, reverse=True)
+    forms = ["".join(map(_letter, key)), f"(?i:{key.encode().hex()})", *map(re.escape, coded)]
+    return re.compile("|".join(forms))
+
+
+def _letter(letter: str) -> str:
+    """Return a pattern of a letter and of its escapes."""
+    code = ord(letter)
+    names = [name.rstrip(";") for name, text in html.entities.html5.items() if text == letter]
+    hexadecimal = f"0*(?i:{code:x})"
+    entities = "|".join((rf"\#0*{code}", rf"\#[xX]{hexadecimal}", *map(re.escape, names)))
+    return (
+        rf"(?:\\*{re.escape(letter)}|\\+[uU]\{{?{hexadecimal}\}}?|\\+x{hexadecimal}|%(?:25)*(?i:{code:02x})"
+        rf"|&(?:amp;)*(?:{entities});?)"
+    )
+
+
+def _base64(key: str) -> set[str]:
+    """Return the part of a key's base64 text that stays the same with up to two letters before it and any after it."""
+    matches = set()
+    for before in range(3):
+        coded = base64.b64encode(b"\0" * before + key.encode()).decode().rstrip("=")
+        # The first letters depend on the text before, the last ones on the text after.
+        start = (0, 2, 3)[before]
+        whole_signs = (before + len(key)) * 8 // 6
+        middle = coded[start:whole_signs]
+        if len(middle) >= SHORTEST:
+            matches |= {middle, middle.replace("+", "-").replace("/", "_")}
+    return matches
+
+
+def _without_pieces(text: str, key: str) -> str:
+    for size in range(len(key) - 1, PIECE - 1, -1):
+        for piece in (key[:size], key[-size:]):
+            text = text.replace(piece, MASK)
+    return text

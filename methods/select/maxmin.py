@@ -34,11 +34,13 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     matrix in memory a copy, two operations a step, and one read of the device.
     """
     isolation = _distance(require_finite(cosines.nearest(), "cosines"))
-    if isinstance(cosines, Held) and fits(4 * cosines.matrix.numel(), isolation.device):
+    # On the host a pass over one row costs less than the rows of several picks.
+    stored = cosines.matrix if isolation.is_cuda and isinstance(cosines, Held) else None
+    if stored is not None and fits(4 * stored.numel(), isolation.device):
         chosen, repeated = zip(
             *(
                 _leaders(matrix, first, n_keep)
-                for matrix, first in zip(cosines.matrix, isolation.argmax(dim=1), strict=True)
+                for matrix, first in zip(stored, isolation.argmax(dim=1), strict=True)
             ),
             strict=True,
         )

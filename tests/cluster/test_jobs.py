@@ -189,6 +189,7 @@ class Queue:
 def reason_of(jobs: Jobs, key: str) -> str:
     """Return why a cell has no row."""
     lost = jobs.missing(key)
+    assert lost is not None
     return lost.reason
 
 
@@ -236,6 +237,7 @@ def test_sbatch_gets_the_resources_of_the_job(tmp_path: Path) -> None:
     "content",
     [
         '[{"key": "a", "row": "b", "before": null, "config": null}]',
+        '[{"key": "a", "row": 3, "before": null, "config": {}}]',
         '[{"key": "a", "row": "b", "before": "x", "config": {}}]',
         '[{"key": "a", "row": "b", "before": null, "config": {}}]',
         '[{"key": "a", "row": "b", "before": null, "config": {"model": 3}}]',
@@ -255,3 +257,14 @@ def test_cells_of_nonsense_are_one_line(
     assert run.main(["--cells", str(file)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize("content", ["null", "[1]", "[" * 100_000, '{"code": "x"}', "", "3"])
+def test_what_is_noted_of_a_job_and_makes_no_sense_is_passed_over(
+    content: str, tmp_path: Path
+) -> None:
+    file = JobFile(tmp_path / "job-0.json")
+    for part in (".left_out", ".end"):
+        file.path.with_suffix(f"{part}.json").write_text(content)
+    assert file.left_out() == {}
+    assert file.ended() is None

@@ -101,7 +101,8 @@ def test_a_wrong_name_is_one_line_with_the_nearest(name: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("adapter_config.json", {}, "holds no config.json; valid: the folder of a checkpoint"),
+        ("adapter_config.json", {}, "holds no config.json but a LoRA adapter, to be merged"),
+        ("model-q4.gguf", {}, "holds no config.json but GGUF, the format of llama.cpp"),
         (
             "config.json",
             {"model_type": "gpt2"},

@@ -228,7 +228,7 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", b"", "has no records"),
+        ("a.csv", b"", "is empty"),
         ("a.csv", b"image,question,answer\n", "has no records"),
         (
             "a.csv",
@@ -237,13 +237,11 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
         ),
         ("a.csv", b'image,question,answer\na.png,"q\nq",x\na.png,q\n', "line 4: 2 fields"),
         ("a.csv", b"image,image\na.png,b.png\n", "the column 'image' twice"),
+        ("a.csv", b"image,question\ra.png,q\r", "a carriage return alone"),
         ("a.csv", b"image,question" + b"n" * 200_000 + b"\na.png,q\n", "line 1 cannot be read"),
         ("a.csv", b"Image,question\na.png,q\n", "did you mean Image?"),
-        (
-            "a.csv",
-            "image,question,answer\na.png,q,x\n".encode("utf-16"),
-            "line 1 is not UTF-8 (byte 0xff); valid: UTF-8, as by: iconv",
-        ),
+        ("a.csv", "image,question,answer\na.png,q,x\n".encode("utf-16"), "is UTF-16"),
+        ("a.csv", "image,question,answer\na.png,q,x\n".encode("utf-32"), "is UTF-32"),
         ("a.csv", b"image;question;answer\na.png;q;x\n", "between semicolons; valid: commas"),
         ("a.tsv", b"image,question,answer\na.png,q,x\n", "between commas; valid: tabs"),
         (
@@ -255,7 +253,9 @@ def test_the_first_mistakes_are_named_and_the_others_counted(folder: Path) -> No
         ("a.jsonl", b"[1]\n", "line 1: list in place of a table"),
         ("a.json", b'{"image": []}', "holds no list"),
         ("a.parquet", b"PAR1 and no more", "cannot be read"),
-        ("a.zip", b"PK\x03\x04", "ends in '.zip'"),
+        ("a.zip", b"PK\x03\x04", "is an archive (zip)"),
+        ("a.csv", b"PK\x03\x04....", "is an archive (zip)"),
+        ("a.xlsx", b"PK\x03\x04", "is a spreadsheet"),
         ("a.txt", b"x", "ends in '.txt'"),
         ("a", b"x", "has no ending"),
     ],

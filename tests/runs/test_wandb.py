@@ -168,13 +168,17 @@ def test_trouble_with_wandb_is_a_line_and_the_sweep_goes_on(
     assert len(Store(bench.store).rows()) == 2
 
 
-def test_a_key_that_a_server_repeats_is_in_no_line(
+def test_a_key_that_a_server_repeats_is_in_no_line_and_no_log(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = "wb0123456789abcdef"
+    key = 'wb"0123456789/abcdef'
     monkeypatch.setenv("WANDB_API_KEY", key)
 
     def fail(**options: Any) -> None:
+        logs = bench.store / "wandb" / f"run-20260101_000000-{options['id']}" / "logs"
+        logs.mkdir(parents=True)
+        for log in (logs / "debug-internal.log", bench.store / "wandb" / "debug.log"):
+            log.write_text(f"401: {json.dumps({'message': key})}\nnext\n")
         raise wandb.errors.CommError(f"\x1b[2J bad key {json.dumps(key)}")
 
     monkeypatch.setattr(wandb, "init", fail)
@@ -182,10 +186,13 @@ def test_a_key_that_a_server_repeats_is_in_no_line(
     monkeypatch.setattr(wandb_log, "mode", lambda: "online")
     done = bench("method=none", "ratio=0.5", "log=wandb")
     assert 'CommError: \\x1b[2J bad key "***"; its row is in the store' in done.err
-    assert key not in done.err + done.out
-    assert not any(
-        key.encode() in file.read_bytes() for file in bench.store.rglob("*") if file.is_file()
-    )
+    for log in bench.store.rglob("debug*.log"):
+        assert log.read_text() == '401: {"message": "***"}\nnext\n'
+    for text in (key, json.dumps(key)[1:-1]):
+        assert text not in done.err + done.out
+        assert not any(
+            text.encode() in file.read_bytes() for file in bench.store.rglob("*") if file.is_file()
+        )
 
 
 def test_a_key_without_a_server_that_answers_means_offline_within_seconds(

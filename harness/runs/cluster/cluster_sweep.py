@@ -23,7 +23,7 @@ from espalier.harness.config import composer as composed
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.cell_settings import NOT_OF_A_RUN
 from espalier.harness.config.compose import Command
-from espalier.harness.errors import StoreLost
+from espalier.harness.errors import FOREIGN, StoreLost, first_words, tell_once
 from espalier.harness.paths import short_path
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import Job
@@ -32,6 +32,7 @@ from espalier.harness.runs.cluster.job_file import (
     JobFile,
     JobGroup,
     JobState,
+    Launcher,
     LeftOut,
     group_cells,
     row_time,
@@ -107,7 +108,7 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
     by_spec = {id(cell.spec): cell for cell in cells}
     admitted = [(by_spec[id(spec)], job) for spec, job, _ in runner.admitted]
     store = cells[0].spec.store
-    launcher: LocalWorkers | Slurm = (
+    launcher: Launcher = (
         Slurm(cluster, store) if cluster.name == "slurm" else LocalWorkers(cluster, devices())
     )
     # LocalWorkers end with their command; a queue continues without it.
@@ -133,7 +134,7 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
 
 def _start(
     command: Command,
-    launcher: LocalWorkers | Slurm,
+    launcher: Launcher,
     packs: Sequence[JobGroup[tuple[ClusterCell, Job]]],
     store: Path,
 ) -> Jobs:
@@ -211,12 +212,15 @@ class Jobs:
     states: dict[str, JobState] = field(default_factory=dict)
 
     @classmethod
-    def unfinished(cls, store: Path, launcher: LocalWorkers | Slurm) -> Jobs:
+    def unfinished(cls, store: Path, launcher: Launcher) -> Jobs:
         """Return the jobs of earlier commands on this store that have not ended, as far as the launcher knows them."""
         files: dict[str, JobFile] = {}
         for about in sorted(store.glob("cluster/*/sweep.json")):
-            jobs = read_json(about)["jobs"]
-            files |= {name: JobFile(about.with_name(file)) for name, file in jobs.items()}
+            try:
+                jobs = {str(name): file for name, file in read_json(about)["jobs"].items()}
+                files |= {name: JobFile(about.with_name(file)) for name, file in jobs.items()}
+            except FOREIGN as error:
+                tell_once(f"passed over: {about}: {first_words(error)}")
         states = launcher.states(list(files)) if files else {}
         live = {name for name, state in (states or {}).items() if not state.over}
         return cls({name: file for name, file in files.items() if name in live})
@@ -281,7 +285,7 @@ class Jobs:
 
 def watch(
     jobs: Jobs,
-    launcher: LocalWorkers | Slurm,
+    launcher: Launcher,
     poll: float,
     waiting: StatusLine,
     tell: Callable[[str], None],

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from espalier.harness.errors import foreign
+from espalier.harness.errors import FOREIGN, first_words, foreign, tell_once
 from espalier.harness.paths import child_path
 from espalier.harness.runs.cluster.resources import Resources
 from espalier.harness.store.files import durable
@@ -47,6 +47,13 @@ class JobCell:
     before: int | None
     config: Mapping[str, Any]
     conf: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field of another type: the file is not one of a job."""
+        kinds = {"key": str, "row": str, "before": int | None, "config": Mapping}
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} is {getattr(self, name)!r}")
 
     @property
     def done(self) -> bool:
@@ -95,8 +102,12 @@ class JobFile:
 
     def left_out(self) -> dict[str, LeftOut]:
         """Return the stored cells without a row, by key."""
-        cells = [LeftOut(**fields) for fields in self._read(".left_out") or ()]
-        return {cell.key: cell for cell in cells}
+
+        def cells(stored: Any) -> dict[str, LeftOut]:
+            entries = [LeftOut(**fields) for fields in stored]
+            return {cell.key: cell for cell in entries if isinstance(cell.code, int)}
+
+        return self._read(".left_out", cells) or {}
 
     def begin(self) -> None:
         """Remove the results of an earlier attempt."""
@@ -109,8 +120,7 @@ class JobFile:
 
     def ended(self) -> int | None:
         """Return the exit code; None while the process runs, or if it was killed before storing it."""
-        stored = self._read(".end")
-        return None if stored is None else int(stored["code"])
+        return self._read(".end", lambda stored: int(stored["code"]))
 
     def _path(self, part: str) -> Path:
         return self.path.with_suffix(f"{part}.json")
@@ -118,11 +128,16 @@ class JobFile:
     def _write(self, part: str, content: Any) -> None:
         durable.replace(self._path(part), f"{json.dumps(content)}\n".encode())
 
-    def _read(self, part: str) -> Any:
+    def _read(self, part: str, parse: Callable[[Any], D]) -> D | None:
         # It appears by rename: complete or not at all.
-        with suppress(FileNotFoundError):
-            return read_json(self._path(part))
-        return None
+        path = self._path(part)
+        try:
+            return parse(read_json(path))
+        except FileNotFoundError:
+            return None
+        except FOREIGN as error:
+            tell_once(f"passed over: {path}: {first_words(error)}")
+            return None
 
 
 def row_time(row: Path) -> int | None:
@@ -195,6 +210,28 @@ class JobState:
     def __str__(self) -> str:
         """Return the state, with the reason if there is one."""
         return self.name if self.reason in ("", "None") else f"{self.name} ({self.reason})"
+
+
+class Launcher(Protocol):
+    """Runs jobs.
+
+    Attributes:
+        names: of the started jobs, in their order.
+    """
+
+    names: list[str]
+
+    def check(self, packs: Sequence[JobGroup[object]]) -> None:
+        """Raise UserError if a job can never run."""
+
+    def start(self, packs: Sequence[JobGroup[object]], files: Sequence[JobFile]) -> None:
+        """Start or submit the jobs; submitted ones are in `names`, even if the rest is refused."""
+
+    def states(self, names: Sequence[str]) -> Mapping[str, JobState] | None:
+        """Return the state of each job; None if there is no answer now."""
+
+    def stop(self) -> str:
+        """Stop before the jobs have ended; return a message on those that continue."""
 
 
 #: Seconds that a job has to end after SIGTERM: enough to finish a batch and its journal.

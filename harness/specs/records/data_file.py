@@ -23,6 +23,19 @@ METADATA = tuple(f"metadata.{ending}" for ending in ("jsonl", "csv", "tsv", "par
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 VIDEOS = (".mp4", ".mkv", ".webm", ".avi", ".mov", ".m4v")
 
+#: First bytes of archives, and their endings.
+ARCHIVES = {b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip", b"7z\xbc\xaf": "7z", b"Rar!": "rar"}
+ARCHIVE_ENDINGS = (".zip", ".tar", ".tgz", ".gz", ".7z", ".rar", ".xz", ".bz2", ".zst")
+SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+
+#: First bytes of texts that are not UTF-8; those of UTF-32 begin with those of UTF-16.
+MARKS = {
+    b"\xff\xfe\0\0": "UTF-32",
+    b"\0\0\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+
 #: Separators of the columns of tables.
 SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 
@@ -145,9 +158,20 @@ def _media_rows(folder: Path, source: str) -> RowTable:
 
 def _file_rows(file: Path, source: str, name: str) -> RowTable:
     suffix = file.suffix.lower()
+    with foreign(f"{source} cannot be read", VALID), file.open("rb") as stream:
+        head = stream.read(8)
+    archive = next((kind for mark, kind in ARCHIVES.items() if head.startswith(mark)), "")
+    if suffix in SPREADSHEETS:
+        raise UserError(f"{source} is a spreadsheet; valid: the sheet saved as CSV in UTF-8")
+    if archive or suffix in ARCHIVE_ENDINGS:
+        raise UserError(
+            f"{source} is an archive ({archive or suffix[1:]}); valid: the path of the unpacked file or folder"
+        )
     if suffix not in READERS:
         ending = f"ends in {suffix!r}" if suffix else "has no ending"
         raise UserError(f"{source} {ending}; valid: {VALID}")
+    if not head:
+        raise UserError(f"{source} is empty; valid: {VALID}, with at least one record")
     rows, places = READERS[suffix](file, source)
     if not rows:
         raise UserError(
@@ -165,13 +189,19 @@ def _text(file: Path, source: str) -> str:
     """
     with foreign(f"{source} cannot be read", VALID):
         content = file.read_bytes()
+    encoding = next((name for mark, name in MARKS.items() if content.startswith(mark)), None)
+    if encoding is None and b"\0" in content[:4096]:
+        encoding = "UTF-16 or binary"
+    remedy = f"valid: UTF-8, as by: iconv -f {{}} -t UTF-8 < {file.name} > utf8{file.suffix}"
+    if encoding is not None:
+        raise UserError(f"{source} is {encoding}; {remedy.format(encoding.partition(' ')[0])}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"{source}: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); valid: UTF-8, as by: "
-            f"iconv -f <its encoding> -t UTF-8 < {file.name} > utf8{file.suffix}"
+            f"{source}: line {line} is not UTF-8 (byte 0x{content[error.start]:02x}); "
+            f"{remedy.format('LATIN1')}"
         ) from error
 
 
@@ -212,6 +242,11 @@ def _json(file: Path, source: str) -> tuple[list[Any], list[str]]:
 
 def _separated(file: Path, source: str) -> tuple[list[Any], list[str]]:
     text, delimiter = _text(file, source), "\t" if file.suffix.lower() == ".tsv" else ","
+    if "\r" in text.partition("\n")[0].rstrip("\r"):
+        raise UserError(
+            f"{source}: line 1 ends in a carriage return alone; valid: line ends of Linux or Windows, as by: "
+            f"tr '\\r' '\\n' < {file.name} > lines{file.suffix}"
+        )
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     with foreign(f"{source}: line 1 cannot be read", VALID, (csv.Error,)):
         header = next(lines, [])
