@@ -1,148 +1,28 @@
-"""Simulated cards: tensors that say where they lie, compute on the host, and refuse to meet those of another card.
-
-A card is a device `cpu:N`; the host is `cpu`. As on GPUs, an operation takes tensors of one device, and beside them
-single numbers (0-dimensional tensors) of the host; an index may lie on the host; copies alone cross. Models are spread
-by accelerate's own hooks. Times, memory and kernels are not simulated. The mode holds in the thread that entered it.
-"""
+"""Models on simulated cards, spread by accelerate's own hooks."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
 
-import torch
 from accelerate import dispatch_model
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from espalier.harness.api.loaded_models import Model, with_spec
 from espalier.harness.models.adapter import Adapter
-
-HOST = torch.device("cpu")
-
-#: Take single numbers of any device by reading them.
-READERS = frozenset({"tensor", "as_tensor"})
-
-#: Read only the shape of their second tensor.
-SHAPED = frozenset({"expand_as", "view_as", "reshape_as"})
-
-#: Wait for the card of their first tensor: the host needs values, or how many there are.
-WAITING = frozenset(
-    {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "equal", "allclose"}
-    | {"nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"}
-)
-
-#: Take no number of the host beside tensors of a card.
-JOINS = frozenset({"cat", "stack"})
+from espalier.harness.tools.rehearsal.simulated_cards import SimulatedCards
 
 
-class Cards(TorchFunctionMode):
-    """Gives each tensor made inside the block its device, and checks those that meet.
-
-    Attributes:
-        crossings: copies from one device to another, each as (from, to).
-        waits: further calls that wait for a card.
-        made: number of tensors made on a card from numbers of the host.
-    """
+class Cards(SimulatedCards):
+    """Three cards, on which the models of tests are spread."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.crossings: list[tuple[str, str]] = []
-        self.waits: list[str] = []
-        self.made = 0
+        super().__init__(3)
 
     def transfers(self) -> tuple[int, int]:
-        """How often the host waited for a card, and how often it sent to one."""
-        from_host = [source == str(HOST) for source, _ in self.crossings]
-        to_host = [target == str(HOST) for _, target in self.crossings]
-        return len(self.waits) + sum(to_host), self.made + sum(from_host)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = dict(kwargs or {}), func.__name__
-        if name == "__get__" and func.__self__ is Tensor.device:
-            return device_of(args[0])
-        if name in ("to", "cpu", "type_as"):
-            return self._moved(name, args, kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        place = common_device(name, args, tensors)
-        masks = name == "__getitem__" and any(
-            isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1])
-        )
-        if tensors and device_of(tensors[0]) != HOST and (name in WAITING or masks):
-            self.waits.append(name)
-        if name in ("numpy", "__array__") and place != HOST:
-            raise TypeError(f"can't convert a tensor of {place} to numpy")
-        if kwargs.get("device") is not None:
-            place, kwargs["device"] = torch.device(kwargs["device"]), HOST
-            self.made += name in READERS and place != HOST
-        result = func(*args, **kwargs)
-        if name == "__set__":  # of an attribute, such as `data`
-            vars(args[0])["card"] = device_of(args[1])
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor) and not any(made is tensor for tensor in tensors):
-                vars(made)["card"] = place
-        return result
-
-    def _moved(self, name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """Return what `to`, `cpu` or `type_as` return."""
-        source, *arguments = args
-        copied = kwargs.pop("copy", False)
-        if arguments and isinstance(arguments[0], Tensor):
-            like = arguments.pop(0)
-            arguments = [device_of(like), like.dtype, *arguments]
-        wanted, dtype, _, layout = torch._C._nn._parse_to(*arguments, **kwargs)
-        before = device_of(source)
-        place = HOST if name == "cpu" else wanted or before
-        if place != before:
-            self.crossings.append((str(before), str(place)))
-        result: Tensor = source.to(
-            dtype=dtype or source.dtype,
-            copy=copied or place != before,
-            memory_format=layout or torch.preserve_format,
-        )
-        if isinstance(
-            source, nn.Parameter
-        ):  # made anew without its card before accelerate moves and ties it
-            result = nn.Parameter(result, requires_grad=source.requires_grad)
-        vars(result)["card"] = place
-        return result
-
-
-def device_of(tensor: Tensor) -> torch.device:
-    """The device that a tensor says it lies on."""
-    place: torch.device = vars(tensor).get("card", HOST)
-    return place
-
-
-def common_device(name: str, args: Any, tensors: Sequence[Tensor]) -> torch.device:
-    """The device of an operation on `tensors`.
-
-    Raises:
-        RuntimeError: they lie on several, as on GPUs.
-    """
-    if name in READERS:
-        return HOST
-    if name == "copy_" or name in SHAPED or (name == "__setitem__" and not has_tensors(args[1])):
-        return device_of(args[0])
-    checked = tensors
-    if name in ("__getitem__", "__setitem__"):  # an index may lie on the host
-        checked = [t for t in tensors if t is args[0] or device_of(t) != HOST]
-    places = {device_of(t) for t in checked if name in JOINS or t.dim() or device_of(t) != HOST}
-    if len(places) > 1:
-        raise RuntimeError(
-            f"{name}: expected all tensors to be on the same device, got {sorted(map(str, places))}"
-        )
-    return places.pop() if places else HOST
-
-
-def has_tensors(index: Any) -> bool:
-    return any(isinstance(part, Tensor) for part in tree_leaves(index))
-
-
-# ---------------------------------------------------------------------- models
+        """How often the host waited for a card's values or sent to one."""
+        return self.reads, self.uploads
 
 
 def spread(
@@ -160,8 +40,6 @@ def spread(
     """
     model = copy.deepcopy(adapter.model)
     head = model.get_output_embeddings()
-    # A tied head has a copy of its own on its card.
-    head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
     spread_adapter = type(adapter)(model, adapter.processor, adapter.spec)
     decoder = spread_adapter.decoder
     fixed: dict[nn.Module, int] = {spread_adapter.tower: 0}
@@ -174,15 +52,22 @@ def spread(
         }
     ends = (decoder.norm, getattr(decoder, "rotary_emb", None), head)
     fixed |= {module: tail for module in ends if module is not None}
+    # A tied head has a copy of its own on its card, since each tensor of a module is copied.
     places = dict(_places(model, "", fixed, first))
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        (owner,) = (place for place in places if f"{name}.".startswith(f"{place}."))
-        vars(tensor)["card"] = torch.device("cpu", places[owner])
+    for owner, module in model.named_modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    path = f"{owner}.{name}."
+                    (card,) = (places[place] for place in places if path.startswith(f"{place}."))
+                    moved = tensor.detach().to(f"cuda:{card}")
+                    is_buffer = tensors is module._buffers
+                    tensors[name] = moved if is_buffer else nn.Parameter(moved, requires_grad=False)
     keys = getattr(model, "_skip_keys_device_placement", None)
     dispatch_model(
         model,
-        {name: f"cpu:{place}" for name, place in places.items()},
-        main_device="cpu:0",
+        {name: f"cuda:{place}" for name, place in places.items()},
+        main_device="cuda:0",
         skip_keys=keys,
         force_hooks=True,
     )

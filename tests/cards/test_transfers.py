@@ -134,10 +134,10 @@ def test_answers_on_the_host_are_judged_on_the_card() -> None:
 
 def test_waits_and_sends_are_counted() -> None:
     with Cards() as cards:
-        there = torch.ones(3, device="cpu:0")
+        there = torch.ones(3, device="cuda:0")
         waiting = (there.sum().item, there.tolist, there.cpu, there.nonzero, there.any().__bool__)
-        for call in (*waiting, lambda: there[there > 0], lambda: there[:2].to("cpu:1") + 1):
+        for call in (*waiting, lambda: there[there > 0], lambda: there[:2].to("cuda:1") + 1):
             call()
         assert cards.transfers() == (6, 0)
-        torch.zeros(1).to("cpu:0").add(torch.tensor([1], device="cpu:0"))
+        torch.zeros(1).to("cuda:0").add(torch.tensor([1], device="cuda:0"))
         assert cards.transfers() == (6, 2)

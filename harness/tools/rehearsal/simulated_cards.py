@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from unittest.mock import patch
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HOST = torch.device("cpu")
@@ -31,8 +33,12 @@ JOINS = frozenset({"cat", "stack"})
 #: Make the host wait for a card: it needs values, or how many there are.
 READS = frozenset(
     {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"}
-    | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "linalg_inv_ex"}
+    | {"_unique", "_unique2", "unique_dim", "unique_consecutive", "allclose"}
+    | {"_linalg_check_errors", "_linalg_eigh", "_linalg_svd"}
 )
+
+#: Read the number that they write.
+FILLS = frozenset({"masked_fill", "masked_fill_"})
 
 #: Start no kernel, besides views.
 FREE = frozenset({"empty", "empty_strided", "new_empty", "empty_like", "_local_scalar_dense"})
@@ -80,6 +86,17 @@ class CardTensor(Tensor):
         """Return the values; the host waits for them."""
         return self.cpu().tolist()
 
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """The tensor without its history; set, the tensor becomes another."""
+        return self.detach()
+
+    @data.setter
+    def data(self, other: CardTensor) -> None:
+        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
+        # The other one is kept, since its bytes are counted while it lives.
+        self.content, self.other = other.content, other
+
     def untyped_storage(self) -> Any:
         """Return the storage of the content."""
         return self.content.untyped_storage()
@@ -113,11 +130,16 @@ class _Hold:
 
 
 class HostGenerator(torch.Generator):
-    """Draws on the host for every device; torch does not hand on which generator an operation was given."""
+    """Draws on the host for every device; `of_cards` has those of cards, by the address that operations are handed."""
 
-    def __new__(cls, _device: Any = HOST) -> HostGenerator:
+    of_cards: ClassVar[WeakValueDictionary[int, HostGenerator]] = WeakValueDictionary()
+
+    def __new__(cls, device: Any = HOST) -> HostGenerator:
         """Make a generator."""
-        return super().__new__(cls, HOST)  # type: ignore[call-arg]
+        made: HostGenerator = super().__new__(cls, HOST)  # type: ignore[call-arg]
+        if torch.device(device) != HOST:
+            cls.of_cards[made._cdata] = made  # type: ignore[attr-defined]
+        return made
 
 
 class SimulatedCards(TorchDispatchMode):
@@ -135,6 +157,8 @@ class SimulatedCards(TorchDispatchMode):
 
     def __init__(self, count: int = 1, memory: int = 80 * 2**30) -> None:
         torch._C._ensureCUDADeviceGuardSet()
+        # Kept by torch from its first use on: `torch.tensor` must not be the one that stands in.
+        _device_constructors()
         super().__init__()
         # As of torch's own fake tensors: what is made of a list on the host reaches the mode before it moves.
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE
@@ -157,6 +181,8 @@ class SimulatedCards(TorchDispatchMode):
         for stand_in in (
             replaced(torch.cuda, **self._of_cuda()),
             replaced(torch, Generator=HostGenerator, tensor=_numbers_read(torch.tensor)),
+            replaced(torch, as_tensor=_numbers_read(torch.as_tensor)),
+            replaced(Tensor, pin_memory=lambda tensor, *_: tensor),
             # `module.to` replaces parameters, since their tensors cannot become others.
             replaced(torch.__future__, _overwrite_module_params_on_conversion=True),
             # Tensors that wrap others cannot be made in inference mode.
@@ -222,6 +248,9 @@ class SimulatedCards(TorchDispatchMode):
             "is_current_stream_capturing": lambda: False,
             "device_count": lambda: self.count,
             "current_device": lambda: 0,
+            # Draws are the host's for every device.
+            "get_rng_state": lambda *_: torch.get_rng_state(),
+            "set_rng_state": lambda state, *_: torch.set_rng_state(state),
             "get_device_name": lambda *_: name,
             "get_device_properties": lambda *_: facts,
             "get_device_capability": lambda *_: version,
@@ -236,11 +265,16 @@ class SimulatedCards(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carry out an operation on the contents, and wrap the result."""
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        kwargs, name = {**(kwargs or {})}, func.overloadpacket.__name__
+        kwargs.pop("pin_memory", None)
         wanted = None if kwargs.get("device") is None else self._known(kwargs["device"])
         tensors = list(tensors_of((args, kwargs)))
         cards = [tensor for tensor in tensors if isinstance(tensor, CardTensor)]
-        if not cards and (wanted is None or wanted.type != "cuda"):
+        is_of_host = not cards and (wanted is None or wanted.type != "cuda")
+        generator = kwargs.get("generator")
+        if generator is not None and is_of_host == (generator._cdata in HostGenerator.of_cards):
+            raise RuntimeError(f"{func}: a generator draws on its own device")
+        if is_of_host:
             return func(*args, **kwargs)
         if name == "_to_copy":
             return self._copied(func, args[0], kwargs, wanted or args[0].device)
@@ -250,10 +284,9 @@ class SimulatedCards(TorchDispatchMode):
         if tensors:
             place = common_device(func, name, args, tensors)
         self._count(func, name, args, kwargs)
-        inner = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         if wanted is not None:
-            inner["device"] = HOST
-        result = self.compute(func, name, args, *change((args, inner), content_of))
+            kwargs["device"] = HOST
+        result = self.compute(func, name, args, *change((args, kwargs), content_of))
         wrappers = {id(tensor.content): tensor for tensor in cards}
 
         def wrapped(made: Tensor) -> Tensor:
@@ -299,7 +332,7 @@ class SimulatedCards(TorchDispatchMode):
 
     def _copied(self, func: Any, source: Tensor, kwargs: Any, place: torch.device) -> Tensor:
         self._cross(source.device, place)
-        inner = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+        inner = {key: value for key, value in kwargs.items() if key != "device"}
         return self.wrap(self.copy(func, content_of(source), inner, place), place)
 
     def _overwritten(
@@ -322,7 +355,8 @@ class SimulatedCards(TorchDispatchMode):
     def _count(self, func: Any, name: str, args: Any, kwargs: Any) -> None:
         self.kernels += not func.is_view and name not in FREE
         unsized = name == "repeat_interleave" and kwargs.get("output_size") is None
-        self.reads += name in READS or unsized
+        filled = name in FILLS and isinstance(args[2], CardTensor)
+        self.reads += name in READS or unsized or filled
         if name in INDEXED:
             indices = list(tensors_of(args[1]))
             self.uploads += sum(index.device == HOST for index in indices)
@@ -381,7 +415,7 @@ def _number(device: Any) -> int:
 
 
 def _numbers_read(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return torch.tensor for lists that hold single numbers of cards, which torch reads one by one."""
+    """Return torch.tensor, or a function like it, for lists with numbers of cards, which torch reads one by one."""
 
     def numbers(value: Any) -> Any:
         if isinstance(value, list | tuple):
