@@ -42,6 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif sampled is not None:
             test = item.nodeid.partition("[")[0]
             is_everyday = seen[test] % sampled.args[0] == 0
+            ci_share = sampled.args[1] if len(sampled.args) > 1 else ci_share
             seen[test] += 1
         elif not values.isdisjoint(rare):
             is_everyday = crc32(f"family {item.nodeid}".encode()) % FAMILY_SHARE == 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -14,10 +15,15 @@ import espalier
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.decoding.speculative import forward_times
 from espalier.harness.models.adapter import Adapter
+from espalier.harness.specs.catalogue import METHODS
+from espalier.harness.tools.rehearsal.simulated_cards import tensors_of
+from espalier.methods.compressor import CacheView
+from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.views import View
 from tests import family_runs
 from tests.cards.simulated import Cards, as_model, spread
 from tests.families import FAMILIES, diffusion_gemma, llada
-from tests.tiny import Family
+from tests.tiny import Family, chat
 
 ALL: Mapping[str, Family] = {**FAMILIES, **llada.DENOISING, **diffusion_gemma.CANVASES}
 
@@ -33,18 +39,28 @@ PLACEMENTS: dict[str, tuple[Any, ...]] = {
     "tower_cut": ((3,), 2, 1, (1,)),
 }
 
+#: Adapters with a tower that the library does not run in parts: it joins states of several layers of DeepSeek-OCR's and
+#: Molmo2's, and indexes those of Qwen3-VL's pictures beside videos by masks of the decoder's card.
+WHOLE_TOWERS = frozenset({"deepseek_ocr", "deepseek_ocr2", "molmo2", "qwen3_vl"})
+
+#: The first word of an outcome that is a refusal.
+REFUSED = "refused"
+
+#: Kinds of site at which a method had a view on cards.
+SITES: set[str] = set()
+
 #: No share of tokens is removed by these.
 WHOLE = frozenset({"none", "vanilla_sd", "sd_tree"})
 DRAFTED = frozenset({"vanilla_sd", "sd_tree", "onsd", "specvlm_sd", "pearl", "parallelvlm"})
 
 
 @cache
-def adapter_of(name: str) -> Adapter:
+def adapter_of(name: str, dtype: str = "float32") -> Adapter:
     if name in llada.DENOISING:
-        return llada.adapter_of(name, "float32")
+        return llada.adapter_of(name, dtype)
     if name in diffusion_gemma.CANVASES:
-        return diffusion_gemma.loaded("float32")
-    return with_patch_tokens(family_runs.adapter_of(name, "float32"))
+        return diffusion_gemma.loaded(dtype)
+    return with_patch_tokens(family_runs.adapter_of(name, dtype))
 
 
 def with_patch_tokens(adapter: Adapter) -> Adapter:
@@ -59,8 +75,11 @@ def outcome(
     model: Model, name: str, method: str, options: Mapping[str, Any], questions: int = 2
 ) -> Sequence[Any]:
     """The answers of a family's first chats, in one batch, and the tokens they kept; or the line that refuses them."""
-    asking = {"max_new_tokens": 4, "batch_size": 2, **options}
+    asking = {"max_new_tokens": 3, "batch_size": 2, **options}
     applying = {key: asking.pop(key) for key in ("positions", "compressor") if key in asking}
+    backend, chats = asking.pop("backend", "drop"), list(ALL[name].chats[:questions])
+    if asking.pop("words", False):
+        chats[-1] = chat("w1 w2 w3 w4")
     if method not in WHOLE:
         applying["ratio"] = 0.5
     if method in DRAFTED:
@@ -69,10 +88,14 @@ def outcome(
     with warnings.catch_warnings(), patch.multiple(forward_times, TIMED_ROUNDS=1, WARMUP_ROUNDS=1):
         warnings.simplefilter("ignore")
         try:
-            with espalier.apply(model, method, **applying) as pruned:
-                answers = pruned.ask_many(list(ALL[name].chats[:questions]), **asking)
+            applied = espalier.apply(model, method, **applying)
+            spec = applied._checked.spec
+            spec = replace(spec, engine=replace(spec.engine, backend=backend))
+            applied._checked = replace(applied._checked, spec=spec)
+            with applied as pruned:
+                answers = pruned.ask_many(chats, **asking)
         except espalier.UserError as error:
-            return ["refused", str(error)]
+            return [REFUSED, str(error)]
     return [(answer.text, answer.kept_by_step or answer.kept_indices) for answer in answers]
 
 
@@ -86,8 +109,78 @@ def on_host(name: str, method: str, **options: Any) -> Sequence[Any]:
     return _on_host(name, method, tuple(sorted(options.items())))
 
 
-def on_cards(name: str, method: str, placement: str, **options: Any) -> Sequence[Any]:
-    """The outcome on simulated cards."""
+@lru_cache(4)
+def _on_placement(name: str, placement: str, dtype: str) -> Model:
     with Cards():
-        model = spread(adapter_of(name), *PLACEMENTS[placement])
+        return spread(adapter_of(name, dtype), *PLACEMENTS[placement])
+
+
+def on_cards(
+    name: str, method: str, placement: str, dtype: str = "float32", **options: Any
+) -> Sequence[Any]:
+    """The outcome on simulated cards, where each view of a method lies on one of them."""
+    model = _on_placement(name, placement, dtype)
+    with Cards(), views_on_one_card(View), views_on_one_card(CacheView):
         return outcome(model, name, method, options)
+
+
+@contextmanager
+def views_on_one_card(made: type[Any]) -> Iterator[None]:
+    """Inside it, a view fails unless all of its tensors lie on one device."""
+    init = made.__init__
+
+    def checked(view: Any, *args: Any, **fields: Any) -> None:
+        init(view, *args, **fields)
+        devices = {tensor.device for tensor in tensors_of(vars(view))}
+        assert len(devices) == 1, f"a {made.__name__} of tensors on {sorted(map(str, devices))}"
+        SITES.add(view.site.where if made is View else "cache")
+
+    with patch.object(made, "__init__", checked):
+        yield
+
+
+# ---------------------------------------------------------------------- the matrix
+
+#: What is asked beside the usual: each method has them in turn, where it takes them.
+VARIATIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_beams": 2},
+    {"backend": "emulate"},
+    {"positions": "renumbered"},
+    {"compressor": "snapkv"},
+    {"words": True},
+    {"record": True},
+)
+
+
+def cells_of(name: str, half: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Methods, placements and variations of a family: with those of all families, half of a covering design.
+
+    Families of one adapter share its methods. A method is in one half with every second adapter, each time in the next
+    placement; so it meets, in either half, all placements, and in both all adapters. Methods of denoising steps alone
+    meet all families that denoise.
+    """
+    adapters = list(dict.fromkeys(family.spec.adapter for family in ALL.values()))
+    adapter = ALL[name].spec.adapter
+    alike = [other for other, family in ALL.items() if family.spec.adapter == adapter]
+    denoises = name in llada.DENOISING
+    placements = [
+        place for place in PLACEMENTS if adapter not in WHOLE_TOWERS or "tower" not in place
+    ]
+    for number, method in enumerate(METHODS.names()):
+        if issubclass(METHODS.load(method), DenoisingReducer):
+            turn, is_met = list(ALL).index(name), denoises and half == 0
+        else:
+            turn = adapters.index(adapter)
+            is_met = (number + turn) % 2 == half and number // 2 % len(alike) == alike.index(name)
+            turn //= 2
+        if is_met:
+            place = placements[(turn + number) % len(placements)]
+            yield method, place, VARIATIONS[(turn + 3 * number) % len(VARIATIONS)]
+
+
+def check(name: str, method: str, placement: str, **options: Any) -> bool:
+    """Fail unless the outcome on cards is that on the host; return whether the method takes the family and options."""
+    expected = on_host(name, method, **options)
+    assert on_cards(name, method, placement, **options) == expected, (name, method, placement)
+    return expected[0] != REFUSED

@@ -189,7 +189,13 @@ def test_what_is_made_of_a_card_lies_there() -> None:
     generator = torch.Generator()
     with SimulatedCards(2) as cards:
         card = torch.arange(4, device="cuda:1")
-        made = (card + 1, card.new_zeros(2), torch.zeros_like(card), *card.float().unbind())
+        made = (
+            card + 1,
+            card.new_zeros(2),
+            card.new_tensor(range(2)),
+            torch.zeros_like(card),
+            *card.float().unbind(),
+        )
         drawn = torch.rand(3, device="cuda:1", generator=torch.Generator("cuda:1"))
         parameter = nn.Parameter(drawn, requires_grad=False)
         module = nn.Linear(2, 2).to("cuda:1")

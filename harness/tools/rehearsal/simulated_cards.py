@@ -24,6 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 HOST = torch.device("cpu")
 
+#: Structures of arguments; a union of types, made at each check, would take a tenth of the time.
+SEQUENCES = (list, tuple)
+
 #: Take indices of the host.
 INDEXED = frozenset({"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"})
 
@@ -81,6 +84,10 @@ class CardTensor(Tensor):
         raise TypeError(f"can't convert a tensor of {self.device} to numpy; use Tensor.cpu() first")
 
     __array__ = numpy
+
+    def new_tensor(self, values: Any, **kwargs: Any) -> Tensor:
+        """Return a tensor of values on the same card, where torch takes the card that is current."""
+        return torch.tensor(values, **{"dtype": self.dtype, "device": self.device, **kwargs})
 
     def tolist(self) -> Any:
         """Return the values; the host waits for them."""
@@ -268,7 +275,7 @@ class SimulatedCards(TorchDispatchMode):
         kwargs, name = {**(kwargs or {})}, func.overloadpacket.__name__
         kwargs.pop("pin_memory", None)
         wanted = None if kwargs.get("device") is None else self._known(kwargs["device"])
-        tensors = list(tensors_of((args, kwargs)))
+        tensors = tensors_of((args, kwargs))
         cards = [tensor for tensor in tensors if isinstance(tensor, CardTensor)]
         is_of_host = not cards and (wanted is None or wanted.type != "cuda")
         generator = kwargs.get("generator")
@@ -298,6 +305,8 @@ class SimulatedCards(TorchDispatchMode):
         """Return the result of an operation on contents; `arguments` are its arguments before."""
         if name == "histc":  # the host has no kernel for integers
             args = (args[0].float(), *args[1:])
+        if name in ("_softmax", "_log_softmax") and args[2]:  # of halves to floats: on cards alone
+            args = (args[0].float(), args[1], False)
         return func(*args, **kwargs)
 
     def copy(self, func: Any, content: Tensor, kwargs: Any, place: torch.device) -> Tensor:
@@ -358,7 +367,7 @@ class SimulatedCards(TorchDispatchMode):
         filled = name in FILLS and isinstance(args[2], CardTensor)
         self.reads += name in READS or unsized or filled
         if name in INDEXED:
-            indices = list(tensors_of(args[1]))
+            indices = tensors_of(args[1])
             self.uploads += sum(index.device == HOST for index in indices)
             self.reads += any(
                 index.dtype == torch.bool and index.device != HOST for index in indices
@@ -392,7 +401,7 @@ def change(value: Any, of_tensor: Callable[[Any], Any]) -> Any:
     """Return a structure of lists, tuples and tables with its tensors changed. Faster than torch's tree_map."""
     if isinstance(value, Tensor):
         return of_tensor(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, SEQUENCES):
         parts = [change(part, of_tensor) for part in value]
         return parts if isinstance(value, list) else tuple(parts)
     if isinstance(value, dict):
@@ -400,13 +409,15 @@ def change(value: Any, of_tensor: Callable[[Any], Any]) -> Any:
     return value
 
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a structure."""
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of a structure."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors_of(part)
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, SEQUENCES):
+        return []
+    return [tensor for part in value for tensor in tensors_of(part)]
 
 
 def _number(device: Any) -> int:
