@@ -101,7 +101,8 @@ class View:
     padding.
 
     Every tensor of a view is on the device of `tokens`: signals, masks and tables too, on however many cards the model
-    lies. A method moves nothing, and returns its plan on that device.
+    lies. Signals of several layers, and of the tower, meet there: `Signals.collect` moves them, and nothing else does.
+    A method moves nothing, and returns its plan on that device.
 
     Attributes:
         site: where the method acts.

@@ -43,6 +43,9 @@ PLACEMENTS: dict[str, tuple[Any, ...]] = {
 #: Molmo2's, and indexes those of Qwen3-VL's pictures beside videos by masks of the decoder's card.
 WHOLE_TOWERS = frozenset({"deepseek_ocr", "deepseek_ocr2", "molmo2", "qwen3_vl"})
 
+#: Options of `espalier.apply`; the others are of `ask_many`.
+APPLIED = ("positions", "compressor", "temporal")
+
 #: The first word of an outcome that is a refusal.
 REFUSED = "refused"
 
@@ -76,7 +79,7 @@ def outcome(
 ) -> Sequence[Any]:
     """The answers of a family's first chats, in one batch, and the tokens they kept; or the line that refuses them."""
     asking = {"max_new_tokens": 3, "batch_size": 2, **options}
-    applying = {key: asking.pop(key) for key in ("positions", "compressor") if key in asking}
+    applying = {key: asking.pop(key) for key in APPLIED if key in asking}
     backend, chats = asking.pop("backend", "drop"), list(ALL[name].chats[:questions])
     if asking.pop("words", False):
         chats[-1] = chat("w1 w2 w3 w4")
@@ -125,17 +128,17 @@ def on_cards(
 
 
 @contextmanager
-def views_on_one_card(made: type[Any]) -> Iterator[None]:
+def views_on_one_card(kind: type[Any]) -> Iterator[None]:
     """Inside it, a view fails unless all of its tensors lie on one device."""
-    init = made.__init__
+    init = kind.__init__
 
     def checked(view: Any, *args: Any, **fields: Any) -> None:
         init(view, *args, **fields)
         devices = {tensor.device for tensor in tensors_of(vars(view))}
-        assert len(devices) == 1, f"a {made.__name__} of tensors on {sorted(map(str, devices))}"
-        SITES.add(view.site.where if made is View else "cache")
+        assert len(devices) == 1, f"a {kind.__name__} of tensors on {sorted(map(str, devices))}"
+        SITES.add(view.site.where if kind is View else "cache")
 
-    with patch.object(made, "__init__", checked):
+    with patch.object(kind, "__init__", checked):
         yield
 
 
@@ -162,7 +165,7 @@ def cells_of(name: str, half: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """
     adapters = list(dict.fromkeys(family.spec.adapter for family in ALL.values()))
     adapter = ALL[name].spec.adapter
-    alike = [other for other, family in ALL.items() if family.spec.adapter == adapter]
+    alike = [key for key, family in ALL.items() if family.spec.adapter == adapter]
     denoises = name in llada.DENOISING
     placements = [
         place for place in PLACEMENTS if adapter not in WHOLE_TOWERS or "tower" not in place

@@ -140,11 +140,11 @@ def square(device: str) -> Tensor:
     return torch.ones(4, 4).to(device)
 
 
-def is_refused(name: str, other: str) -> bool:
+def is_refused(name: str, device: str) -> bool:
     """Whether an operation is refused for tensors of the first card and of another device."""
     meeting = {**BOTH, **CARDS, **NEVER}[name]
     try:
-        meeting(square("cuda:0"), square(other))
+        meeting(square("cuda:0"), square(device))
     except RuntimeError as error:
         if "device" not in str(error).lower():
             raise
@@ -157,10 +157,10 @@ def test_devices_meet_as_on_gpus(name: str) -> None:
     expected = (name not in NEVER, name in BOTH)
     with SimulatedCards(2):
         assert not is_refused(name, "cuda:0")
-        assert tuple(is_refused(name, other) for other in OTHERS) == expected
+        assert tuple(is_refused(name, device) for device in OTHERS) == expected
     if name not in UNCHECKED | VALUED:
         with FakeTensorMode():
-            assert tuple(is_refused(name, other) for other in OTHERS) == expected
+            assert tuple(is_refused(name, device) for device in OTHERS) == expected
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_is_made_of_a_card_lies_there() -> None:
     generator = torch.Generator()
     with SimulatedCards(2) as cards:
         card = torch.arange(4, device="cuda:1")
-        made = (
+        parts = (
             card + 1,
             card.new_zeros(2),
             card.new_tensor(range(2)),
@@ -199,7 +199,7 @@ def test_what_is_made_of_a_card_lies_there() -> None:
         drawn = torch.rand(3, device="cuda:1", generator=torch.Generator("cuda:1"))
         parameter = nn.Parameter(drawn, requires_grad=False)
         module = nn.Linear(2, 2).to("cuda:1")
-        assert {str(part.device) for part in (*made, drawn, parameter, *module.parameters())} == {
+        assert {str(part.device) for part in (*parts, drawn, parameter, *module.parameters())} == {
             "cuda:1"
         }
         assert card.to(card.device) is card

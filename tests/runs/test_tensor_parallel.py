@@ -16,6 +16,7 @@ from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.models.families import ADAPTERS
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.store.files.digests import Digests
@@ -25,7 +26,7 @@ from espalier.methods.none import NoReduction
 from espalier.methods.snapkv import SnapKV
 from tests import commands
 from tests.families import FAMILIES
-from tests.family_runs import generation, saved
+from tests.family_runs import adapter_of, generation, saved
 from tests.refused import refused
 from tests.runs.test_data_parallel import launch
 from tests.tiny import load_tiny
@@ -34,6 +35,22 @@ NAMES = (
     *("llava", "qwen2_5_vl_mixed", "internvl_phi3", "deepseek_ocr", "glm4v_moe"),
     *("gemma3", "qwen3_5_mixed", "qwen3_5_moe", "paddleocr_vl"),
 )
+
+
+def shared() -> tuple[str, ...]:
+    """`NAMES`, and a family of each further adapter that declares a plan to share it, and has heads for two."""
+    by_adapter = {FAMILIES[name].spec.adapter: name for name in NAMES}
+    for name, family in FAMILIES.items():
+        text, adapter = family.spec.facts.text, family.spec.adapter
+        is_shared = ADAPTERS.load(adapter).data.loads_shared and text.kv_heads % 2 == 0
+        # FastV reads a layer that is linear in MiniCPM-V's.
+        if adapter in by_adapter or not is_shared or text.linear is not None:
+            continue
+        if getattr(adapter_of(name, "float32").decoder.config, "base_model_tp_plan", None):
+            by_adapter[adapter] = name
+    return (*NAMES, *(name for name in by_adapter.values() if name not in NAMES))
+
+
 METHODS: tuple[tuple[Any, float, Any], ...] = (
     (NoReduction(), 0.0, None),
     (DivPrune(), 0.5, None),
@@ -81,11 +98,12 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
     script, store = tmp_path / "both.py", tmp_path / "store"
     script.write_text(SCRIPT)
     command = [*RUN, "model.parallel=tensor", f"store={store}"]
-    folders = ",".join(str(saved(name)) for name in NAMES)
+    names = shared()
+    folders = ",".join(str(saved(name)) for name in names)
     done = launch(script, folders, str(tmp_path / "results"), *command)
     assert done.code == 0, done.err
     first, second = (pickle.loads((tmp_path / f"results.{rank}").read_bytes()) for rank in range(2))
-    for name in NAMES:
+    for name in names:
         alone = answers(name, saved(name), "data")
         for result, repeat, expected in zip(first[name], second[name], alone, strict=True):
             assert torch.equal(result[1], repeat[1])

@@ -106,7 +106,8 @@ class NextLastAttention(DecoderSignal):
         """Run the layer up to its attention."""
         visible = self.context.visible_to_last(stage, self.layer)
         row_values = self._row.last(hidden, rotary, visible, self._answer_length)
-        self._captured = self.per_token(stage, row_values)
+        # Another watcher of the layer may have moved the stage to the card of the layer.
+        self._captured = self.per_token(stage.move(hidden.device), row_values)
 
 
 @signal(
@@ -120,7 +121,8 @@ class NextBareAttention(NextLastAttention):
         """Run the layer up to its attention with tables that turn nothing."""
         visual = visual_slots(stage) & self.context.visible_to_last(stage, self.layer)
         row_values = self._row.last(hidden, unturned(rotary), visual, self._answer_length)
-        self._captured = self.per_token(stage, row_values)
+        # Another watcher of the layer may have moved the stage to the card of the layer.
+        self._captured = self.per_token(stage.move(hidden.device), row_values)
 
 
 @signal(
@@ -138,7 +140,8 @@ class NextMeanAttention(NextLastAttention):
         ahead = visual_slots(stage).flip(1).cumsum(dim=1).flip(1)
         valid = stage.valid & (ahead > 0)
         row_values = self._row.last(hidden, unturned(rotary), valid, self._answer_length)
-        self._captured = self.per_token(stage, row_values)
+        # Another watcher of the layer may have moved the stage to the card of the layer.
+        self._captured = self.per_token(stage.move(hidden.device), row_values)
 
 
 @signal(

@@ -85,7 +85,7 @@ class CardTensor(Tensor):
 
     __array__ = numpy
 
-    def new_tensor(self, values: Any, **kwargs: Any) -> Tensor:
+    def new_tensor(self, values: Any, **kwargs: Any) -> Tensor:  # type: ignore[override]
         """Return a tensor of values on the same card, where torch takes the card that is current."""
         return torch.tensor(values, **{"dtype": self.dtype, "device": self.device, **kwargs})
 
@@ -94,15 +94,15 @@ class CardTensor(Tensor):
         return self.cpu().tolist()
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """The tensor without its history; set, the tensor becomes another."""
         return self.detach()
 
     @data.setter
-    def data(self, other: CardTensor) -> None:
-        Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
-        # The other one is kept, since its bytes are counted while it lives.
-        self.content, self.other = other.content, other
+    def data(self, source: Any) -> None:
+        Tensor.data.__set__(self, source)
+        # The source is kept, since its bytes are counted while it lives.
+        self.content, self.source = source.content, source
 
     def untyped_storage(self) -> Any:
         """Return the storage of the content."""
@@ -143,10 +143,10 @@ class HostGenerator(torch.Generator):
 
     def __new__(cls, device: Any = HOST) -> HostGenerator:
         """Make a generator."""
-        made: HostGenerator = super().__new__(cls, HOST)  # type: ignore[call-arg]
+        generator: HostGenerator = super().__new__(cls, HOST)  # type: ignore[call-arg]
         if torch.device(device) != HOST:
-            cls.of_cards[made._cdata] = made  # type: ignore[attr-defined]
-        return made
+            cls.of_cards[generator._cdata] = generator  # type: ignore[attr-defined]
+        return generator
 
 
 class SimulatedCards(TorchDispatchMode):
@@ -303,10 +303,11 @@ class SimulatedCards(TorchDispatchMode):
 
     def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation on contents; `arguments` are its arguments before."""
-        if name == "histc":  # the host has no kernel for integers
-            args = (args[0].float(), *args[1:])
-        if name in ("_softmax", "_log_softmax") and args[2]:  # of halves to floats: on cards alone
+        # The host has no kernels of these types: softmax from halves to floats, and histograms of integers.
+        if name in ("_softmax", "_log_softmax") and args[2]:
             args = (args[0].float(), args[1], False)
+        if name == "histc":
+            args = (args[0].float(), *args[1:])
         return func(*args, **kwargs)
 
     def copy(self, func: Any, content: Tensor, kwargs: Any, place: torch.device) -> Tensor:
