@@ -71,3 +71,9 @@ def test_each_test_has_the_usual_families_and_some_of_the_others() -> None:
     assert all(i.callspec.params["name"] in VARIANTS for i in items if "exhaustive" in i.marks)
     for name in rare:
         assert everyday[name] == pytest.approx(len(tests) / FAMILY_SHARE, abs=12)
+
+
+def test_a_sampled_test_may_state_the_share_of_ci() -> None:
+    items = [item("a.py::test", str(number), pytest.mark.sampled(4, 1)) for number in range(8)]
+    pytest_collection_modifyitems(items)
+    assert ["slow" in item.marks for item in items] == [number % 4 > 0 for number in range(8)]

@@ -41,7 +41,7 @@ PLACEMENTS: dict[str, tuple[Any, ...]] = {
 
 #: Adapters with a tower that the library does not run in parts: it joins states of several layers of DeepSeek-OCR's and
 #: Molmo2's, and indexes those of Qwen3-VL's pictures beside videos by masks of the decoder's card.
-WHOLE_TOWERS = frozenset({"deepseek_ocr", "deepseek_ocr2", "molmo2", "qwen3_vl"})
+WHOLE_TOWERS = frozenset({"deepseek_ocr", "deepseek_ocr2", "molmo2", "qwen3_vl", "qwen3_vl_moe"})
 
 #: Options of `espalier.apply`; the others are of `ask_many`.
 APPLIED = ("positions", "compressor", "temporal")
