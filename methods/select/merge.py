@@ -30,7 +30,7 @@ def nearest_kept(states: Tensor, kept: Tensor) -> Tensor:
     units = normalize(states.float() if states.element_size() < 4 else states, dim=-1)
     cosine = require_finite(units @ units[rows_of(kept), kept].transpose(1, 2), "cosine of states")
     slot = cosine.argmax(dim=2)
-    own_slots = slot.new_tensor(range(kept.shape[1])).expand_as(kept)
+    own_slots = torch.arange(kept.shape[1], dtype=slot.dtype, device=slot.device).expand_as(kept)
     return slot.scatter(1, kept, own_slots)
 
 

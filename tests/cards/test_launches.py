@@ -76,9 +76,8 @@ def test_picks_on_a_card_are_those_of_the_host(keep: int, repeated: int) -> None
     assert on_card.equal(farthest_first(cosines(tokens), keep))
 
 
-@torch.inference_mode()
 def kernels_of_a_step(decode: DecodeLoop) -> float:
-    with SimulatedCards() as cards:
+    with SimulatedCards() as cards, torch.no_grad():
         model, counts = spread(adapter_of("llava"), *PLACEMENTS["one"]), [0]
         with model.open_adapter() as adapter:
             inputs = adapter.encode(list(FAMILIES["llava"].chats[:1]))

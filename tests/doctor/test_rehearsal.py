@@ -42,28 +42,28 @@ def test_a_card_holds_weights_and_cache_as_by_hand() -> None:
     assert record.kv_bytes == entries * 2 * text.kv_heads * text.head_dim * 2
     # Besides the cache: the prompt's embeddings, its pixels, ids, masks and positions.
     embeddings = (record.visual + record.text) * text.hidden * 2
-    assert 0 <= card.held - record.kv_bytes - embeddings < 2**20
+    assert 0 <= card.bytes_held - record.kv_bytes - embeddings < 2**20
     assert card.weights < card.tower <= card.peak
 
 
 def test_two_cards_share_the_layers() -> None:
     arguments = ("model=llava_ov_0_5b", "model.device_map=auto", "method=snapkv", "ratio=0.5")
     rehearsal = rehearse(*arguments, "benchmark=pope", "engine.batch_size=1", cards="2x3")
-    assert all(card.weights > 0 and card.held > 0 for card in rehearsal.cards)
+    assert all(card.weights > 0 and card.bytes_held > 0 for card in rehearsal.cards)
     assert rehearsal.step.moves > 0
     assert rehearsal.fits
 
 
 @pytest.mark.parametrize("method", ["fastv", "snapkv"])
 def test_shapes_give_the_counts_and_peaks_of_values(method: str) -> None:
-    """The seedling with its weights and all values, and with every float a shape."""
+    """The seedling with its weights and all values, and with every float of more than 128 numbers a shape."""
     arguments = ("model=seedling", f"method={method}", "ratio=0.5")
     with (
         patch.object(real_sizes, "LARGE", 2**40),
         patch.object(rehearse_module, "build_skeleton", build_random_model),
     ):
         valued = rehearse(*arguments, cards="1x80")
-    with patch.object(real_sizes, "LARGE", 0):
+    with patch.object(real_sizes, "LARGE", 128):
         shaped = rehearse(*arguments, cards="1x80")
     for result in (valued, shaped):
         print(result.prompt, result.step, result.cards)

@@ -32,6 +32,9 @@ META = torch.device("meta")
 #: Floats of more elements have no values.
 LARGE = 2**22
 
+#: Most numbers that are packed for one transfer to the host.
+PACKED = 2**12
+
 #: Make tensors of sizes alone.
 FACTORIES = frozenset(
     {f"{name}{end}" for name in ("zeros", "ones", "empty", "full") for end in ("", "_like")}
@@ -87,7 +90,7 @@ class RealSizes(SimulatedCards):
             return copied
         if not copied.is_floating_point():
             return torch.zeros(copied.shape, dtype=copied.dtype)
-        return copied if place.type == "cuda" else torch.full(copied.shape, 0.5, dtype=copied.dtype)
+        return copied if place.type == "cuda" else guessed(copied)
 
     def overwrite(self, func: Any, into: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> None:
         """Write values where both tensors have them; a float that takes unknown ones loses its own."""
@@ -138,6 +141,9 @@ class RealSizes(SimulatedCards):
             return torch.arange(args[1]).expand(*args[0].shape[:-1], args[1]).clone()
         if name == "masked_scatter":
             return torch.empty_like(args[0], device=META)
+        if name == "cat" and args[0][0].dim() == 1 and sum(map(len, args[0])) <= PACKED:
+            # Numbers that are packed for one transfer: those that are known stay.
+            return torch.cat([part if not part.is_meta else guessed(part) for part in args[0]])
         if name in INDEXED:
             args = (args[0], numbered(args[1]), *args[2:])
         if not (func._schema.is_mutable and isinstance(arguments[0], CardTensor)):
@@ -199,6 +205,11 @@ def signature(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, signature(part)) for key, part in value.items())
     return type(value), value
+
+
+def guessed(tensor: Tensor) -> Tensor:
+    """Return a half in place of each unknown number."""
+    return torch.full(tensor.shape, 0.5, dtype=tensor.dtype)
 
 
 def is_large(tensor: Tensor) -> bool:
