@@ -100,7 +100,7 @@ class CardTensor(Tensor):
 
     @data.setter
     def data(self, source: Any) -> None:
-        Tensor.data.__set__(self, source)
+        Tensor.data.__set__(self, source)  # type: ignore[attr-defined]
         # The source is kept, since its bytes are counted while it lives.
         self.content, self.source = source.content, source
 
