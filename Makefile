@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make sizes | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-feeding | make bench-guided | make bench-gpu | make rehearsals | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
+# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make sizes | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-guided | make bench-gpu | make rehearsals | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -11,7 +11,7 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
-.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-feeding bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -62,7 +62,7 @@ sizes: $(STAMP)  ## statements, files, and the files a FastV run enters: figures
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
 # Every model is built without weights, a quarter of a minute. It reads the config file that `docs` writes first.
-docs/placement.md: $(wildcard conf/model/*.yaml conf/base/*.yaml harness/models/*.py harness/models/*/*.py) lab/pages/placement_page.py | $(STAMP)
+docs/placement.md: $(wildcard conf/*.csv conf/model/*.yaml conf/base/*.yaml harness/models/*.py harness/models/*/*.py) lab/pages/placement_page.py | $(STAMP)
 	$(PY) -m lab.pages.placement_page --write $@
 
 docs: $(STAMP)  ## the pages and the config file that are written from the code
@@ -103,9 +103,6 @@ bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what th
 
 bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
 	$(PY) -m lab.bench.onepass_bench --write lab/measured $(ARGS)
-
-bench-feeding: $(STAMP)  ## how much of reading and preprocessing 12-megapixel pictures and videos overlaps with the answers
-	$(PY) -m lab.bench.prefetch_bench --write lab/measured $(ARGS)
 
 bench-guided: $(STAMP)  ## share of words accepted from a draft, by the tokens of a video that it sees
 	$(PY) -m lab.bench.guided_bench --write lab/measured $(ARGS)

@@ -18,7 +18,6 @@ from lab.bench import (
     interval_coverage,
     kv_bench,
     onepass_bench,
-    prefetch_bench,
     selection_bench,
     speculative_bench,
 )
@@ -39,7 +38,7 @@ BENCHES = {
     module.BENCH.name: module.BENCH
     for module in (
         *(decode_bench, diffusion_bench, engine_bench, interval_coverage, kv_bench),
-        *(onepass_bench, prefetch_bench, selection_bench, speculative_bench),
+        *(onepass_bench, selection_bench, speculative_bench),
     )
 }
 
