@@ -91,9 +91,9 @@ def rehearsed_peak(plan: GpuPlan) -> str:
     checked = CheckedMethod(rehearsal.spec, NoReduction())
     with peak_memory(plan.device) as peak, open_responder(checked, adapter, None) as opened:
         opened.generator.generate(opened.encode([chat]), ["0"], max_new_tokens=NEW_TOKENS)
-    beside, expected = peak.bytes - card.weights, card.peak - card.weights
-    text = f"{beside / 2**20:.0f} MiB beside the weights, rehearsed {expected / 2**20:.0f}"
-    assert abs(beside - expected) <= 0.1 * expected, text
+    used, expected = peak.bytes - card.weights, card.peak - card.weights
+    text = f"{used / 2**20:.0f} MiB beside the weights, rehearsed {expected / 2**20:.0f}"
+    assert abs(used - expected) <= 0.1 * expected, text
     return text
 
 

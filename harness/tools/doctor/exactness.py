@@ -178,9 +178,9 @@ def rehearsed(overrides: Sequence[str], cards: str) -> str:
     """A prompt of the run fits on simulated cards."""
     rehearsal = rehearse(*overrides, cards=cards)
     peaks = ", ".join(f"{card.peak / GIB:.1f}" for card in rehearsal.cards)
-    seen = f"peaks of {peaks} GiB on cards of {rehearsal.room / GIB:.0f}"
-    assert rehearsal.fits, f"{seen}, at most {rehearsal.batch} rows"
-    return seen
+    sizes = f"peaks of {peaks} GiB on cards of {rehearsal.room / GIB:.0f}"
+    assert rehearsal.fits, f"{sizes}, at most {rehearsal.batch} rows"
+    return sizes
 
 
 def _span(tensor: Tensor) -> float:

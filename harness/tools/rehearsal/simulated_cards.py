@@ -59,7 +59,7 @@ class CardTensor(Tensor):
     @staticmethod
     def __new__(cls, content: Tensor, device: torch.device) -> CardTensor:
         """Wrap a tensor."""
-        made: CardTensor = Tensor._make_wrapper_subclass(
+        card_tensor: CardTensor = Tensor._make_wrapper_subclass(
             cls,
             content.shape,
             strides=content.stride(),
@@ -67,8 +67,8 @@ class CardTensor(Tensor):
             dtype=content.dtype,
             device=device,
         )
-        made.content = content
-        return made
+        card_tensor.content = content
+        return tensor_of
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Return the content and the card."""
@@ -274,7 +274,7 @@ class SimulatedCards(TorchDispatchMode):
         """Carry out an operation on the contents, and wrap the result."""
         kwargs, name = {**(kwargs or {})}, func.overloadpacket.__name__
         kwargs.pop("pin_memory", None)
-        wanted = None if kwargs.get("device") is None else self._known(kwargs["device"])
+        wanted = None if kwargs.get("device") is None else self._device_of(kwargs["device"])
         tensors = tensors_of((args, kwargs))
         cards = [tensor for tensor in tensors if isinstance(tensor, CardTensor)]
         is_of_host = not cards and (wanted is None or wanted.type != "cuda")
@@ -296,8 +296,10 @@ class SimulatedCards(TorchDispatchMode):
         result = self.compute(func, name, args, *change((args, kwargs), content_of))
         wrappers = {id(tensor.content): tensor for tensor in cards}
 
-        def wrapped(made: Tensor) -> Tensor:
-            return wrappers[id(made)] if id(made) in wrappers else self.wrap(made, wanted or place)
+        def wrapped(content: Tensor) -> Tensor:
+            if id(content) in wrappers:
+                return wrappers[id(content)]
+            return self.wrap(content, wanted or place)
 
         return change(result, wrapped)
 
@@ -323,15 +325,15 @@ class SimulatedCards(TorchDispatchMode):
         """Return a tensor of a card, and count its bytes while it lives."""
         if place.type != "cuda":
             return content
-        made = CardTensor(content, place)
-        self.hold(made)
-        return made
+        card_tensor = CardTensor(content, place)
+        self.hold(card_tensor)
+        return card_tensor
 
-    def hold(self, made: CardTensor) -> None:
+    def hold(self, card_tensor: CardTensor) -> None:
         """Count the storage of a tensor as alive until the last tensor that has it is gone."""
-        made.hold = _Hold(self, made.content, made.device.index)
+        card_tensor.hold = _Hold(self, card_tensor.content, card_tensor.device.index)
 
-    def _known(self, device: Any) -> torch.device:
+    def _device_of(self, device: Any) -> torch.device:
         place = torch.device(device)
         if place.type != "cuda":
             return place
@@ -434,7 +436,7 @@ def _numbers_read(tensor: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return [numbers(part) for part in value]
         return value.item() if isinstance(value, CardTensor) else value
 
-    def made(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def tensor_of(data: Any, *args: Any, **kwargs: Any) -> Tensor:
         return tensor(numbers(data) if isinstance(data, list | tuple) else data, *args, **kwargs)
 
-    return made
+    return tensor_of
