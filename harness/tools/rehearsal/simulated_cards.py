@@ -68,7 +68,7 @@ class CardTensor(Tensor):
             device=device,
         )
         card_tensor.content = content
-        return tensor_of
+        return card_tensor
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """Return the content and the card."""
