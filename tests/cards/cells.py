@@ -160,8 +160,8 @@ def cells_of(name: str, half: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Methods, placements and variations of a family: with those of all families, half of a covering design.
 
     Families of one adapter share its methods. A method is in one half with every second adapter, each time in the next
-    placement; so it meets, in either half, all placements, and in both all adapters. Methods of denoising steps alone
-    meet all families that denoise.
+    placement; so it meets in both halves all adapters, and in either one all placements, unless fewer than 14 adapters
+    take it. Methods of denoising steps alone meet all families that denoise.
     """
     adapters = list(dict.fromkeys(family.spec.adapter for family in ALL.values()))
     adapter = ALL[name].spec.adapter

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from espalier.harness.specs.catalogue import METHODS
 from tests.cards.cells import (
     ALL,
     PLACEMENTS,
@@ -91,6 +92,15 @@ def test_every_method_meets_every_adapter(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
     walk(cells_of(name, 1), name, record_property)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("name", ["llava", "onevision_video", "llada_v"])
+def test_every_method_in_every_placement(
+    name: str, placement: str, record_property: Callable[[str, object], None]
+) -> None:
+    walk(((method, placement, {}) for method in METHODS.names()), name, record_property)
 
 
 @pytest.mark.sampled(13, 1)
