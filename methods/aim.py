@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require
 from espalier.methods.select.bipartite import means, merge_pairs, shares
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion

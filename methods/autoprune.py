@@ -24,8 +24,7 @@ import math
 from dataclasses import dataclass, replace
 
 from espalier.methods.base import Need, Plan, Positions, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require, require_finite
 from espalier.methods.select.recycle import recycle, split
 from espalier.methods.select.topk import ranking, top
 from espalier.methods.select.words import words_after

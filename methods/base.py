@@ -23,7 +23,7 @@ docs/methods.md lists what a method may read. A method's file imports from this 
 
 from __future__ import annotations
 
-from espalier.methods.conditions import PlanError
+from espalier.methods.checks import PlanError
 from espalier.methods.decoders import Decoder, Source, Window
 from espalier.methods.method import Method
 from espalier.methods.plans import Assignment, Attended, Mixture, Plan

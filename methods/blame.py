@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from espalier.methods.conditions import PlanError, open_conditions
+from espalier.methods.checks import PlanError, open_conditions
 from espalier.methods.views import MethodError, Site
 
 #: Characters of a foreign message that a line repeats at most.

@@ -30,8 +30,7 @@ from typing import Literal
 import torch
 
 from espalier.methods.base import Attended, MethodError, Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import layer_site, require, require_choices
-from espalier.methods.conditions import read
+from espalier.methods.checks import layer_site, read, require, require_choices
 from espalier.methods.select.frames import Frames, spread
 from espalier.methods.select.quotas import top_of_groups
 from espalier.methods.select.step_entries import entries_of_step

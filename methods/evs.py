@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from espalier.methods.base import MethodError, Plan, Positions, Site, TokenReducer, View
-from espalier.methods.checks import require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require_finite
 from espalier.methods.select.frames import Frames
 from espalier.methods.select.topk import top
 

@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import layer_site, require, require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import layer_site, read, require, require_finite
 from espalier.methods.select.similarity import unit
 from espalier.methods.select.stills import plan_of
 from espalier.methods.select.topk import ranking, rows_of, top

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require, require_finite
 from espalier.methods.select.topk import top
 
 #: Error of a patch that has no neighbour: above all differences of pixels in [0, 1].

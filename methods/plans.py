@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from espalier.methods.conditions import Condition, PlanError, require_all
+from espalier.methods.checks import Condition, PlanError, require_all
 from espalier.methods.views import View
 
 

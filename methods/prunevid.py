@@ -34,9 +34,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from espalier.methods.base import Need, Plan, Site, View
-from espalier.methods.checks import layer_site, require, require_finite
+from espalier.methods.checks import layer_site, read, require, require_finite
 from espalier.methods.clip_stages import ClipStages
-from espalier.methods.conditions import read
 from espalier.methods.select import stills
 from espalier.methods.select.frames import Frames
 from espalier.methods.select.quotas import apportion, top_of_groups

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from espalier.methods.blame import Blame
-from espalier.methods.conditions import PlanError
+from espalier.methods.checks import PlanError
 from espalier.methods.method import Method
 from espalier.methods.plans import Attended, Plan, checked_plan
 from espalier.methods.views import Site, View

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from espalier.methods.base import Need, Plan, Site, View
 from espalier.methods.capped import CappedReducer
-from espalier.methods.checks import layer_site, require
-from espalier.methods.conditions import read
+from espalier.methods.checks import layer_site, read, require
 from espalier.methods.select.topk import ranking
 
 

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.checks import require, require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require, require_finite
 from espalier.methods.select.cosines import Cosines, cosines
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups

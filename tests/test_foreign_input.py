@@ -37,7 +37,7 @@ from espalier.harness.store.sweep_files import find
 from espalier.harness.tools.convert.convert_internvl import read_prompt as read_chat_format
 from espalier.harness.tools.convert.sentencepiece_tokens import read_pieces
 from espalier.methods.blame import Blame
-from espalier.methods.conditions import PlanError
+from espalier.methods.checks import PlanError
 from tests.plugins.packages import config, imported_from, install
 from tests.refused import refused
 

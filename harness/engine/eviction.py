@@ -21,8 +21,8 @@ from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
 from espalier.methods.chance import row_generators
+from espalier.methods.checks import Condition, read, require_all
 from espalier.methods.compressor import CacheCompressor, CacheView
-from espalier.methods.conditions import Condition, read, require_all
 from espalier.methods.plans import Plan, require_tensor
 from espalier.methods.select.topk import indices_of
 

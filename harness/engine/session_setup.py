@@ -19,7 +19,7 @@ from espalier.harness.engine.layout import Stage
 from espalier.harness.engine.model_parts import ModelParts
 from espalier.harness.engine.signals.producer import Signals
 from espalier.methods.base import Site, TokenReducer
-from espalier.methods.conditions import Conditions
+from espalier.methods.checks import Conditions
 
 
 class PassEviction(Protocol):

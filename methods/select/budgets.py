@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from espalier.methods.conditions import read
+from espalier.methods.checks import read
 
 #: Halvings of the threshold's interval, PrefixKV.
 HALVINGS = 60

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.methods.conditions import Condition, require_all
+from espalier.methods.checks import Condition, require_all
 from espalier.methods.views import MethodError
 
 UNSTITCHED = (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from espalier.methods.conditions import read
+from espalier.methods.checks import read
 from espalier.methods.select.topk import rows_of
 
 #: First and last frame of each part of a video, in order.

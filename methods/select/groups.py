@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from espalier.methods.conditions import read
+from espalier.methods.checks import read
 from espalier.methods.select.topk import indices_of, rows_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from espalier.methods.conditions import read
+from espalier.methods.checks import read
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.tiles import Tiles
 from espalier.methods.select.topk import rows_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from espalier.methods.checks import require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require_finite
 from espalier.methods.select.cosines import Cosines, Held, fits
 from espalier.methods.select.greedy import greedy_picks, rows_for_picks
 from espalier.methods.select.similarity import board_of

@@ -7,8 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from espalier.methods.checks import require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require_finite
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.topk import rows_of
 

@@ -23,7 +23,7 @@ import math
 from torch import Tensor
 
 from espalier.methods.base import MethodError, View
-from espalier.methods.conditions import read
+from espalier.methods.checks import read
 from espalier.methods.select.similarity import cosine
 from espalier.methods.select.sobel import edge_share
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from espalier.methods.checks import require_finite
-from espalier.methods.conditions import read
+from espalier.methods.checks import read, require_finite
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion, best_of_groups
 from espalier.methods.select.similarity import unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from espalier.methods.conditions import Condition, require_all
+from espalier.methods.checks import Condition, require_all
 from espalier.methods.views import MethodError
 
 NONE = "this method reads the words after the image, and a prompt has none"

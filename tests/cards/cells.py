@@ -186,4 +186,4 @@ def check(name: str, method: str, placement: str, **options: Any) -> bool:
     """Fail unless the outcome on cards is that on the host; return whether the method takes the family and options."""
     expected = on_host(name, method, **options)
     assert on_cards(name, method, placement, **options) == expected, (name, method, placement)
-    return expected[0] != REFUSED
+    return bool(expected[0] != REFUSED)

@@ -19,7 +19,7 @@ from espalier.methods.base import (
     View,
 )
 from espalier.methods.blame import Blame
-from espalier.methods.conditions import read
+from espalier.methods.checks import read
 from espalier.methods.plans import check_choice, checked_plan
 
 

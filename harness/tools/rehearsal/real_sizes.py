@@ -146,13 +146,19 @@ class RealSizes(SimulatedCards):
             return torch.cat([part if not part.is_meta else guessed(part) for part in args[0]])
         if name in INDEXED:
             args = (args[0], numbered(args[1]), *args[2:])
-        if not (func._schema.is_mutable and isinstance(arguments[0], CardTensor)):
-            result = self._shape(func, args, kwargs)
-            return change(result, lambda tensor: self._plausible(name, tensor, args))
-        self._forget(arguments[0])
-        if arguments[0].content.is_meta:
-            self._shape(func, args, kwargs)
-        return arguments[0].content
+        targets = written(func, *arguments)
+        result = change(
+            self._shape(func, args, kwargs), lambda tensor: self._plausible(name, tensor, args)
+        )
+        if not targets:
+            return result
+        for target, value in zip(targets, tensors_of(result), strict=True):
+            if value.is_meta or not func._schema.arguments[-1].is_out:
+                self._forget(target)
+            else:
+                target.content.copy_(value)
+        contents = [target.content for target in targets]
+        return contents[0] if len(contents) == 1 else tuple(contents)
 
     def _forget(self, tensor: CardTensor) -> None:
         """Take the values of a float, which others without values are written into; integers keep theirs."""
@@ -205,6 +211,12 @@ def signature(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, signature(part)) for key, part in value.items())
     return type(value), value
+
+
+def written(func: Any, args: Any, kwargs: Any) -> list[CardTensor]:
+    """Return the tensors that an operation writes: those of `out=`, or the first of one in place."""
+    outs = [kwargs[place.name] for place in func._schema.arguments if place.is_out]
+    return outs or (list(args[:1]) if func._schema.is_mutable else [])
 
 
 def guessed(tensor: Tensor) -> Tensor:

@@ -293,7 +293,7 @@ class SimulatedCards(TorchDispatchMode):
         self._count(func, name, args, kwargs)
         if wanted is not None:
             kwargs["device"] = HOST
-        result = self.compute(func, name, args, *change((args, kwargs), content_of))
+        result = self.compute(func, name, (args, kwargs), *change((args, kwargs), content_of))
         wrappers = {id(tensor.content): tensor for tensor in cards}
 
         def wrapped(content: Tensor) -> Tensor:
