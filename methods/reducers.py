@@ -6,6 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
+
 from espalier.methods.blame import Blame
 from espalier.methods.checks import PlanError
 from espalier.methods.method import Method
@@ -131,5 +133,6 @@ class TokenReducer(Method):
         n_tokens = view.tokens.shape[1]
         if keep < 1 or (keep > n_tokens and not self.adaptive):
             raise PlanError(f"asked to keep {keep} of {n_tokens} tokens; valid: 1 to {n_tokens}")
-        with Blame(self, "plan", view.site):
+        # Indices have no gradients, also where the caller's features have.
+        with Blame(self, "plan", view.site), torch.no_grad():
             return checked_plan(self.plan(view, keep), view, None if self.adaptive else keep)

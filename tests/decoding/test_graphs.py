@@ -33,12 +33,13 @@ from espalier.harness.kinds.decoder import check_graphs
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.uniform import Uniform
+from tests.commands import spec_of
 from tests.decoding.models import LIMIT, NAMES, encoded, in_doubles, plain, side, some
 from tests.decoding.tape import Tapes
 from tests.decoding.test_cached_model import RAGGED
 from tests.decoding.test_speculation import answer, plainly
 from tests.decoding.test_speculation import speculation as speculating
-from tests.runs.test_keys_walk import built, spec_of
+from tests.runs.test_keys_walk import built
 
 #: Few slots a recording, so that short answers outgrow it; and what a test's answer is long at least.
 SMALL, SPAN = 8, 60
