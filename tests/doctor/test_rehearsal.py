@@ -76,7 +76,7 @@ def test_the_largest_number_fits_and_one_more_does_not() -> None:
         return [10 + 7 * count, 20 + 3 * count]
 
     for start, room in ((1, 100), (4, 100), (1, 17), (1, 16)):
-        number = largest(start, room, peaks)
+        number = largest(start, 2 * start, room, peaks)
         assert max(peaks(number)) <= room or number == 0
         assert max(peaks(number + 1)) > room
 

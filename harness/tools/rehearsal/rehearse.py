@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from warnings import catch_warnings
 
@@ -213,9 +214,9 @@ def rehearse_run(spec: RunSpec, cards: RealSizes, rows: int = 1) -> Rehearsal:
         record, moments = answer(spec, opened, cards, rows, frames, NEW_TOKENS)
         room, batch, longest = cards.memory - TAKEN, None, None
         if not method.drafts:
-            batch = largest(1, room, lambda rows: peaks(rows, frames))
+            batch = largest(1, 2, room, lambda rows: peaks(rows, frames))
         if frames is not None:
-            longest = largest(frames, room, lambda count: peaks(1, count))
+            longest = largest(max(frames // 2, 1), max(frames, 2), room, partial(peaks, 1))
             positions = positions_of(spec.model) or sys.maxsize
             longest = min(longest, (positions - record.text) * frames // record.visual)
     forwards = [moment for moment in moments if moment.name == "decoder"]
@@ -234,15 +235,14 @@ def rehearse_run(spec: RunSpec, cards: RealSizes, rows: int = 1) -> Rehearsal:
     return Rehearsal(spec, cards.kind, tuple(uses), record, prompt, step, batch, frames, longest)
 
 
-def largest(number: int, room: int, peaks: Callable[[int], list[int]]) -> int:
+def largest(few: int, many: int, room: int, peaks: Callable[[int], list[int]]) -> int:
     """Return the largest number of rows or frames with peaks of at most `room` bytes on each card; 0 if none fits.
 
-    By a line through the peaks at `number` and at twice of it.
+    By a line through the peaks at two numbers.
     """
-    first, second = peaks(number), peaks(2 * number)
     counts = [
-        number + (room - low) * number // max(high - low, 1)
-        for low, high in zip(first, second, strict=True)
+        few + (room - low) * (many - few) // max(high - low, 1)
+        for low, high in zip(peaks(few), peaks(many), strict=True)
     ]
     return max(min(counts), 0)
 
