@@ -75,5 +75,6 @@ class PrefixKV(Elastic):
         """Return (H, count) ascending candidates: the first and the last if they are candidates, then the highest."""
         if self.truncated:
             scores = scores.clone()
-            scores[:, [0, -1]] = scores.amax() + 1
+            # Two slices: a list of indices would be sent to the device.
+            scores[:, 0] = scores[:, -1] = scores.amax() + 1
         return super().keep(scores, count)

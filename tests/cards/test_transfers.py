@@ -61,7 +61,10 @@ CEILINGS = {method: waits for waits, methods in WAITS.items() for method in meth
 #: Most sends, of methods that send numbers of their own: random ones, windows of crops, slots of the tower.
 SENDS = {
     **dict.fromkeys(("random", "random_layer2", "hired", "globalcom2", "holov"), 7),
-    **dict.fromkeys(("flowcut", "ivtp", "tome", "pixelprune"), 8),
+    **dict.fromkeys(("nuwa", "prumerge_plus"), 7),
+    **dict.fromkeys(("flowcut", "ivtp", "tome", "aim"), 8),
+    "rtprune_dynamic": 9,
+    "pixelprune": 11,
     "random_kv": 11,
 }
 

@@ -43,7 +43,6 @@ UNVERSIONED = {
     "fsspec": "opens files byte for byte, or refuses an address",
     "huggingface-hub": "an error that it raises",
     "loguru": "log lines",
-    "pyarrow": "names a damaged file",
     "pyyaml": "reads the words of a judge's prompt, with their digest in the key",
     "safetensors": "reads tensors bit for bit",
     "tenacity": "tries downloads again",
