@@ -261,13 +261,8 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: boo
 
 
 def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:
-    """Rehearse every cell of a command line and print what was seen; return 1 if one does not fit."""
+    """Rehearse every cell of a command line and print the results; return 1 if one fails or does not fit."""
     place = arguments.index(REHEARSE)
-    key, _, value = "".join(arguments[place + 1 : place + 2]).partition("=")
-    if key != "cards":
-        raise UserError(
-            f"{REHEARSE} takes the cards; valid: {REHEARSE} cards=4x80, the others before or after"
-        )
     waiting.say("loading torch")
     # Imports the engine, which takes seconds.
     from espalier.harness.config.build_spec import build_spec
@@ -275,19 +270,24 @@ def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:
     from espalier.harness.tools.rehearsal.real_sizes import RealSizes
     from espalier.harness.tools.rehearsal.rehearsal_text import lines_of
     from espalier.harness.tools.rehearsal.rehearse import read_cards, rehearse_run
+    from espalier.methods.base import MethodError
 
-    count, kind = read_cards(value)
+    count, kind = read_cards("".join(arguments[place + 1 : place + 2]).removeprefix("cards="))
     command = read_command([*arguments[:place], *arguments[place + 2 :]], typed=True)
-    fits = True
+    code = 0
     for cell in command.cells:
         waiting.say(f"rehearsing on {count} cards")
-        with RealSizes(count, kind) as cards:
-            rehearsal = rehearse_run(build_spec(cell, folders=command.folders), cards)
+        try:
+            with RealSizes(count, kind) as cards:
+                rehearsal = rehearse_run(build_spec(cell, folders=command.folders), cards)
+        except (MethodError, RuntimeError) as error:
+            code = print_error(f"the run does not end on these cards: {error}", code=1)
+            continue
         waiting.clear()
         with streams.output():
             print(*lines_of(rehearsal), sep="\n", end="\n\n")
-        fits = fits and rehearsal.fits
-    return 0 if fits else 1
+        code = code if rehearsal.fits else 1
+    return code
 
 
 def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:

@@ -13,7 +13,7 @@ from espalier.harness.cli import run
 from espalier.harness.models.build_adapter import build_skeleton, read_parts, weight_bytes
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.runs.cluster.resources import gpu_kinds
-from espalier.harness.specs.run_spec import ModelSpec
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.tools.rehearsal import real_sizes
 from espalier.harness.tools.rehearsal import rehearse as rehearse_module
 from espalier.harness.tools.rehearsal.rehearse import GIB, largest, read_cards, rehearse
@@ -109,3 +109,21 @@ def test_the_command_prints_what_each_run_takes(capsys: pytest.CaptureFixture[st
     assert run.main([*words[:1], "--rehearse", "cards"]) == 2
     assert run.main(["model=llava15_7b", "--rehearse", "cards=1x8"]) == 2
     assert "do not fit" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_is_one_line_and_the_next_one_follows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = rehearse_module.rehearse_run
+
+    def failing(spec: RunSpec, cards: real_sizes.RealSizes) -> rehearse_module.Rehearsal:
+        if spec.method.name == "none":
+            raise RuntimeError("tensors of two cards")
+        return whole(spec, cards)
+
+    monkeypatch.setattr(rehearse_module, "rehearse_run", failing)
+    words = ("model=seedling", "method=none,fastv", "ratio=0.5")
+    assert run.main(["-m", *words, "--rehearse", "cards=1x80"]) == 1
+    out, err = capsys.readouterr()
+    assert "does not end on these cards: tensors of two cards" in err
+    assert "kept 72" in out

@@ -136,7 +136,7 @@ class RealSizes(SimulatedCards):
         if name == "equal":
             return False
         if name in ("nonzero", "masked_select"):
-            raise NotImplementedError(f"{name} of {tuple(args[0].shape)}: it has no values here")
+            raise RuntimeError(f"a rehearsal has no values for {name} of {tuple(args[0].shape)}")
         if name == "multinomial":
             return torch.arange(args[1]).expand(*args[0].shape[:-1], args[1]).clone()
         if name == "masked_scatter":
