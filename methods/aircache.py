@@ -79,7 +79,7 @@ class AirCache(CacheCompressor):
         return self.per_head
 
     def score(self, view: CacheView) -> Tensor:
-        """Return (1, N), or (H_kv, N) by head. Cost: O(H T (N + T) D) for T words of which the window is chosen."""
+        """Return (1, N), or (H_kv, N) by head. Cost: O(H T (N + T) D) for T words to choose from."""
         observers = self.observers(view)
         votes = self.voting(view, observers)
         # A slot after the prompt is hidden: of words that do not vote, and of candidates, which come once.

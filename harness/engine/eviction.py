@@ -290,7 +290,7 @@ class ScoredEviction:
         return counts
 
     def _choose(self, layer: int, budgets: Sequence[int]) -> tuple[list[RowChoice], Tensor]:
-        """Choose what stays in one layer, of which each row keeps so many candidates.
+        """Choose what stays in one layer; each row keeps a number of its candidates.
 
         Also returns (B, 2): the visual tokens that stay in all heads together, and the special ones.
         """

@@ -71,7 +71,7 @@ class SessionSetup:
         evicting: cache eviction after the prefill; None: no eviction.
         by_item: whether the method chooses in each picture and video by itself.
         collector: collects scores and attention of each prefill; None: nothing does.
-        conditions: on values of the method, not read yet: whoever reads the outcome of a pass reads them with it.
+        conditions: on values of the method, read together with the outcome of a pass.
     """
 
     adapter: ModelParts

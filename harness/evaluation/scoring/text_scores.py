@@ -191,7 +191,7 @@ def meteor(answer: Sequence[str], reference: Sequence[str]) -> float:
 
 
 class _NoSynonyms:
-    """Stands in for WordNet, whose data nltk would need."""
+    """Replaces WordNet, for which nltk needs data."""
 
     def synsets(self, word: str) -> tuple[()]:
         """Return nothing."""

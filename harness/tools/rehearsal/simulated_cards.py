@@ -1,6 +1,6 @@
 """Simulated cards: tensors that lie on `cuda:N`, compute on the host, and refuse to meet those of another card.
 
-As on GPUs, an operation takes tensors of one device, beside them single numbers (0-dimensional tensors) of the host,
+As on GPUs, an operation takes tensors of one device, single numbers (0-dimensional tensors) of the host,
 and indices of the host; copies alone cross. Counted: kernels, reads by the host, uploads, copies between cards, waits
 for a stream, and the bytes alive on each card. Not simulated: which kernels run, their time, CUDA graphs, an
 allocator's rounding and workspaces. Composite functions count by their parts, so that kernels are an upper bound.
