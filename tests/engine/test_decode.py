@@ -184,11 +184,13 @@ def test_steps_after_the_end_of_an_answer_do_not_count(load, monkeypatch):
 
 def test_a_batch_without_dropping_above_a_site_leaves_no_hooks_behind(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats
+    modules = [adapter.decoder, *adapter.decoder.layers, adapter.tower, adapter.projector]
+    # The library leaves its own once a caller has asked for hidden states.
+    hooks = [(*module._forward_pre_hooks, *module._forward_hooks) for module in modules]
     run(adapter, Turns(("prefix",)), chats)
     with pytest.raises(UserError):
         run(adapter, Turns(()), chats, num_beams=2, output_logits=False)
-    modules = [adapter.decoder, *adapter.decoder.layers, adapter.tower, adapter.projector]
-    assert not any(module._forward_pre_hooks or module._forward_hooks for module in modules)
+    assert hooks == [(*module._forward_pre_hooks, *module._forward_hooks) for module in modules]
     ids, logits = answered(adapter, adapter.encode(list(chats)))
     assert torch.equal(run(adapter, Scatter(()), chats).logits, logits)
     assert torch.equal(run(adapter, Scatter(()), chats).ids, ids)
