@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.clock import Clock, DelayedTimes
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.cached_steps import (
     CachedPrompt,
@@ -100,7 +100,8 @@ class EntryMerger:
 
     def records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of the step."""
-        select_ms = self._clock.totals_ms().get("select", 0.0) / len(self._keep)
+        rows = len(self._keep)
+        times = DelayedTimes(lambda: {"select": self._clock.totals_ms().get("select", 0.0) / rows})
         first = self.first_merged
         return tuple(
             replace(
@@ -110,7 +111,7 @@ class EntryMerger:
                 entering=record.entering[:first] + (keep,) * (len(record.entering) - first),
                 held=record.entering,
                 origin=record.origin if self.idle else self.kept[row],
-                times_ms={"select": select_ms},
+                times_ms=times,
             )
             for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True))
         )

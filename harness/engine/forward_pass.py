@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.clock import Clock, DelayedTimes
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.attention_probe import Watcher
 from espalier.harness.engine.decode_steps import DecodeStepMask, DecodeSteps, mean_entries
@@ -443,7 +443,7 @@ class Pass:
             self.prefill,
             self.sites,
             origin=self.prefill.stage.origin,
-            times_ms=sample_times(self.clock.totals_ms(), rows, 1),
+            times_ms=DelayedTimes(lambda: sample_times(self.clock.totals_ms(), rows, 1)),
             new_tokens=[0] * rows,
             ended=[False] * rows,
             attended=[None] * rows,
@@ -530,7 +530,6 @@ class ActivePass:
         """Return the watcher, timed as selection and inactive outside a run, of the decoder outside a prefill."""
 
         def watch(query: Tensor, key: Tensor, scaling: float) -> None:
-            # A phase waits for the device, which a decoding step need not do.
             if self._clock is not None and not (in_decoder and self.stage() is None):
                 with self._clock.phase("select"):
                     watcher(query, key, scaling)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.cache_utils import Cache
 
-from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.clock import Clock, DelayedTimes
 from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import StopForward, hooked, remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
@@ -168,7 +168,7 @@ def make_prompt(
         signals=signals,
         features=vision.features(),
         keeps_features=reads_features(setup.sites),
-        times_ms={name: clock.totals_ms().get(name, 0.0) for name in ("vision", "select")},
+        times_ms=DelayedTimes(lambda: dict.fromkeys(("vision", "select"), 0.0) | clock.totals_ms()),
     )
 
 

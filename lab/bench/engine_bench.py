@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.clock import drain
 from espalier.harness.cost.memory import peak_memory
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.specs.run_spec import RunSpec
@@ -120,12 +120,13 @@ def machinery(instance: EngineInstance, repeats: int) -> list[Figure]:
     short = replace(instance, inputs=instance.adapter.encode([_chat(EDGE // 2)]))
     on_cpu = instance.adapter.device.type == "cpu"
     clock, unit = (process_time, "processor time") if on_cpu else (perf_counter, "time")
-    figures, clock_ = [], Clock(*short.adapter.devices)
+    figures = []
+    cards = [device for device in short.adapter.devices if device.type == "cuda"]
 
     def plain() -> object:
         with torch.inference_mode():
             done = short.adapter.model.generate(**short.inputs, do_sample=False, max_new_tokens=1)
-        clock_.drain()  # a session also waits for its devices
+        drain(cards)  # a session also waits for its devices
         return done
 
     for method in ("method=none", "method=uniform", "method=uniform_layer2"):

@@ -21,8 +21,8 @@ class Cards(SimulatedCards):
         super().__init__(3)
 
     def transfers(self) -> tuple[int, int]:
-        """How often the host waited for a card's values or sent to one."""
-        return self.reads, self.uploads
+        """How often the host waited for a card or its values, and sent to one."""
+        return self.reads + self.waits, self.uploads
 
 
 def spread(

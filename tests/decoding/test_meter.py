@@ -46,18 +46,28 @@ class Stream:
         self.waited += 1
         self.clock.wait(max(self.free - self.clock.wall, 0.0))
 
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.stream, event.at = self, max(self.free, self.clock.wall)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        self.free = max(self.free, event.at)
+
 
 class Event:
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
+    stream: Stream
+    at: float
 
-    def record(self, stream: Stream) -> None:
-        self.stream, self.at = stream, max(stream.free, stream.clock.wall)
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.timed = enable_timing
 
     def synchronize(self) -> None:
         self.stream.synchronize()
 
     def elapsed_time(self, other: Event) -> float:
+        assert self.timed
+        assert other.timed
         return 1000 * (other.at - self.at)
 
 
@@ -163,3 +173,17 @@ def test_a_prefill_ends_with_its_kernels(streams: dict[torch.device, Stream], cl
     assert clock.wall == pytest.approx(0.03)
     Meter.of([torch.device("cpu")]).wait()
     assert streams[TWO].waited == 0
+
+
+def test_phases_of_several_cards_begin_and_end_together(
+    streams: dict[torch.device, Stream], clock: Time
+) -> None:
+    """Without a wait of the host, which only launches."""
+    phases = Clock(ONE, TWO)
+    with phases.phase("vision"):
+        streams[ONE].launch(0.05)
+    with phases.phase("prefill"):
+        streams[ONE].launch(0.02)
+        streams[TWO].launch(0.02)
+    assert clock.wall == 0
+    assert phases.totals_ms() == pytest.approx({"vision": 50, "prefill": 20})

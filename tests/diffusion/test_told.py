@@ -133,13 +133,15 @@ def test_a_sample_has_the_time_of_its_steps() -> None:
 
 def test_times_of_a_batch_are_shared_out(adapter, monkeypatch) -> None:
     """A clock that goes on by 6 s whenever it is read: 2 s a row of three, and as much for each of four steps."""
-    now = iter(range(0, 600, 6))
+    now, phases = iter(range(0, 600, 6)), iter(range(0, 600 * 10**9, 6 * 10**9))
     monkeypatch.setattr(
         "espalier.harness.decoding.diffusion.denoising_loop.time.perf_counter",
         lambda: float(next(now)),
     )
+    monkeypatch.setattr("espalier.harness.cost.clock.perf_counter_ns", lambda: next(phases))
     for record in answers(adapter, NoReduction(), ratio=0.0).records:
-        assert (record.times_ms["vision"], record.times_ms["decode"]) == (2000, 8000)
+        # The tower's phase begins and ends inside.
+        assert (record.times_ms["vision"], record.times_ms["decode"]) == (6000, 8000)
         assert record.times_ms["first_step"] == record.times_ms["later_step"] == 2000
 
 

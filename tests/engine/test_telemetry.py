@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,17 +12,14 @@ import torch
 
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import attention_probe as probe
-from espalier.harness.engine.eviction import CacheBudget
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
 from espalier.harness.evaluation.evaluate import evaluate_session
 from espalier.harness.evaluation.metered import time_medians
 from espalier.harness.kinds.rescore import Rescored
 from espalier.harness.models.adapter import Adapter
-from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Journal
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
-from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.family_runs import adapter_of
@@ -184,44 +180,6 @@ def test_judging_has_a_phase_of_its_own(adapter: Adapter, now: Now) -> None:
     times_ms = times(generated)
     assert times_ms["rescore"] == (TOWER + PROJECTOR + 2 * DEPTH * LAYER) / 3
     assert times_ms["prefill"] == (DEPTH * LAYER + PLAN) / 3
-
-
-@pytest.fixture
-def waited(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The cards that the host waited for, of two that the model says it lies on."""
-    waited: list[str] = []
-
-    def stream_of(card: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: waited.append(str(card)))
-
-    monkeypatch.setattr(torch.cuda, "current_stream", stream_of)
-    cards = (torch.device("cuda:0"), torch.device("cuda:1"))
-    monkeypatch.setitem(adapter.__dict__, "devices", cards)
-    return waited
-
-
-@pytest.mark.parametrize("name", ["none", "fastv", "cdpruner", "snapkv", "aircache"])
-def test_a_decoding_step_waits_for_no_device_whatever_the_method_watches(
-    adapter: Adapter, waited: list[str], name: str
-) -> None:
-    method = build_method(name, {})
-    evicting = CacheBudget(method, 0.5) if isinstance(method, CacheCompressor) else None
-    reducer = NoReduction() if evicting else method
-    waits = []
-    with Session(adapter, reducer, HALF, evicting=evicting) as session:
-        for tokens in (1, 2, 5):
-            waited.clear()
-            settings = {**GENERATION, "max_new_tokens": tokens, "min_new_tokens": tokens}
-            session.generate(adapter.encode(BATCHES[0]), None, **settings)
-            waits.append(len(waited))
-    assert waits[0] == waits[1] == waits[2]
-
-
-def test_every_device_of_the_model_is_waited_for(adapter: Adapter, waited: list[str]) -> None:
-    with Session(adapter, NoReduction(), HALF) as session:
-        Rescored(adapter, session).generate(adapter.encode(BATCHES[0]), None, **GENERATION)
-    # Vision, prefill, decoding and judging, at both ends of each.
-    assert waited == ["cuda:0", "cuda:1"] * 8
 
 
 # ------------------------------------------------------------------ bytes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget
-from espalier.harness.cost.clock import Clock
+from espalier.harness.cost.clock import Clock, drain
 from espalier.harness.cost.facts import DiffusionFacts
 from espalier.harness.decoding.diffusion.denoising_record import DenoisedStep, record_of
 from espalier.harness.decoding.diffusion.denoising_settings import (
@@ -81,17 +81,16 @@ class DenoisingGenerator:
             settings.prefix_cache,
             settings.blocks,
         )
-        started = time.perf_counter()
-        prompt = inputs if isinstance(inputs, Prompt) else session.prompt(inputs)
-        vision_ms = 1000 * (time.perf_counter() - started)
-        self._check_positions(prompt, settings.length)
         clock = Clock(*self._adapter.devices)
+        with clock.phase("vision"):
+            prompt = inputs if isinstance(inputs, Prompt) else session.prompt(inputs)
+        self._check_positions(prompt, settings.length)
         cached = (
             session.cache_prompt(prompt, samples, settings.length)
             if settings.prefix_cache
             else None
         )
-        clock.drain()
+        drain(clock.cards)  # the first step's time begins
         answers = torch.tensor(start, device=self._adapter.device).repeat(len(samples), 1)
         progress, steps, logits = self._run_steps(
             prompt, answers, samples, settings, budgets, keep_logits, cached
@@ -105,7 +104,7 @@ class DenoisingGenerator:
                 row,
                 settings,
                 lengths[row],
-                vision_ms / len(samples),
+                clock.totals_ms()["vision"] / len(samples),
                 None if cached is None else cached.records[row],
             )
             for row in range(len(samples))

@@ -16,10 +16,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
+from espalier.harness.cost.clock import drain, elapsed_ms, mark
 from espalier.harness.decoding.speculative.decoding_record import DecodingTrace, Round
 from espalier.harness.decoding.speculative.drafts import Draft, Row, Rule, walk
 
@@ -61,31 +62,16 @@ class Meter:
     def run(self, work: Callable[[], Result]) -> tuple[Result, Lap]:
         """Do the work and return its result and its times. Cost: two events per GPU, a microsecond elsewhere."""
         start, began = time.perf_counter(), time.thread_time()
-        before = self._record_events()
+        before = mark(self.devices)
         result = work()
-        after = self._record_events()
-        for event in after:
-            event.synchronize()
         busy = time.thread_time() - began
-        if before:
-            # The work passes from GPU to GPU; the longest span covers it.
-            pairs = zip(before, after, strict=True)
-            busy = max(first.elapsed_time(last) for first, last in pairs) / 1000
+        if self.devices:
+            busy = elapsed_ms(before, mark(self.devices)) / 1000
         return result, Lap(time.perf_counter() - start, busy)
 
     def wait(self) -> None:
         """Wait until this side's own streams have finished their work."""
-        for device in self.devices:
-            torch.cuda.current_stream(device).synchronize()
-
-    def _record_events(self) -> list[Any]:
-        """Return an event recorded at the end of each device's current stream."""
-        events = []
-        for device in self.devices:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(device))
-            events.append(event)
-        return events
+        drain(self.devices)
 
 
 class Drafter(Protocol):

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 from unittest.mock import patch
@@ -149,6 +150,34 @@ class HostGenerator(torch.Generator):
         return generator
 
 
+class CardEvent:
+    """A point in the work of all cards, as of torch.cuda.Event; it has come once the host has waited after it."""
+
+    def __init__(self, cards: SimulatedCards) -> None:
+        self._cards = cards
+        self._kernels, self._time = 0, 0.0
+
+    def record(self, *_: Any) -> CardEvent:
+        """Set the point here."""
+        self._kernels, self._time = self._cards.kernels, perf_counter()
+        return self
+
+    def query(self) -> bool:
+        """Return whether the host knows that the point has been passed."""
+        return self._kernels <= self._cards.finished
+
+    def synchronize(self) -> None:
+        """Wait, unless the point has been passed."""
+        if not self.query():
+            self._cards.finish(waits=1)
+
+    def elapsed_time(self, later: CardEvent) -> float:
+        """Return the host's milliseconds up to a later point."""
+        if not later.query():
+            raise RuntimeError("CUDA error: device not ready")
+        return 1000 * (later._time - self._time)
+
+
 class SimulatedCards(TorchDispatchMode):
     """Makes `count` cards of `memory` bytes visible to torch inside the block, also in threads that start there.
 
@@ -157,7 +186,7 @@ class SimulatedCards(TorchDispatchMode):
         reads: how often the host needed values of a card: it waits for all that was queued.
         uploads: copies from the host; from memory that is not pinned they wait, too.
         moves: copies from card to card.
-        waits: how often the host waited for a stream or an event.
+        waits: how often the host waited for a stream, or for an event that had not come.
         held: bytes of the tensors alive on each card.
         peak: the most bytes alive on each card since torch.cuda.reset_peak_memory_stats.
     """
@@ -171,6 +200,8 @@ class SimulatedCards(TorchDispatchMode):
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE
         self.count, self.memory = count, memory
         self.kernels = self.reads = self.uploads = self.moves = self.waits = 0
+        #: Kernels that have ended as far as the host can know.
+        self.finished = 0
         self.held: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
         #: Tensors of each storage, by its address and card.
@@ -226,7 +257,7 @@ class SimulatedCards(TorchDispatchMode):
         """Return what stands in for functions of torch.cuda."""
 
         def wait(*_: Any) -> None:
-            self.waits += 1
+            self.finish(waits=1)
 
         def reset(device: Any = None) -> None:
             self.peak[_number(device)] = self.held[_number(device)]
@@ -239,6 +270,7 @@ class SimulatedCards(TorchDispatchMode):
         stream = SimpleNamespace(
             synchronize=wait, wait_stream=nothing, wait_event=nothing, cuda_stream=0
         )
+        stream.record_event = lambda event=None: (event or CardEvent(self)).record(stream)
         name, version = "simulated card", (9, 0)
         facts = SimpleNamespace(name=name, total_memory=self.memory, major=9, minor=0)
         ignored = ("empty_cache", "set_device", "manual_seed_all", "_lazy_init")
@@ -247,9 +279,7 @@ class SimulatedCards(TorchDispatchMode):
             **dict.fromkeys(("device", "stream"), lambda *_: nullcontext()),
             **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
             **dict.fromkeys(("current_stream", "default_stream", "Stream"), lambda *_: stream),
-            "Event": lambda *_, **__: SimpleNamespace(
-                record=nothing, synchronize=wait, query=lambda: True, elapsed_time=lambda _: 0.0
-            ),
+            "Event": lambda *_, **__: CardEvent(self),
             "synchronize": wait,
             "is_bf16_supported": lambda *_: True,
             "is_current_stream_capturing": lambda: False,
@@ -360,7 +390,7 @@ class SimulatedCards(TorchDispatchMode):
         elif source == HOST:
             self.uploads += 1
         elif place == HOST:
-            self.reads += 1
+            self.finish(reads=1)
         else:
             self.moves += 1
 
@@ -368,13 +398,19 @@ class SimulatedCards(TorchDispatchMode):
         self.kernels += not func.is_view and name not in FREE
         unsized = name == "repeat_interleave" and kwargs.get("output_size") is None
         filled = name in FILLS and isinstance(args[2], CardTensor)
-        self.reads += name in READS or unsized or filled
+        reads = name in READS or unsized or filled
         if name in INDEXED:
             indices = tensors_of(args[1])
             self.uploads += sum(index.device == HOST for index in indices)
-            self.reads += any(
-                index.dtype == torch.bool and index.device != HOST for index in indices
-            )
+            reads += any(index.dtype == torch.bool and index.device != HOST for index in indices)
+        self.finish(reads=reads)
+
+    def finish(self, reads: int = 0, waits: int = 0) -> None:
+        """Let the host wait for all kernels, if it reads or waits."""
+        self.reads += reads
+        self.waits += waits
+        if reads or waits:
+            self.finished = self.kernels
 
 
 def common_device(func: Any, name: str, args: Any, tensors: Sequence[Tensor]) -> torch.device:
