@@ -114,8 +114,11 @@ class TextStack:
             return self._forward(ids, places, mask)
 
     def _forward(self, ids: Tensor, places: Sequence[int], mask: Tensor | None) -> Tensor:
-        if list(places) == list(range(places[0], places[0] + len(places))):
-            steps = torch.arange(places[0], places[0] + len(places), device=ids.device)
+        first, count = places[0], len(places)
+        if list(places) == list(range(first, first + count)):
+            steps = torch.arange(first, first + count, device=ids.device)
+        elif len(set(places)) == 1:
+            steps = torch.full((count,), first, device=ids.device)
         else:
             steps = torch.tensor(places, device=ids.device)
         logits = self._text(ids[None], self.following + steps, mask, self.cache)[0]

@@ -54,7 +54,7 @@ class CachedModel:
         self._tree = EMPTY_DRAFT
         self._tree_rows: tuple[Row, ...] = ()
         #: Finite if all logits of the last forward are.
-        self._sum = torch.zeros(())
+        self._sum = torch.zeros((), device=self.stack.device)
 
     @property
     def cache(self) -> IndexedCache:
@@ -97,10 +97,15 @@ class CachedModel:
             self._settle(list(tokens), first)
             self._feed(list(tokens), draft)
             rows = [self._rows[first], *self._tree_rows]
-        if not bool(self._sum.isfinite()):  # this also synchronizes the rows
-            raise NonFiniteLogits("an answer", first)
         self._forget(first)
-        return rows if self.sampler.samples else list(_ids(rows))
+        is_finite = self._sum.isfinite()
+        if self.sampler.samples:
+            finite, chosen = bool(is_finite), rows
+        else:
+            *chosen, finite = _ids([*rows, is_finite.long()])
+        if not finite:
+            raise NonFiniteLogits("an answer", first)
+        return chosen
 
     @torch.inference_mode()
     def draft(self, tokens: Sequence[int], count: int) -> Draft:

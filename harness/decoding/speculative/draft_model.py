@@ -51,11 +51,26 @@ class TreeDrafter:
 
     def __init__(self, side: CachedModel, parents: tuple[int, ...]) -> None:
         self._side = side
-        self._shape = Draft((0,) * len(parents), parents=parents)
-        depths = self._shape.depths
+        self._shape = shape = Draft((0,) * len(parents), parents=parents)
+        depths, device = shape.depths, side.stack.device
         if not parents or list(depths) != sorted(depths):
             raise ValueError(f"parents {parents} are not given level by level")
         self._levels = [nodes for _, nodes in groups(depths)]
+        #: Nodes of each level that have children.
+        self._inner = [[node for node in level if shape.children(node)] for level in self._levels]
+        fed = [node for level in self._inner for node in level]
+        rows = [
+            above.index(parents[node])
+            for above, level in zip([[-1], *self._inner], self._levels, strict=False)
+            for node in level
+        ]
+        ranks = [shape.children(parent).index(node) for node, parent in enumerate(parents)]
+        #: (2, N) of each node, its parent among the inner nodes of the level above, and its rank among the siblings.
+        self._places = torch.tensor([rows, ranks], device=device)
+        #: (F,) inner nodes, and (F, F) which of them each sees: its ancestors and itself.
+        self._fed = torch.tensor(fed, dtype=torch.long, device=device)
+        visible = [[ancestor in shape.path_to(node) for ancestor in fed] for node in fed]
+        self._visible = torch.tensor(visible, dtype=torch.bool, device=device)
 
     @torch.inference_mode()
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
@@ -66,45 +81,34 @@ class TreeDrafter:
         side, shape = self._side, self._shape
         logits = side.logits_after(tokens)[None]
         chosen_ids = torch.zeros(len(shape.tokens), dtype=torch.long, device=logits.device)
-        past = torch.tensor(list(tokens), dtype=torch.long, device=logits.device)
-        inner_nodes, fed = [-1], list[int]()
+        parents, fed = [-1], 0
         with side.stack.folding():
-            for depth, level in enumerate(self._levels):
-                self._choose(chosen_ids, logits, inner_nodes, past)
-                inner_nodes = [node for node in level if shape.children(node)]
-                if not inner_nodes:
+            for depth, (level, inner) in enumerate(zip(self._levels, self._inner, strict=True)):
+                level_slots = slice(level[0], level[-1] + 1)
+                best = self._best(logits, tokens, chosen_ids, parents)
+                chosen_ids[level_slots] = best[*self._places[:, level_slots]]
+                if not inner:
                     break
-                fed += inner_nodes
-                ids = chosen_ids[torch.tensor(inner_nodes, device=chosen_ids.device)]
-                places = [len(tokens) + depth] * len(inner_nodes)
-                logits = side.stack.run(ids, places, self._mask(fed, inner_nodes))
-        side.cache.cut(len(fed))
+                first, fed = fed, fed + len(inner)
+                logits = side.stack.run(
+                    chosen_ids[self._fed[first:fed]],
+                    [len(tokens) + depth] * len(inner),
+                    self._visible[first:fed, :fed],
+                )
+                parents = inner
+        side.cache.cut(fed)
         chosen: list[int] = chosen_ids.tolist()
         return Draft(tuple(chosen), parents=shape.parents)
 
-    def _choose(
-        self, chosen_ids: Tensor, logits: Tensor, inner_nodes: list[int], past: Tensor
-    ) -> None:
-        """Set the tokens of the children of inner nodes, without synchronizing."""
-        shape, sampler = self._shape, self._side.sampler
-        families = [shape.children(node) for node in inner_nodes]
-        pasts = (
-            [torch.cat([past, chosen_ids[shape.path_to(node)]]) for node in inner_nodes]
-            if sampler.reads_past
-            else []
-        )
-        best = sampler.best(logits, pasts, max(map(len, families)))
-        for likeliest, children in zip(best, families, strict=True):
-            nodes = torch.tensor(children, device=chosen_ids.device)
-            chosen_ids[nodes] = likeliest[: len(children)]
-
-    def _mask(self, fed: list[int], new: list[int]) -> Tensor:
-        """Return the (t, s) attention mask of `new` nodes over those fed so far: each sees its ancestors and itself."""
-        column = {node: place for place, node in enumerate(fed)}
-        visible = torch.zeros(len(new), len(fed), dtype=torch.bool)
-        for row, node in enumerate(new):
-            visible[row, [column[ancestor] for ancestor in self._shape.path_to(node)]] = True
-        return visible
+    def _best(
+        self, logits: Tensor, tokens: Sequence[int], chosen_ids: Tensor, parents: Sequence[int]
+    ) -> Tensor:
+        """Return the likeliest ids (P, n) after each of the parents, as many as one of them has children."""
+        shape, sampler, pasts = self._shape, self._side.sampler, list[Tensor]()
+        if sampler.reads_past:
+            past = torch.tensor(list(tokens), dtype=torch.long, device=logits.device)
+            pasts = [torch.cat([past, chosen_ids[shape.path_to(node)]]) for node in parents]
+        return sampler.best(logits, pasts, max(len(shape.children(node)) for node in parents))
 
 
 @dataclass(frozen=True)
