@@ -17,10 +17,8 @@ its setting in all examples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
@@ -67,12 +65,12 @@ class IDPruner(TokenReducer):
         share, merit = 1 - self.mmr_lambda, self.mmr_lambda * importance
         first = importance.argmax(dim=1)  # the first of equal ones
         if importance.is_cuda and isinstance(similarity, Held):  # as in `farthest_first`
-            tables = (
-                rows_for_picks(matrix, -share, partial(Tensor.mul_, other=share))
-                for matrix in similarity.matrix
-            )
-            rows = zip(tables, first, merit, strict=True)
-            picks = [greedy_picks(table, pick, keep, partial(_next, m)) for table, pick, m in rows]
+            # The negative of what is maximised falls with the likeness, also when rounded: its largest value is that
+            # of the largest likeness.
+            picks = [
+                greedy_picks(rows_for_picks(matrix).mul_(share).sub_(m), -share - m, pick, keep)
+                for matrix, pick, m in zip(similarity.matrix, first, merit, strict=True)
+            ]
             return Plan(torch.stack(picks).sort(dim=1).values, scores=weight)
         likeness, pick = torch.full_like(importance, -1.0), first.unsqueeze(1)
         chosen = [pick]
@@ -82,8 +80,3 @@ class IDPruner(TokenReducer):
             pick = (merit - share * likeness).argmax(dim=1, keepdim=True)
             chosen.append(pick)
         return Plan(torch.cat(chosen, dim=1).sort(dim=1).values, scores=weight)
-
-
-def _next(merit: Tensor, redundancy: Tensor, pick: Tensor) -> None:
-    """Write the first of the tokens with the largest difference."""
-    torch.argmax(merit - redundancy, out=pick)

@@ -1,8 +1,6 @@
-"""Greedy picks by the largest value in the rows of all picks so far, in two kernels a pick, without a read."""
+"""Greedy picks of the token with the smallest of its largest values in the rows of all picks, in two kernels a pick."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,34 +10,26 @@ from torch.nn.functional import embedding_bag
 TOGETHER = 4
 
 
-def rows_for_picks(values: Tensor, before: float, scaled: Callable[[Tensor], object]) -> Tensor:
-    """Return (N + 1, N): a copy of (N, N) values, infinite on the diagonal, and a row of what holds before any pick.
-
-    `scaled` changes the copy in place, each number by itself.
-    """
-    n_tokens = len(values)
-    rows = values.new_full((n_tokens + 1, n_tokens), before)
-    copied = rows[:n_tokens].copy_(values)
-    scaled(copied)
-    copied.fill_diagonal_(torch.inf)
-    return rows
+def rows_for_picks(values: Tensor) -> Tensor:
+    """Return (N + 1, N) for `greedy_picks`: a copy of (N, N) values, to be changed in place, and a row for its use."""
+    return torch.cat([values, values[:1]])
 
 
-def greedy_picks(
-    rows: Tensor, first: Tensor, count: int, choose: Callable[[Tensor, Tensor], object]
-) -> Tensor:
-    """Return (count,) picks in their order.
+def greedy_picks(rows: Tensor, before: Tensor, first: Tensor, count: int) -> Tensor:
+    """Return (count,) picks in their order, the first of equal ones each time, without a read.
 
     Args:
-        rows: of `rows_for_picks`; the last is written over.
+        rows: (N + 1, N), each token's row of values, which rise with how little the others are wanted beside it; the
+            last row is written over, the diagonal infinite.
+        before: (N,) values before any pick, which hold where those of all picks are lower.
         first: () pick.
         count: picks, 1 to N.
-        choose: writes the next pick into its second argument (), by the (1, N) largest values in the rows of the picks
-            so far, which are infinite for these.
 
-    Cost: for each pick one pass over 1 to 5 rows, and `choose`.
+    Cost: for each pick one pass over 1 to 5 rows, and one over N numbers.
     """
     n_tokens = rows.shape[1]
+    rows[n_tokens] = before
+    rows[:n_tokens].fill_diagonal_(torch.inf)
     n_blocks = -(-count // TOGETHER)
     # Each block of picks stands after the number of the row of all picks before it: together they are one bag.
     bags = torch.full((n_blocks, 1 + TOGETHER), n_tokens, device=rows.device)
@@ -52,5 +42,5 @@ def greedy_picks(
         largest = embedding_bag(previous, rows, start, mode="max")
         if place == 0:
             rows[n_tokens] = largest[0]
-        choose(largest, places[(1 + TOGETHER) * block + 1 + place])
+        torch.argmin(largest, out=places[(1 + TOGETHER) * block + 1 + place])
     return bags[:, 1:].flatten()[:count]

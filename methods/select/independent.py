@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from espalier.methods.select.greedy import greedy_picks, rows_for_picks
 from espalier.methods.select.topk import Chosen, filled_up, ranking, rows_of
 
 #: Pivots with edges computed together.
@@ -71,15 +72,35 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
     blocked = kept.clone()
     for start in range(0, n_pivots, TOGETHER):
         blocked |= graph.rows(pivots[:, start : start + TOGETHER]).any(dim=1)
+    n_picks = n_keep - n_pivots
+    if isinstance(graph, Within) and rank.is_cuda and n_picks:
+        pool = rank.float().masked_fill_(blocked, torch.inf)
+        picked = torch.stack([*map(_picked, graph.table, pool, [n_picks] * len(pool))])
+        return filled_up(kept | picked, order, n_keep)
     merit = (
         (n_tokens - rank).float().masked_fill_(blocked, 0)
     )  # positive for the tokens in the pool
-    picks = order.new_empty(len(order), n_keep - n_pivots)
+    picks = order.new_empty(len(order), n_picks)
     best = merit.new_empty(picks.shape)
     for out in zip(best.split(1, dim=1), picks.split(1, dim=1), strict=True):
         _, pick = torch.max(merit, dim=1, keepdim=True, out=out)
         merit.masked_fill_(graph.row(pick, merit), 0)
         merit.scatter_(1, pick, 0)
     # An empty pool adds nothing.
-    picked = torch.zeros_like(order).scatter_reduce_(1, picks, (best > 0).long(), "amax")
-    return filled_up(kept | picked.bool(), order, n_keep)
+    picked = torch.zeros_like(order).scatter_reduce_(1, picks, (best > 0).long(), "amax").bool()
+    return filled_up(kept | picked, order, n_keep)
+
+
+def _picked(table: Tensor, pool: Tensor, count: int) -> Tensor:
+    """Return (N,) which tokens a greedy set of at most `count` takes.
+
+    Args:
+        table: (N, N) neighbours.
+        pool: (N,) rank of each token, infinite outside the pool.
+        count: 1 to N.
+    """
+    rows = rows_for_picks(pool.where(~table, torch.inf))
+    picks = greedy_picks(rows, pool, pool.argmin(), count)
+    # Once the pool is empty, picks are neighbours of earlier ones, repeat them, or were never in the pool.
+    is_late = rows[picks][:, picks].isinf().tril(-1).any(dim=1) | pool[picks].isinf()
+    return torch.zeros_like(pool).index_add_(0, picks, (~is_late).float()) > 0

@@ -68,10 +68,9 @@ def _leaders(cosines: Tensor, first: Tensor, n_keep: int) -> tuple[Tensor, Tenso
     DUPLICATE. Once only duplicates of picks are left, the lowest indices follow.
     """
     # The negative of the distance.
-    likeness = rows_for_picks(cosines, -torch.inf, lambda rows: rows.sub_(1).clamp_(max=-DUPLICATE))
-    picks = greedy_picks(
-        likeness, first, n_keep, lambda largest, out: torch.argmin(largest, out=out)
-    )
+    likeness = rows_for_picks(cosines).sub_(1).clamp_(max=-DUPLICATE)
+    nothing = torch.full_like(likeness[0], -torch.inf)
+    picks = greedy_picks(likeness, nothing, first, n_keep)
     alike = likeness[picks] >= -DUPLICATE
     is_new = ~alike[:, picks].tril(-1).any(dim=1)
     leader = alike.to(torch.uint8).argmax(dim=1)

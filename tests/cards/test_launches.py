@@ -42,9 +42,9 @@ def view() -> View:
 #: Most kernels of one pick. SCOPE computes anew the merits that a pick may change, and reads which.
 PICKS: dict[str, tuple[float, Callable[[int], object]]] = {
     "divprune": (2.25, lambda keep: farthest_first(cosines(ON_CARD(TOKENS)), keep)),
-    "idpruner": (3.25, lambda keep: IDPruner().plan(view(), keep)),
+    "idpruner": (2.25, lambda keep: IDPruner().plan(view(), keep)),
     "independent": (
-        4,
+        2.25,
         lambda keep: independent_set(ON_CARD(SCORES), Within(ON_CARD(NEAR)), keep),
     ),
     "scope": (31, lambda keep: SCOPE().plan(view(), keep)),
@@ -74,6 +74,36 @@ def test_picks_on_a_card_are_those_of_the_host(keep: int, repeated: int) -> None
     with SimulatedCards():
         on_card = farthest_first(cosines(ON_CARD(tokens)), keep).cpu()
     assert on_card.equal(farthest_first(cosines(tokens), keep))
+
+
+@pytest.mark.parametrize("keep", [1, 5, 40, 110])
+@pytest.mark.parametrize("mmr_lambda", [0.0, 0.3, 0.5, 1.0])
+def test_relevant_picks_on_a_card_are_those_of_the_host(keep: int, mmr_lambda: float) -> None:
+    def plan(place: Callable[[Tensor], Tensor]) -> Tensor:
+        signals = {name: place(signal) for name, signal in SIGNALS.items()}
+        on_place = View(Site("vision"), place(TOKENS), place(GRID), signals)
+        return IDPruner(mmr_lambda).plan(on_place, keep).kept.cpu()
+
+    with SimulatedCards():
+        on_card = plan(ON_CARD)
+    assert on_card.equal(plan(torch.clone))
+
+
+@pytest.mark.parametrize("pivots", [0, 1, 10])
+@pytest.mark.parametrize("width", [0.0, 0.01, 0.2, 2.0])
+@pytest.mark.parametrize("keep", [10, 11, 60, 120])
+def test_independent_picks_on_a_card_are_those_of_the_host(
+    keep: int, width: float, pivots: int
+) -> None:
+    """Also where the pool is empty before all are found."""
+    near = (SCORES.unsqueeze(2) - SCORES.unsqueeze(1)).abs() < width
+    kept = independent_set(SCORES, Within(near), keep, pivots)
+    with SimulatedCards():
+        graph = Within(ON_CARD(near))
+        on_card = independent_set(ON_CARD(SCORES), graph, keep, pivots)
+        pairs = [(part.cpu(), on_host) for part, on_host in zip(on_card, kept, strict=True)]
+    for part, on_host in pairs:
+        assert part.equal(on_host)
 
 
 def kernels_of_a_step(decode: DecodeLoop) -> float:
