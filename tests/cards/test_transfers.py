@@ -150,6 +150,15 @@ def test_a_denoising_step_waits_once_and_sends_once(name: str, method: str) -> N
     assert (many[0] - few[0], many[1] - few[1]) == (4, 4)
 
 
+@pytest.mark.parametrize("method", ["none", "fastv"])
+def test_a_step_on_a_canvas_waits_no_more_than_the_library_does(method: str) -> None:
+    """Its own loop reads four times a step and sends once."""
+    few, many = (
+        transfers(method, 8, name="diffusion_gemma", max_denoising_steps=steps) for steps in (4, 8)
+    )
+    assert (many[0] - few[0], many[1] - few[1]) == (16, 4)
+
+
 def test_answers_on_the_host_are_judged_on_the_card() -> None:
     with Cards():
         model = spread(adapter_of("llava"), *PLACEMENTS["one"])

@@ -299,8 +299,9 @@ def moments_of(adapter: Adapter, cards: RealSizes) -> Iterator[list[Moment]]:
     hooks = [
         adapter.tower.register_forward_pre_hook(lambda *_: note("before the tower")),
         adapter.tower.register_forward_hook(lambda *_: note("tower")),
-        adapter.decoder.register_forward_pre_hook(lambda *_: note("decoder")),
     ]
+    for stack in filter(None, (adapter.decoder, adapter.canvas)):
+        hooks.append(stack.register_forward_pre_hook(lambda *_: note("decoder")))
     note("start")
     try:
         yield moments
