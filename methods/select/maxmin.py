@@ -71,7 +71,7 @@ def _leaders(cosines: Tensor, first: Tensor, n_keep: int) -> tuple[Tensor, Tenso
     likeness = rows_for_picks(cosines).sub_(1).clamp_(max=-DUPLICATE)
     nothing = torch.full_like(likeness[0], -torch.inf)
     picks = greedy_picks(likeness, nothing, first, n_keep)
-    alike = likeness[picks] >= -DUPLICATE
+    alike = (likeness[picks] == -DUPLICATE).scatter_(1, picks.unsqueeze(1), True)
     is_new = ~alike[:, picks].tril(-1).any(dim=1)
     leader = alike.to(torch.uint8).argmax(dim=1)
     counts = torch.zeros_like(alike[0], dtype=torch.long).index_add_(0, leader, is_new.long())
@@ -103,6 +103,12 @@ def farthest_places(grid: Tensor, count: int) -> Tensor:
     """Return (B, count) indices by max-min Manhattan distance in the grid (B, N, 4), in the order of the choice."""
     board = board_of(grid)
     picks = torch.zeros(grid.shape[0], count, dtype=torch.long, device=grid.device)
+    if grid.is_cuda and count and fits(4 * board[0].numel() * grid.shape[1], grid.device):
+        # On the host a pass over one row costs less than the rows of several picks.
+        places = board.permute(1, 2, 0).float()
+        nothing = torch.full_like(places[0, :, 0], -torch.inf)
+        tables = (rows_for_picks(row.neg_()) for row in torch.cdist(places, places, p=1))
+        return torch.stack([greedy_picks(table, nothing, picks[0, 0], count) for table in tables])
     gap = torch.full_like(board[0], torch.iinfo(board.dtype).max)
     for step in range(count):
         pick = picks[:, step : step + 1]

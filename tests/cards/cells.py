@@ -44,7 +44,7 @@ PLACEMENTS: dict[str, tuple[Any, ...]] = {
 WHOLE_TOWERS = frozenset({"deepseek_ocr", "deepseek_ocr2", "molmo2", "qwen3_vl", "qwen3_vl_moe"})
 
 #: Options of `espalier.apply`; the others are of `ask_many`.
-APPLIED = ("positions", "compressor", "temporal")
+APPLIED = ("positions", "compressor", "temporal", "transport")
 
 #: The first word of an outcome that is a refusal.
 REFUSED = "refused"
@@ -86,7 +86,7 @@ def outcome(
     if method not in WHOLE:
         applying["ratio"] = 0.5
     if method in DRAFTED:
-        applying |= {"draft": model, "transport": "sequential"}
+        applying = {"transport": "sequential", **applying, "draft": model}
     # The rounds that time both sides would take most of a test.
     with warnings.catch_warnings(), patch.multiple(forward_times, TIMED_ROUNDS=1, WARMUP_ROUNDS=1):
         warnings.simplefilter("ignore")

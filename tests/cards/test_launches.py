@@ -20,7 +20,7 @@ from espalier.methods.scope import SCOPE
 from espalier.methods.select.cosines import cosines
 from espalier.methods.select.dpp import dpp_map
 from espalier.methods.select.independent import Within, independent_set
-from espalier.methods.select.maxmin import farthest_first
+from espalier.methods.select.maxmin import farthest_first, farthest_places
 from tests.cards.cells import PLACEMENTS, adapter_of
 from tests.cards.simulated import spread
 from tests.families import FAMILIES
@@ -47,6 +47,7 @@ PICKS: dict[str, tuple[float, Callable[[int], object]]] = {
         2.25,
         lambda keep: independent_set(ON_CARD(SCORES), Within(ON_CARD(NEAR)), keep),
     ),
+    "places": (2.25, lambda keep: farthest_places(ON_CARD(GRID), keep)),
     "scope": (31, lambda keep: SCOPE().plan(view(), keep)),
     "cdpruner": (9, lambda keep: dpp_map(cosines(ON_CARD(TOKENS)), ON_CARD(SCORES), keep)),
 }
@@ -87,6 +88,14 @@ def test_relevant_picks_on_a_card_are_those_of_the_host(keep: int, mmr_lambda: f
     with SimulatedCards():
         on_card = plan(ON_CARD)
     assert on_card.equal(plan(torch.clone))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 120])
+def test_places_on_a_card_are_those_of_the_host(count: int) -> None:
+    grid = torch.cat([GRID, GRID.flip(1)])
+    with SimulatedCards():
+        on_card = farthest_places(ON_CARD(grid), count).cpu()
+    assert on_card.equal(farthest_places(grid, count))
 
 
 @pytest.mark.parametrize("pivots", [0, 1, 10])

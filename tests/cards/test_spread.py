@@ -36,6 +36,11 @@ EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
     ("llava", "std", "late", {}),
     ("llava", "specvlm_sd", "late", {}),
     ("llava", "onsd", "late", {}),
+    *(
+        ("llava", method, placement, {"transport": "threads"})
+        for method in ("pearl", "parallelvlm")
+        for placement in ("one", "late", "three")
+    ),
     ("llava", "hired", "tower_cut", {}),
     ("llava", "visionzip", "tower_apart", {}),
     *(("llava", method, "tower_cut", {}) for method in ("ivtp", "tome", "flowcut", "pixelprune")),
