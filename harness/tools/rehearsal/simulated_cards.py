@@ -267,10 +267,16 @@ class SimulatedCards(TorchDispatchMode):
 
         def nothing(*_: Any, **__: Any) -> None: ...
 
-        stream = SimpleNamespace(
-            synchronize=wait, wait_stream=nothing, wait_event=nothing, cuda_stream=0
-        )
-        stream.record_event = lambda event=None: (event or CardEvent(self)).record(stream)
+        def stream(device: Any = None, *_: Any, **__: Any) -> SimpleNamespace:
+            return SimpleNamespace(
+                device=torch.device("cuda", _number(device)),
+                cuda_stream=0,
+                synchronize=wait,
+                wait_stream=nothing,
+                wait_event=nothing,
+                record_event=lambda event=None: (event or CardEvent(self)).record(),
+            )
+
         name, version = "simulated card", (9, 0)
         facts = SimpleNamespace(name=name, total_memory=self.memory, major=9, minor=0)
         ignored = ("empty_cache", "set_device", "manual_seed_all", "_lazy_init")
@@ -278,7 +284,7 @@ class SimulatedCards(TorchDispatchMode):
             **dict.fromkeys(ignored, nothing),
             **dict.fromkeys(("device", "stream"), lambda *_: nullcontext()),
             **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
-            **dict.fromkeys(("current_stream", "default_stream", "Stream"), lambda *_: stream),
+            **dict.fromkeys(("current_stream", "default_stream", "Stream"), stream),
             "Event": lambda *_, **__: CardEvent(self),
             "synchronize": wait,
             "is_bf16_supported": lambda *_: True,
