@@ -101,7 +101,7 @@ class SparseVLM(Scheduled):
         """Keep the tokens that the raters attend to most, then recycle.
 
         Cost: O(M T D) for the raters (M visual and T text tokens), O(T N + N log N) for the ranking, O(R^2 (D + log R))
-        for R recycled tokens; the device is waited for six times.
+        for R recycled tokens.
         """
         weight = self.weights(view).unsqueeze(1)
         order = ranking((weight @ view.signals["text_attention"].float()).squeeze(1))

@@ -17,6 +17,10 @@ from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.tools.rehearsal import real_sizes
 from espalier.harness.tools.rehearsal import rehearse as rehearse_module
 from espalier.harness.tools.rehearsal.rehearse import GIB, largest, read_cards, rehearse
+from espalier.methods.base import Site, View
+from espalier.methods.divprune import DivPrune
+from espalier.methods.select.cosines import cosines
+from espalier.methods.select.maxmin import farthest_first
 from tests.refused import refused
 
 
@@ -127,3 +131,16 @@ def test_a_run_that_fails_is_one_line_and_the_next_one_follows(
     out, err = capsys.readouterr()
     assert "does not end on these cards: tensors of two cards" in err
     assert "kept 72" in out
+
+
+def test_a_method_chooses_among_values() -> None:
+    """Guesses one by one would not fit together: this one is made of several that do."""
+    kind = next(iter(gpu_kinds().values()))
+    with real_sizes.RealSizes(1, kind):
+        tokens = torch.empty(1, 3000, 2048, device="cuda")
+        assert tokens.content.is_meta  # type: ignore[attr-defined]
+        grid = torch.cartesian_prod(*map(torch.arange, (1, 1, 50, 60))).unsqueeze(0).to("cuda")
+        kept = DivPrune().answer(View(Site("prefix"), tokens, grid, {}), 70).kept[0]
+        values = tokens.content[0]  # type: ignore[attr-defined]
+        assert kept.tolist() == farthest_first(cosines(values[None]), 70)[0].tolist()
+        assert torch.empty(3000, 2048, device="cuda").content.is_meta  # type: ignore[attr-defined]

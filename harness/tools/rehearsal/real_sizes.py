@@ -2,12 +2,14 @@
 
 Integers, masks and small floats are real, so that prompts are laid out, budgets are counted and indices are followed as
 in a run. Values that large floats would decide are plausible: scores are ranked evenly over all places, a greedy pick
-differs from the one before, half of the entries exceed a threshold, everything is finite.
+differs from the one before, half of the entries exceed a threshold, everything is finite. Where a method chooses among
+visual tokens, floats have values up to a larger size, random ones where none are known.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -26,11 +28,12 @@ from espalier.harness.tools.rehearsal.simulated_cards import (
     content_of,
     tensors_of,
 )
+from espalier.methods.base import Plan, TokenReducer
 
 META = torch.device("meta")
 
-#: Floats of more elements have no values.
-LARGE = 2**22
+#: Floats of more elements have no values; the second limit holds where a method chooses.
+LARGE, LARGE_IN_CHOICES = 2**22, 2**26
 
 #: Most numbers that are packed for one transfer to the host.
 PACKED = 2**12
@@ -58,22 +61,40 @@ class RealSizes(SimulatedCards):
         self.flops, self.traffic, self.seconds = 0, 0, 0.0
         self._picks: Counter[int] = Counter()
         self._shapes: dict[Any, Any] = {}
+        self._most = LARGE
+        self._draws = torch.Generator().manual_seed(0)
 
     def __enter__(self) -> Self:
         """Show the cards, with attention as one kernel: no map of scores is stored."""
         name = "scaled_dot_product_attention"
         self._attention = getattr(functional, name)
         self._stack.enter_context(patch.object(functional, name, self._attend))
+        self._stack.enter_context(patch.object(TokenReducer, "answer", self._choosing()))
         return super().__enter__()
+
+    def _choosing(self) -> Callable[..., Plan]:
+        """Return `TokenReducer.answer` with values."""
+        answer = TokenReducer.answer
+
+        def valued(*args: Any) -> Plan:
+            self._most = LARGE_IN_CHOICES
+            try:
+                return answer(*args)
+            finally:
+                self._most = LARGE
+
+        return valued
 
     def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the real result of small tensors, and a shape or a plausible value of large ones."""
+        if self._most > LARGE:
+            args, kwargs = change(arguments, self._valued)
         contents = list(tensors_of((args, kwargs)))
         if any(content.is_meta for content in contents):
             result = self._shaped(func, name, arguments, args, kwargs)
         elif name in FACTORIES:
             result = func(*args, **{**kwargs, "device": META})
-            if not is_large(result):
+            if not self._is_large(result):
                 result = func(*args, **kwargs)
         else:
             result = super().compute(func, name, arguments, args, kwargs)
@@ -103,9 +124,26 @@ class RealSizes(SimulatedCards):
 
     def wrap(self, content: Tensor, place: torch.device) -> Tensor:
         """Return a tensor of a card, without values if it is large."""
-        if place.type == "cuda" and is_large(content):
+        if place.type == "cuda" and self._is_large(content):
             content = content.to(META)
         return super().wrap(content, place)
+
+    def _is_large(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has no values on these cards."""
+        return tensor.is_floating_point() and tensor.numel() > self._most
+
+    def _valued(self, value: Any) -> Any:
+        """Return the content of a tensor, with random values from 0 to 1 if it has none and is not too large."""
+        content = content_of(value)
+        if content.is_meta and content.numel() and not self._is_large(content):
+            steps = zip(content.shape, content.stride(), strict=True)
+            numbers = torch.rand(
+                1 + sum((size - 1) * step for size, step in steps),
+                generator=self._draws,
+                dtype=content.dtype,
+            )
+            value.content = numbers.as_strided(content.shape, content.stride())
+        return content_of(value)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         tensors = [query, key, value, *tensors_of((args, kwargs))]
@@ -222,11 +260,6 @@ def written(func: Any, args: Any, kwargs: Any) -> list[CardTensor]:
 def guessed(tensor: Tensor) -> Tensor:
     """Return a half in place of each unknown number."""
     return torch.full(tensor.shape, 0.5, dtype=tensor.dtype)
-
-
-def is_large(tensor: Tensor) -> bool:
-    """Return whether a tensor has no values on these cards."""
-    return tensor.is_floating_point() and tensor.numel() > LARGE
 
 
 def numbered(indices: Any) -> list[Any]:
