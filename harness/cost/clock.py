@@ -123,7 +123,7 @@ def elapsed_ms(start: Sequence[Any], end: Sequence[Any]) -> float:
     """Return the milliseconds between two marks of the same GPUs. Waits for the second."""
     for event in end:
         event.synchronize()
-    return max(first.elapsed_time(last) for first, last in zip(start, end, strict=True))
+    return max(float(first.elapsed_time(last)) for first, last in zip(start, end, strict=True))
 
 
 class _Phase(AbstractContextManager[None]):

@@ -92,20 +92,18 @@ class CachedModel:
             answer = [*tokens, *draft.tokens]
             self._settle(answer, first)
             self._feed(answer)
-            rows = [self._rows[place] for place in range(first, len(answer) + 1)]
+            rows: list[Row] = [self._rows[place] for place in range(first, len(answer) + 1)]
         else:
             self._settle(list(tokens), first)
             self._feed(list(tokens), draft)
             rows = [self._rows[first], *self._tree_rows]
         self._forget(first)
-        is_finite = self._sum.isfinite()
-        if self.sampler.samples:
-            finite, chosen = bool(is_finite), rows
-        else:
-            *chosen, finite = _ids([*rows, is_finite.long()])
-        if not finite:
+        is_finite: Row = self._sum.isfinite().long()
+        if not self.sampler.samples:
+            *rows, is_finite = _ids([*rows, is_finite])
+        if not int(is_finite):
             raise NonFiniteLogits("an answer", first)
-        return chosen
+        return rows
 
     @torch.inference_mode()
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
@@ -252,7 +250,7 @@ def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _ids(rows: Sequence[Row]) -> list[int]:
+def _ids(rows: Sequence[Row]) -> Sequence[Row]:
     """Return greedy rows as ints, with one transfer for those still on the device."""
     tensors = [row for row in rows if isinstance(row, Tensor)]
     if not tensors:

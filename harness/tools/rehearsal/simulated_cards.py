@@ -404,7 +404,7 @@ class SimulatedCards(TorchDispatchMode):
         self.kernels += not func.is_view and name not in FREE
         unsized = name == "repeat_interleave" and kwargs.get("output_size") is None
         filled = name in FILLS and isinstance(args[2], CardTensor)
-        reads = name in READS or unsized or filled
+        reads = int(name in READS or unsized or filled)
         if name in INDEXED:
             indices = tensors_of(args[1])
             self.uploads += sum(index.device == HOST for index in indices)
