@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from espalier.harness.api.open_method import CheckedMethod, open_responder
 from espalier.harness.cli import doctor
 from espalier.harness.cost.bounds import copy_rate, step_bytes
+from espalier.harness.cost.clock import Clock, drain
 from espalier.harness.cost.memory import peak_memory
 from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.paths import DEFAULT_STORE
@@ -46,6 +48,7 @@ def checks(plan: GpuPlan) -> Found:
     """Yield whether each thing that only a card can tell is as it should be."""
     card_checks: dict[str, Check] = {
         "attention kernels in bfloat16": partial(attention_kernels, plan.device),
+        "phases timed by events": partial(phase_times, plan.device),
         "peak of a prompt against its rehearsal": partial(rehearsed_peak, plan),
     }
     for name, check in (*doctor.checks(DEFAULT_STORE), *card_checks.items()):
@@ -78,6 +81,23 @@ def attention_kernels(device: str) -> str:
     if not kernels:
         raise NotHere("no fused kernel runs on this device")
     return ", ".join(kernels)
+
+
+def phase_times(device: str) -> str:
+    """Two phases end to end take as long as the host's clock shows."""
+    square, clock = torch.randn(2048, 2048, device=device), Clock(device)
+    square @ square
+    drain(clock.cards)
+    started = perf_counter()
+    for name in ("first", "second"):
+        with clock.phase(name):
+            for _ in range(5):
+                square @ square
+    phases_ms = sum(clock.totals_ms().values())
+    wall_ms = 1000 * (perf_counter() - started)
+    text = f"{phases_ms:.1f} ms of {wall_ms:.1f} ms"
+    assert 0.9 * wall_ms <= phases_ms <= wall_ms, text
+    return text
 
 
 def rehearsed_peak(plan: GpuPlan) -> str:

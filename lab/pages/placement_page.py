@@ -75,7 +75,7 @@ UNTESTED = """
 | order of the streams of draft and target; layers spread over cards; FlashAttention | `make doctor` |
 | which kernel of attention runs, and its numbers in bfloat16 | `make bench-gpu ARGS="--only checks"` |
 | allocated memory against the rehearsal | `make bench-gpu ARGS="--only checks"` |
-| times of prefill, selection and steps | `make bench-gpu ARGS="--only engine,select,decoding"` |
+| events and the times of prefill, selection and steps | `make bench-gpu ARGS="--only checks,engine,select,decoding"` |
 | energy | `python run.py engine.energy=true model.device=cuda` |
 """
 
