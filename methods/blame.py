@@ -26,7 +26,7 @@ class Blame:
     """
 
     def __init__(self, method: object, call: str, site: Site | None = None) -> None:
-        self._method, self._call = method, call
+        self._method, self.call = method, call
         self._where = "" if site is None else f" at {site.where} {site.layer}"
 
     def __enter__(self) -> None:
@@ -52,13 +52,13 @@ class Blame:
             return
         line = " ".join(f"{type(error).__name__}: {_reason(error)}".split()).removesuffix(":")
         line = line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
-        line = f"`{self._call}` failed{self._place(trace)}: {line}"
+        line = f"`{self.call}` failed{self._place(trace)}: {line}"
         raise PlanError(line, name) from error
 
     def _place(self, trace: TracebackType | None) -> str:
         """Return the innermost line of the method's own file, else of any."""
         frames: list[FrameSummary] = list(extract_tb(trace))[1:]  # the first is the caller
-        code = getattr(getattr(type(self._method), self._call, None), "__code__", None)
+        code = getattr(getattr(type(self._method), self.call, None), "__code__", None)
         own_frames = [
             frame for frame in frames if code is not None and frame.filename == code.co_filename
         ]

@@ -3,7 +3,7 @@
 Integers, masks and small floats are real, so that prompts are laid out, budgets are counted and indices are followed as
 in a run. Values that large floats would decide are plausible: scores are ranked evenly over all places, a greedy pick
 differs from the one before, half of the entries exceed a threshold, everything is finite. Where a method chooses among
-visual tokens, floats have values up to a larger size, random ones where none are known.
+tokens or entries, floats have values up to a larger size, random ones where none are known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from espalier.harness.tools.rehearsal.simulated_cards import (
     content_of,
     tensors_of,
 )
-from espalier.methods.base import Plan, TokenReducer
+from espalier.methods.blame import Blame
 
 META = torch.device("meta")
 
@@ -69,26 +69,25 @@ class RealSizes(SimulatedCards):
         name = "scaled_dot_product_attention"
         self._attention = getattr(functional, name)
         self._stack.enter_context(patch.object(functional, name, self._attend))
-        self._stack.enter_context(patch.object(TokenReducer, "answer", self._choosing()))
+        self._stack.enter_context(patch.multiple(Blame, **self._in_methods()))
         return super().__enter__()
 
-    def _choosing(self) -> Callable[..., Plan]:
-        """Return `TokenReducer.answer` with values."""
-        answer = TokenReducer.answer
+    def _in_methods(self) -> dict[str, Callable[..., None]]:
+        """Return what happens where the code of a method begins and ends."""
+        leave = Blame.__exit__
 
-        def valued(*args: Any) -> Plan:
-            self._most = LARGE_IN_CHOICES
-            try:
-                return answer(*args)
-            finally:
-                self._most = LARGE
+        def begin(blame: Blame) -> None:
+            # A cache's scores are products over all pairs of tokens, in every layer.
+            self._most = LARGE if blame.call == "score" else LARGE_IN_CHOICES
 
-        return valued
+        def end(blame: Blame, *error: Any) -> None:
+            self._most = LARGE
+            leave(blame, *error)
+
+        return {"__enter__": begin, "__exit__": end}
 
     def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the real result of small tensors, and a shape or a plausible value of large ones."""
-        if self._most > LARGE:
-            args, kwargs = change(arguments, self._valued)
         contents = list(tensors_of((args, kwargs)))
         if any(content.is_meta for content in contents):
             result = self._shaped(func, name, arguments, args, kwargs)
@@ -132,10 +131,11 @@ class RealSizes(SimulatedCards):
         """Return whether a tensor has no values on these cards."""
         return tensor.is_floating_point() and tensor.numel() > self._most
 
-    def _valued(self, value: Any) -> Any:
-        """Return the content of a tensor, with random values from 0 to 1 if it has none and is not too large."""
+    def content(self, value: Any) -> Any:
+        """Return the content of a tensor; where a method chooses, with random values from 0 to 1 if it had none."""
         content = content_of(value)
-        if content.is_meta and content.numel() and not self._is_large(content):
+        is_choice = self._most == LARGE_IN_CHOICES
+        if is_choice and content.is_meta and content.numel() and not self._is_large(content):
             steps = zip(content.shape, content.stride(), strict=True)
             numbers = torch.rand(
                 1 + sum((size - 1) * step for size, step in steps),
@@ -199,8 +199,15 @@ class RealSizes(SimulatedCards):
         return contents[0] if len(contents) == 1 else tuple(contents)
 
     def _forget(self, tensor: CardTensor) -> None:
-        """Take the values of a float, which others without values are written into; integers keep theirs."""
-        if tensor.is_floating_point() and not tensor.content.is_meta:
+        """Take the values of a float, which others without values are written into; integers keep theirs.
+
+        A part of another tensor gets random ones, which the whole sees.
+        """
+        if not tensor.is_floating_point() or tensor.content.is_meta:
+            return
+        if tensor.content.nbytes < tensor.content.untyped_storage().nbytes():
+            tensor.content.uniform_(generator=self._draws)
+        else:
             tensor.content = tensor.content.to(META)
 
     def _shape(self, func: Any, args: Any, kwargs: Any) -> Any:

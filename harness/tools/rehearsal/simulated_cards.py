@@ -329,7 +329,7 @@ class SimulatedCards(TorchDispatchMode):
         self._count(func, name, args, kwargs)
         if wanted is not None:
             kwargs["device"] = HOST
-        result = self.compute(func, name, (args, kwargs), *change((args, kwargs), content_of))
+        result = self.compute(func, name, (args, kwargs), *change((args, kwargs), self.content))
         wrappers = {id(tensor.content): tensor for tensor in cards}
 
         def wrapped(content: Tensor) -> Tensor:
@@ -338,6 +338,10 @@ class SimulatedCards(TorchDispatchMode):
             return self.wrap(content, wanted or place)
 
         return change(result, wrapped)
+
+    def content(self, value: Any) -> Any:
+        """Return what an operation computes on."""
+        return content_of(value)
 
     def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation on contents; `arguments` are its arguments before."""
@@ -381,13 +385,13 @@ class SimulatedCards(TorchDispatchMode):
     def _copied(self, func: Any, source: Tensor, kwargs: Any, place: torch.device) -> Tensor:
         self._cross(source.device, place)
         inner = {key: value for key, value in kwargs.items() if key != "device"}
-        return self.wrap(self.copy(func, content_of(source), inner, place), place)
+        return self.wrap(self.copy(func, self.content(source), inner, place), place)
 
     def _overwritten(
         self, func: Any, into: Tensor, source: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         self._cross(source.device, into.device)
-        self.overwrite(func, into, content_of(source), *args, **kwargs)
+        self.overwrite(func, into, self.content(source), *args, **kwargs)
         return into
 
     def _cross(self, source: torch.device, place: torch.device) -> None:
