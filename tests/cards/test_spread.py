@@ -49,7 +49,12 @@ EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
     ("qwen3_vl", "fastv", "late", {}),
     ("llada_v", "none", "late", {}),
     ("llada_v", "d3tom", "three", {}),
-    ("llada_v", "none", "late", {"prompt_interval": 2, "generation_interval": 1}),
+    (
+        "llada_v",
+        "none",
+        "late",
+        {"prompt_interval": 2, "generation_interval": 1, "transfer_ratio": 0.5},
+    ),
     ("lavida_dream", "fastv_denoising", "late", {}),
     ("lavida_dream", "d3tom", "late", {"prefix_cache": True}),
 ]
