@@ -3,7 +3,7 @@
 Integers, masks and small floats are real, so that prompts are laid out, budgets are counted and indices are followed as
 in a run. Values that large floats would decide are plausible: scores are ranked evenly over all places, a greedy pick
 differs from the one before, half of the entries exceed a threshold, everything is finite. Where a method chooses among
-tokens or entries, floats have values up to a larger size, random ones where none are known.
+tokens or entries, floats have values up to a larger size, random ones where none are known and in place of products.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class RealSizes(SimulatedCards):
     def compute(self, func: Any, name: str, arguments: Any, args: Any, kwargs: Any) -> Any:
         """Return the real result of small tensors, and a shape or a plausible value of large ones."""
         contents = list(tensors_of((args, kwargs)))
-        if any(content.is_meta for content in contents):
+        count = flop_registry.get(func.overloadpacket)
+        is_product = count is not None and sum(map(Tensor.numel, contents)) > LARGE
+        if is_product or any(content.is_meta for content in contents):
             result = self._shaped(func, name, arguments, args, kwargs)
         elif name in FACTORIES:
             result = func(*args, **{**kwargs, "device": META})
@@ -98,7 +100,6 @@ class RealSizes(SimulatedCards):
         else:
             result = super().compute(func, name, arguments, args, kwargs)
         if not func.is_view:
-            count = flop_registry.get(func.overloadpacket)
             flops = count(*args, **kwargs, out_val=result) if count else 0
             self._work(flops, [*contents, *tensors_of(result)])
         return result
