@@ -35,6 +35,9 @@ META = torch.device("meta")
 #: Floats of more elements have no values; the second limit holds where a method chooses.
 LARGE, LARGE_IN_CHOICES = 2**22, 2**26
 
+#: After so many random numbers, a prime, they repeat: drawing them would take most of a rehearsal.
+PERIOD = 2**20 - 3
+
 #: Most numbers that are packed for one transfer to the host.
 PACKED = 2**12
 
@@ -62,7 +65,7 @@ class RealSizes(SimulatedCards):
         self._picks: Counter[int] = Counter()
         self._shapes: dict[Any, Any] = {}
         self._most = LARGE
-        self._draws = torch.Generator().manual_seed(0)
+        self._numbers = torch.rand(PERIOD, generator=torch.Generator().manual_seed(0))
 
     def __enter__(self) -> Self:
         """Show the cards, with attention as one kernel: no map of scores is stored."""
@@ -138,11 +141,8 @@ class RealSizes(SimulatedCards):
         is_choice = self._most == LARGE_IN_CHOICES
         if is_choice and content.is_meta and content.numel() and not self._is_large(content):
             steps = zip(content.shape, content.stride(), strict=True)
-            numbers = torch.rand(
-                1 + sum((size - 1) * step for size, step in steps),
-                generator=self._draws,
-                dtype=content.dtype,
-            )
+            count = 1 + sum((size - 1) * step for size, step in steps)
+            numbers = self._numbers.to(content.dtype).repeat(-(-count // PERIOD))
             value.content = numbers.as_strided(content.shape, content.stride())
         return content_of(value)
 
@@ -207,7 +207,7 @@ class RealSizes(SimulatedCards):
         if not tensor.is_floating_point() or tensor.content.is_meta:
             return
         if tensor.content.nbytes < tensor.content.untyped_storage().nbytes():
-            tensor.content.uniform_(generator=self._draws)
+            tensor.content.uniform_(generator=torch.Generator().manual_seed(0))
         else:
             tensor.content = tensor.content.to(META)
 
