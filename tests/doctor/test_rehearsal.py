@@ -17,10 +17,8 @@ from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.tools.rehearsal import real_sizes
 from espalier.harness.tools.rehearsal import rehearse as rehearse_module
 from espalier.harness.tools.rehearsal.rehearse import GIB, largest, read_cards, rehearse
-from espalier.methods.base import Site, View
-from espalier.methods.divprune import DivPrune
-from espalier.methods.select.cosines import cosines
-from espalier.methods.select.maxmin import farthest_first
+from espalier.methods.base import Plan, Site, TokenReducer, View
+from espalier.methods.select.topk import top
 from tests.refused import refused
 
 
@@ -133,14 +131,24 @@ def test_a_run_that_fails_is_one_line_and_the_next_one_follows(
     assert "kept 72" in out
 
 
+class Longest(TokenReducer):
+    """Keeps the longest tokens."""
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (Site("prefix"),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        return Plan(top(view.tokens.norm(dim=2), keep))
+
+
 def test_a_method_chooses_among_values() -> None:
-    """Guesses one by one would not fit together: this one is made of several that do."""
+    """Guesses, one by one, would not fit together."""
     kind = next(iter(gpu_kinds().values()))
     with real_sizes.RealSizes(1, kind):
         tokens = torch.empty(1, 3000, 2048, device="cuda")
         assert tokens.content.is_meta  # type: ignore[attr-defined]
         grid = torch.cartesian_prod(*map(torch.arange, (1, 1, 50, 60))).unsqueeze(0).to("cuda")
-        kept = DivPrune().answer(View(Site("prefix"), tokens, grid, {}), 70).kept[0]
-        values = tokens.content[0]  # type: ignore[attr-defined]
-        assert kept.tolist() == farthest_first(cosines(values[None]), 70)[0].tolist()
+        kept = Longest().answer(View(Site("prefix"), tokens, grid, {}), 70).kept
+        lengths = tokens.content.norm(dim=2)  # type: ignore[attr-defined]
+        assert kept.tolist() == top(lengths, 70).tolist()
         assert torch.empty(3000, 2048, device="cuda").content.is_meta  # type: ignore[attr-defined]
