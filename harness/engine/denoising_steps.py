@@ -100,8 +100,8 @@ class EntryMerger:
 
     def records(self) -> tuple[SampleRecord, ...]:
         """Return each row's record of the step."""
-        rows = len(self._keep)
-        times = DelayedTimes(lambda: {"select": self._clock.totals_ms().get("select", 0.0) / rows})
+        rows, clock = len(self._keep), self._clock  # not this step, which the times outlive
+        times = DelayedTimes(lambda: {"select": clock.totals_ms().get("select", 0.0) / rows})
         first = self.first_merged
         return tuple(
             replace(

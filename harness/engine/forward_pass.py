@@ -439,11 +439,12 @@ class Pass:
         The caller counts the time of steps. A step caches nothing.
         """
         rows, has_cache = self.prefill.layout.rows, bool(self._cache_lengths)
+        clock = self.clock  # alone: the times outlive the pass
         return make_records(
             self.prefill,
             self.sites,
             origin=self.prefill.stage.origin,
-            times_ms=DelayedTimes(lambda: sample_times(self.clock.totals_ms(), rows, 1)),
+            times_ms=DelayedTimes(lambda: sample_times(clock.totals_ms(), rows, 1)),
             new_tokens=[0] * rows,
             ended=[False] * rows,
             attended=[None] * rows,

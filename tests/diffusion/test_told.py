@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from itertools import pairwise
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from espalier.harness.decoding.diffusion.denoising_record import (
 )
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.engine.denoising_steps import DenoisingSession
+from espalier.harness.engine.forward_pass import Pass
 from espalier.harness.engine.record import SampleRecord
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.fastv_denoising import FastVDenoising
@@ -192,3 +195,19 @@ def test_a_row_says_where_later_steps_take_longer_than_the_whole_one() -> None:
     assert step_times([record(3.0, 8, 8)])["longer"] is None
     untimed = replace(record(3.0, 8, 4), times_ms={})
     assert step_times([untimed]) == {"first": None, "later": None, "longer": None}
+
+
+def test_times_of_a_step_do_not_hold_its_pass(adapter, monkeypatch) -> None:
+    """A pass has the tensors of a prompt, and an answer as many passes as steps."""
+    passes: list[ReferenceType[Pass]] = []
+    step_records = Pass.step_records
+
+    def watched(current: Pass) -> tuple[SampleRecord, ...]:
+        gc.collect()
+        assert not any(earlier() for earlier in passes)
+        passes.append(ref(current))
+        return step_records(current)
+
+    monkeypatch.setattr(Pass, "step_records", watched)
+    answers(adapter, D3ToM(K=1), CHATS[:1], steps=3)
+    assert len(passes) == 3
