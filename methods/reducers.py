@@ -49,6 +49,11 @@ class TokenReducer(Method):
         """True if the tower gets pictures reduced to the budget's share of pixels, and enlarged to their size again."""
         return False
 
+    @property
+    def takes_remainder(self) -> bool:
+        """Whether it may act, between decoder layers, on what another method has left of each picture or frame."""
+        return True
+
     def tower_sites(self, blocks: int) -> tuple[Site, ...]:
         """Return where the method acts in a tower of `blocks` running blocks, before all other sites.
 
@@ -105,6 +110,10 @@ class TokenReducer(Method):
         rule and turns it into integers. The default keeps the same share from the first site on.
         """
         return (share,) * n_sites
+
+    def shares(self, share: float, sites: tuple[Site, ...]) -> tuple[float, ...]:
+        """Return the `fractions` of a method at its sites in a model."""
+        return self.fractions(share, len(sites))
 
     def measured(self, view: View) -> TokenReducer | None:
         """Return the method with the `fractions` of the view's only row, by which the site and later ones share.

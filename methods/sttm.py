@@ -76,6 +76,11 @@ class STTM(TokenReducer):
         """Return the site before `layer`, or the prefix."""
         return (early_site(self.layer, depth),)
 
+    @property
+    def takes_remainder(self) -> bool:
+        """Whether it may act after another method: its trees are of whole frames."""
+        return False
+
     def needs_frames(self) -> bool:
         """Return true: frames are compared."""
         return True

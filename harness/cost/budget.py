@@ -33,7 +33,7 @@ _TIE = 1e-9
 
 _SMALLEST_SHARE = 2.0**-200
 
-_Fractions = Callable[[float, int], tuple[float, ...]]
+_Shares = Callable[[float, tuple[Site, ...]], tuple[float, ...]]
 
 
 class BudgetError(Refused):
@@ -131,7 +131,7 @@ class Budget:
             count = max(1, int(n_visual * (1 - self.ratio)))
             return unreduced + (count,) * (len(frame.starts) - len(unreduced))
         schedule = _schedule(
-            self.rule, self.target(n_visual), frame, reducer.fractions, earlier_counts
+            self.rule, self.target(n_visual), frame, reducer.shares, earlier_counts
         )
         if schedule is None:
             raise BudgetError(self._unreachable(reducer, frame))
@@ -150,7 +150,7 @@ class Budget:
         Raises:
             PlanError: `fractions` returns no shares, or fails.
         """
-        _check_fractions(reducer, len(frame_of(reducer, facts, 1, 1).starts))
+        _check_fractions(reducer, frame_of(reducer, facts, 1, 1).sites)
         self.keep(reducer, facts, facts.visual_tokens, NOMINAL_TEXT)
 
     def verify(self, reducer: TokenReducer, facts: ModelFacts, record: Any) -> EquivalentTokens:
@@ -190,9 +190,10 @@ class Budget:
         return result
 
     def _unreachable(self, reducer: TokenReducer, frame: Frame) -> str:
-        sites = len(frame.starts)
         upper, lower = (
-            frame.equivalent(self.rule, [f * frame.visual for f in reducer.fractions(share, sites)])
+            frame.equivalent(
+                self.rule, [f * frame.visual for f in reducer.shares(share, frame.sites)]
+            )
             for share in (1.0, _SMALLEST_SHARE)
         )
         if self.count is None:
@@ -211,10 +212,11 @@ class Budget:
         )
 
 
-def _check_fractions(reducer: TokenReducer, n_sites: int) -> None:
+def _check_fractions(reducer: TokenReducer, sites: tuple[Site, ...]) -> None:
+    n_sites = len(sites)
     with Blame(reducer, "fractions"):
         for share in (1.0, 0.5):
-            fractions = reducer.fractions(share, n_sites)
+            fractions = reducer.shares(share, sites)
             if (
                 not isinstance(fractions, tuple)
                 or len(fractions) != n_sites
@@ -235,13 +237,13 @@ def _out_of_range(ratio: float) -> BudgetError:
 # hashable itself.
 @lru_cache(maxsize=8192)
 def _schedule(
-    rule: str, target: float, frame: Frame, fractions: _Fractions, earlier_counts: tuple[int, ...]
+    rule: str, target: float, frame: Frame, shares: _Shares, earlier_counts: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """Return the integer schedule, after `earlier_counts`, or None when no share in (0, 1] meets the rule."""
-    n_sites, ceiling = len(frame.starts), min((frame.visual, *earlier_counts))
+    ceiling = min((frame.visual, *earlier_counts))
 
     def real(share: float) -> list[float]:
-        later = fractions(share, n_sites)[len(earlier_counts) :]
+        later = shares(share, frame.sites)[len(earlier_counts) :]
         return [*earlier_counts, *(min(f * frame.visual, ceiling) for f in later)]
 
     low, high = _SMALLEST_SHARE, 1.0
@@ -341,12 +343,13 @@ def equivalent_tokens(
 
 @dataclass(frozen=True)
 class Frame:
-    """The plain numbers of one sample: layers of the sites, token counts, costs of a layer.
+    """The plain numbers of one sample: sites and the layers that they shorten, token counts, costs of a layer.
 
     One layer of n tokens costs `linear n + square n^2`, with (linear, square) in `cost`; layer 0 costs `extra n` more.
     Layers `states`, of linear attention, cost `state_cost n`.
     """
 
+    sites: tuple[Site, ...]
     starts: tuple[int, ...]
     depth: int
     visual: int
@@ -408,9 +411,10 @@ def shortened_layer(site: Site) -> int:
 def frame_of(reducer: TokenReducer, facts: ModelFacts, n_visual: int, n_text: int) -> Frame:
     """Return the frame of one sample under one method and model."""
     depth = facts.text.layers
-    starts = tuple(map(shortened_layer, reducer.all_sites(facts.tower.layers, depth)))
+    sites = reducer.all_sites(facts.tower.layers, depth)
+    starts = tuple(map(shortened_layer, sites))
     linear, square = quadratic(facts.text)
     extra = quadratic(facts.text, first=True)[0] - linear
     states = tuple(filter(facts.text.is_linear, range(depth)))
     cost = linear_cost(facts.text)
-    return Frame(starts, depth, n_visual, n_text, (linear, square), extra, states, cost)
+    return Frame(sites, starts, depth, n_visual, n_text, (linear, square), extra, states, cost)
