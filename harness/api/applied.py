@@ -274,7 +274,8 @@ def _reserve(model: torch.nn.Module, method: str) -> None:
     if acting is not None:
         raise UserError(
             f"method={method!r}: method={acting!r} acts on this model already, and nested `with` blocks do not combine "
-            "methods; valid: one `with` after the other, or apply(..., compressor=<a cache compressor>)"
+            f"methods; valid: one `with` after the other, apply(model, [{acting!r}, {method!r}]) for two that drop "
+            "tokens, or apply(..., compressor=<a cache compressor>)"
         )
     setattr(model, ACTING, method)
 

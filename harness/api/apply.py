@@ -11,7 +11,13 @@ from espalier.harness.api.applied import Applied
 from espalier.harness.api.argument_errors import check_instance, user_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import require_amount, settle
-from espalier.harness.api.run_request import PLACES, parameter_key, read_request
+from espalier.harness.api.run_request import (
+    PLACES,
+    Methods,
+    parameter_key,
+    read_method,
+    read_request,
+)
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.conflicts import refuse
 from espalier.methods.base import Decoder, Method
@@ -33,7 +39,7 @@ NO_BENCHMARK = BenchmarkSpec(
 
 def apply(
     model: Model,
-    method: str | Method,
+    method: Methods,
     ratio: float | None = None,
     *,
     keep: int | str | None = None,
@@ -57,7 +63,8 @@ def apply(
         model: result of `load` or `wrap`.
         method: name of a file in conf/method without `.yaml` (variants included), the place of your own class
             (`mine.py:MyMethod`, `package.module:MyMethod`), or an instance of your own `TokenReducer`, `Decoder`
-            (methods/base.py) or `CacheCompressor` (methods/compressor.py).
+            (methods/base.py) or `CacheCompressor` (methods/compressor.py). Or a list of two that drop tokens: the
+            second acts on what the first has left, and `ratio` is that of both.
         variant: which reading of the file: `official`, the released code, or `paper`; None: the file's default.
         ratio: share of visual tokens removed, 0 <= ratio < 1; for a speculative decoder, removed from its draft. Every
             method that removes tokens needs it, or `keep`.
@@ -81,6 +88,7 @@ def apply(
     """
     with user_errors():
         check_instance("model", model, Model, "the result of espalier.load or espalier.wrap")
+        method = read_method(method)
         loaded = draft if isinstance(draft, Model) else None
         arguments = {
             **{"ratio": ratio, "keep": keep, "budget": budget, "variant": variant, "seed": seed},

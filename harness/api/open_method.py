@@ -114,7 +114,7 @@ def require_amount(spec: RunSpec, *amounts: object) -> None:
 
 def refuse_calibrated(model: ModelSpec, method: Method, name: str) -> None:
     """Refuse methods that read calibrations: the weights of a model in memory are unknown."""
-    unfitted = isinstance(method, FitPrune) and not method.scheme
+    unfitted = any(isinstance(part, FitPrune) and not part.scheme for part in method.parts)
     if unfitted or prior_layers(method, model.facts.text.layers):
         raise Refused(
             f"method={name!r} reads a calibration of a checkpoint, but the model was passed in memory; valid: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 from espalier.harness.api.argument_errors import (
     check_instance,
@@ -18,6 +18,7 @@ from espalier.harness.config.cell_settings import read_amount, read_settings
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import compose_section
 from espalier.harness.config.group_lists import merged
+from espalier.harness.config.method_names import is_combination
 from espalier.harness.config.overrides import spelled
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import params_of
@@ -27,8 +28,9 @@ from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import EngineSpec, RunSpec
-from espalier.methods.base import Method
+from espalier.harness.specs.run_spec import PLUS, EngineSpec, RunSpec
+from espalier.methods.base import Method, MethodError
+from espalier.methods.composed import Combined
 from espalier.methods.compressor import CacheCompressor
 
 #: Arguments that have another place in the config. Not every method has a draft, so its key is added.
@@ -51,7 +53,8 @@ TAKEN: Mapping[str, tuple[tuple[type, ...], str]] = {
     ),
     "method": (
         (str, Method),
-        "a name of conf/method, <file>.py:<class>, or an instance of a TokenReducer, Decoder or CacheCompressor",
+        "a name of conf/method, <file>.py:<class>, an instance of a TokenReducer, Decoder or CacheCompressor, or a "
+        "list of two TokenReducers",
     ),
     "compressor": ((str, CacheCompressor), "a name, or an instance of a CacheCompressor"),
 }
@@ -129,6 +132,39 @@ def read_request(
     return RunRequest(spec, command.argv, built)
 
 
+#: What `apply` and `evaluate` take as a method.
+Methods = str | Method | Sequence[str | Method]
+
+
+def read_method(method: Methods) -> str | Method:
+    """Return a method as it is, and of a list of two their combination: a name where both are names of conf/method.
+
+    Raises:
+        UserError: the list does not hold two methods, or they cannot act one after the other.
+    """
+    if not isinstance(method, list | tuple):
+        return cast("str | Method", method)
+    for part in method:
+        check_instance("method", part, *TAKEN["method"])
+    if len(method) != 2:
+        raise UserError(f"method is a list of {len(method)}; valid: two methods")
+    names = [part for part in method if isinstance(part, str)]
+    if len(names) == 2 and is_combination(PLUS.join(names)):
+        return PLUS.join(names)
+    try:
+        return Combined(*map(_built, method))
+    except MethodError as error:
+        raise UserError(f"method: {error}") from error
+
+
+def _built(method: str | Method) -> Any:
+    """Return the method of a name, with the hyper-parameters of its file."""
+    if isinstance(method, Method):
+        return method
+    section = compose_section("method", method)
+    return build_method(section["name"], section["params"] or {}, section.get("code"))
+
+
 def parameter_key(name: str, value: Any, method: str | Method, arguments: Iterable[str]) -> str:
     """Return the config key of a hyper-parameter.
 
@@ -182,6 +218,11 @@ def registered_name(method_class: type[Method]) -> str | None:
 
 def _section(method: Method, composed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the section of an instance: of a class of the repository with its hyper-parameters."""
+    if isinstance(method, Combined):
+        names = [registered_name(type(part)) or type(part).__name__ for part in method.parts]
+        params = dict(zip(names, map(params_of, method.parts), strict=True))
+        values = {"first_ratio": method.first_ratio, **params}
+        return {**composed, "name": PLUS.join(names), "variant": "paper", "params": values}
     name = registered_name(type(method))
     if name is None:
         class_name = type(method).__name__

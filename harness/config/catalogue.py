@@ -21,12 +21,19 @@ from espalier.harness.config import checkpoint_names
 from espalier.harness.config.checkpoint_names import checkpoint_section
 from espalier.harness.config.group_lists import ConfFile, ConfFolders, choices
 from espalier.harness.config.lmms_task_files import TASK, task_section
-from espalier.harness.config.method_names import KINDS, former_name, method_section, methods_of
+from espalier.harness.config.method_names import (
+    KINDS,
+    combination_section,
+    former_name,
+    is_combination,
+    method_section,
+    methods_of,
+)
 from espalier.harness.errors import FOREIGN, UserError, first_words, tell_once, unknown_name
 from espalier.harness.paths import CONF
 from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import conf_folders, problems, title_of
-from espalier.harness.specs.run_spec import ORIGINAL, VARIANTS
+from espalier.harness.specs.run_spec import ORIGINAL, PLUS, VARIANTS
 
 ANCHOR = "anchor"
 #: The presets of published tables, by name: reports is a package above this one.
@@ -92,6 +99,8 @@ class Catalogue(ConfFolders):
         if group == "experiment":
             options += descriptions(group)
         error = unknown_name(key, name, options)
+        if group == "method" and PLUS in name:
+            error = _no_combination(key, name)
         file = f"{name.partition('.py')[0]}.py"
         is_file = name.startswith(file) and os.path.isfile(os.path.expanduser(file))
         if key in ("method", "compressor") and is_file:
@@ -129,6 +138,8 @@ def _maker(group: str, name: str) -> Callable[[], Mapping[str, Any]] | None:
         return partial(_anchor, name)
     if group == "benchmark" and name.startswith(TASK):
         return partial(task_section, name.removeprefix(TASK))
+    if group == "method" and is_combination(name):
+        return partial(combination_section, name)
     if group == "method" and (former_name(name) or CodeReference.parse(name)):
         return partial(_method, name)
     if group == checkpoint_names.GROUP and name.startswith(checkpoint_names.PREFIX):
@@ -157,6 +168,15 @@ def _method(name: str) -> dict[str, Any]:
     code = str(reference.anchored(Path.cwd()))
     params = defaults_of(method_class(reference.name, code))
     return {"name": reference.name, "variant": VARIANTS[0], "code": code, "params": params}
+
+
+def _no_combination(key: str, name: str) -> UserError:
+    """Return the error for names with a plus between them that are no combination of two methods."""
+    parts, valid = name.split(PLUS), methods_of("reducer")
+    unknown = [part for part in parts if part not in choices("method") and not former_name(part)]
+    if unknown:
+        return unknown_name(f"{key}={name!r}: part", unknown[0], valid)
+    return UserError(f"{key}={name!r} joins {len(parts)} methods; valid: two, as divprune+fastv")
 
 
 def _anchor(name: str) -> dict[str, Any]:

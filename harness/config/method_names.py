@@ -16,8 +16,11 @@ from typing import Any
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.paths import CONF, ROOT
+from espalier.harness.specs.run_spec import PLUS, VARIANTS
 
 GROUP = "method"
+#: A hyper-parameter that each variant sets.
+OF_VARIANT = "${variant:}"
 FORMER_NAMES = CONF / "method_names.yaml"
 
 
@@ -85,6 +88,30 @@ def method_section(name: str) -> dict[str, Any]:
     section["variant"] = former.variant or section["variant"]
     section["params"] = {**section["params"], **former.params}
     return section
+
+
+def is_combination(name: str) -> bool:
+    """Return whether a name is that of two methods of conf/method, with a plus between them."""
+    names = name.split(PLUS)
+    return len(names) == 2 and all(part in choices(GROUP) or former_name(part) for part in names)
+
+
+def combination_section(name: str) -> dict[str, Any]:
+    """Return the section of a combination: the hyper-parameters of each method below its name."""
+    sections = [method_section(part) for part in name.split(PLUS)]
+    params = {section["name"]: _variant_params(section) for section in sections}
+    return {
+        "name": PLUS.join(section["name"] for section in sections),
+        "variant": VARIANTS[0],
+        "params": {"first_ratio": None, **params},
+    }
+
+
+def _variant_params(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a section, with those of its variant in the place of `${variant:}`."""
+    values = (section.get("variants") or {}).get(section["variant"]) or {}
+    params = section["params"] or {}
+    return {key: values[key] if value == OF_VARIANT else value for key, value in params.items()}
 
 
 @lru_cache(maxsize=1)

@@ -19,13 +19,13 @@ from espalier.harness.kinds.kind import (
     answering_settings,
     identity_of,
 )
-from espalier.harness.kinds.reducer import REDUCER, WHOLE, sessions
+from espalier.harness.kinds.reducer import COMBINED, REDUCER, WHOLE, Reducer, sessions
 from espalier.harness.kinds.sample_counts import account_of, first_token
 from espalier.harness.kinds.signal_check import check_separators, without_separators
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import AnswerRequest, MethodSpec, RunSpec, Settled
 from espalier.methods.base import TokenReducer
-from espalier.methods.composed import Composed
+from espalier.methods.composed import Combined, Composed
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.none import NoReduction
 
@@ -108,7 +108,7 @@ class Composition(Kind[Composed]):
         evicting = COMPRESSOR.normalise(
             replace(spec, method=part, budget=budget), method.compressor
         )
-        reducing = REDUCER.normalise(spec, method.reducer)
+        reducing = _reducing(method).normalise(spec, method.reducer)
         # A reducer that drops nothing has no candidates, but the compressor may have some.
         return (
             reducing
@@ -120,7 +120,7 @@ class Composition(Kind[Composed]):
         self, spec: RunSpec, method: Composed, digests: Digests
     ) -> ResolvedMethod[Composed]:
         """Check the reducer and fill in its calibrations; a compressor reads no file."""
-        reducer = REDUCER.resolve(spec, method.reducer, digests)
+        reducer = _reducing(method).resolve(spec, method.reducer, digests)
         return ResolvedMethod(replace(method, reducer=reducer.method), reducer.artifacts)
 
     def open(
@@ -143,12 +143,17 @@ class Composition(Kind[Composed]):
     ) -> Account:
         """Count the tokens that the reducer keeps, and the entries that the compressor keeps."""
         blocks = cache_blocks(_evicting(spec, method), records)
-        account = REDUCER.account(spec, method.reducer, records)
+        account = _reducing(method).account(spec, method.reducer, records)
         return replace(account, extra={**account.extra, **blocks})
 
     def identity(self, spec: AnswerRequest, method: Composed) -> Identity:
         """Return the parameters of both, and the settings of the reducer."""
         return identity_of(spec, method, REDUCER.identity(spec, method.reducer).engine)
+
+
+def _reducing(method: Composed) -> Reducer:
+    """Return the kind of its reducer, which may be a combination of two."""
+    return COMBINED if isinstance(method.reducer, Combined) else REDUCER
 
 
 def check_held(evicting: CacheBudget, record: SampleRecord) -> None:

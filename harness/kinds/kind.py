@@ -214,9 +214,16 @@ def params_of(method: Method) -> dict[str, Any]:
     """Return the hyper-parameters of a method; of a composition its own, and those of each part by class name."""
     if len(method.parts) == 1:
         return asdict(method)
-    values = ((field.name, getattr(method, field.name)) for field in fields(method))
-    values_of_both = {name: value for name, value in values if value not in method.parts}
-    return {**{type(part).__qualname__: asdict(part) for part in method.parts}, **values_of_both}
+    params: dict[str, Any] = {}
+    for field in fields(method):
+        value = getattr(method, field.name)
+        if not isinstance(value, Method):
+            params[field.name] = value
+        elif len(value.parts) == 1:
+            params[type(value).__qualname__] = asdict(value)
+        else:
+            params |= params_of(value)
+    return params
 
 
 def separators_of(engine: EngineSpec) -> str | None:
@@ -261,6 +268,9 @@ def label(method: Method, variant: str, variants: Variants, budget: Budget) -> s
         for part in parts
     ]
     words = [f"{name}({' '.join(changed)})" for name, changed in named if changed]
+    values = (getattr(method, field.name) for field in fields(method))
+    within = [part for part in values if isinstance(part, Method) and len(part.parts) > 1]
+    words += [word for part in within for word in _changed(part, {}, budget)]
     return " ".join([*words, *_changed(method, sets, budget), *([variant] if sets else [])])
 
 

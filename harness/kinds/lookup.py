@@ -11,13 +11,13 @@ from espalier.harness.kinds.compressor import COMPOSITION, COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import CANVAS_REDUCER, DENOISER, DENOISING_ONLY
 from espalier.harness.kinds.kind import Kind, label
-from espalier.harness.kinds.reducer import CAPPED, REDUCER
+from espalier.harness.kinds.reducer import CAPPED, COMBINED, REDUCER
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import AnswerRequest, MethodSpec, RunSpec
 from espalier.methods.base import Decoder, Method, TokenReducer
 from espalier.methods.capped import CappedReducer
-from espalier.methods.composed import Composed
+from espalier.methods.composed import Combined, Composed
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
 
@@ -27,6 +27,7 @@ M = TypeVar("M", bound=Method)
 KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {
     (TokenReducer, False): REDUCER,
     (CappedReducer, False): CAPPED,
+    (Combined, False): COMBINED,
     (TokenReducer, True): DENOISER,
     (DenoisingReducer, False): DENOISING_ONLY,
     (DenoisingReducer, True): DENOISER,

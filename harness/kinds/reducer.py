@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from espalier.harness.cost.budget import Budget, BudgetMismatch, shortened_layer
 from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.engine.engine_guards import closes_gaps, require_one_beam
+from espalier.harness.errors import Refused
 from espalier.harness.kinds.kind import (
     Account,
     Identity,
@@ -27,14 +28,18 @@ from espalier.harness.kinds.signal_check import (
     check_frames,
     check_separators,
     check_signals,
+    signals_of,
     without_separators,
 )
+from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
-from espalier.methods.base import TokenReducer
+from espalier.harness.specs.run_spec import PLUS, AnswerRequest, RunSpec, Settled
+from espalier.methods.base import MethodError, TokenReducer
+from espalier.methods.composed import Combined, part_of
 from espalier.methods.none import NoReduction
 
 if TYPE_CHECKING:
+    from espalier.harness.cost.facts import ModelFacts
     from espalier.harness.engine.eviction import CacheBudget
     from espalier.harness.engine.priors import Prior
     from espalier.harness.engine.record import SampleRecord
@@ -173,5 +178,99 @@ class Capped(Reducer):
         return super().account(spec, method, records)
 
 
+class CombinedReducer(Reducer):
+    """Implements Kind for espalier.methods.composed.Combined: two reducers, the budget is that of both."""
+
+    def normalise(self, spec: Settled, method: TokenReducer) -> Settled:
+        """Refuse two methods that cannot act one after the other on this model."""
+        assert isinstance(method, Combined)  # by the table of kinds
+        reason = _clash(method, spec.model.facts)
+        if reason is not None:
+            valid = _valid(method, _names(spec, method), spec.model.facts) or "one method"
+            raise Refused(f"method={spec.method.name!r}: {reason}; valid: {valid}")
+        return super().normalise(spec, method)
+
+    def resolve(
+        self, spec: RunSpec, method: TokenReducer, digests: Digests
+    ) -> ResolvedMethod[TokenReducer]:
+        """Fill in the calibrations of both."""
+        assert isinstance(method, Combined)  # by the table of kinds
+        first, second = (
+            with_scheme(spec.model, part, name, digests, spec.store)
+            for part, name in zip(method.parts, _names(spec, method), strict=True)
+        )
+        return super().resolve(spec, replace(method, first=first, second=second), digests)
+
+    def account(
+        self, spec: AnswerRequest, method: TokenReducer, records: Sequence[SampleRecord]
+    ) -> Account:
+        """Count the tokens that both keep, and the share that each removes of what it gets."""
+        account = super().account(spec, method, records)
+        facts = spec.model.facts
+        sites = method.all_sites(facts.tower.layers, facts.text.layers)
+        requested, kept = zip(*((record.requested, record.kept) for record in records), strict=True)
+        parts = []
+        for number, name in enumerate(_names(spec, method)):
+            places = [place for place, site in enumerate(sites) if part_of(site) == number]
+            ratio, achieved = (_removed(places, counts, records) for counts in (requested, kept))
+            parts.append({"method": name, "ratio": ratio, "achieved": achieved})
+        return replace(account, extra={**account.extra, "parts": parts})
+
+
+def _names(spec: AnswerRequest, method: TokenReducer) -> Sequence[str]:
+    """Return the names of two methods: those of the run, or of the classes of objects that it was given."""
+    names = spec.method.name.split(PLUS)
+    return names if len(names) > 1 else [type(part).__name__ for part in method.parts]
+
+
+def _removed(
+    places: Sequence[int], counts: Sequence[Sequence[int]], records: Sequence[SampleRecord]
+) -> float:
+    """Return the share of the tokens before the first of some sites that the counts lack after the last of them."""
+    if not places:
+        return 0.0
+    pairs = zip(records, counts, strict=True)
+    before = sum((record.visual, *kept)[places[0]] for record, kept in pairs)
+    return 1 - sum(kept[places[-1]] for kept in counts) / before if before else 0.0
+
+
+def _clash(method: Combined, facts: ModelFacts) -> str | None:
+    """Return why two methods cannot act one after the other on a model; None: they can."""
+    blocks, depth = facts.tower.layers, facts.text.layers
+    reason = method.clash(blocks, depth)
+    if reason is not None or not method.first.tower_sites(blocks):
+        return reason
+    # Only methods in the tower need it.
+    from espalier.harness.engine.signals.table import DECLARED
+
+    read = sorted(name for name in signals_of(method.second, facts) if DECLARED[name].units)
+    names = [type(part).__name__ for part in method.parts]
+    text = f"{names[1]} reads {', '.join(read)} of every patch, and {names[0]} drops patches before"
+    return text if read else None
+
+
+def _valid(method: Combined, names: Sequence[str], facts: ModelFacts) -> str:
+    """Return the other order of two methods, and the methods that can act after the first one."""
+    swapped = Combined(method.second, method.first)
+    followers = [name for name in names_of(TokenReducer) if _follows(method.first, name, facts)]
+    return ", ".join(
+        [
+            *([PLUS.join(reversed(names))] if _clash(swapped, facts) is None else []),
+            *(f"{names[0]}{PLUS}{name}" for name in followers),
+        ]
+    )
+
+
+def _follows(first: TokenReducer, name: str, facts: ModelFacts) -> bool:
+    """Return whether a method with default hyper-parameters can act after the first one on a model."""
+    try:
+        second: Any = build_method(name, {})
+        pair = Combined(first, second)
+        return _clash(pair, facts) is None and signals_of(pair.second, facts) <= facts.signals
+    except MethodError:
+        return False
+
+
 REDUCER = Reducer()
 CAPPED = Capped()
+COMBINED = CombinedReducer()

@@ -21,7 +21,7 @@ from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell
 from espalier.harness.config.group_lists import ConfFolders
 from espalier.harness.config.lmms_task_files import TASK, library
-from espalier.harness.config.method_names import setting_names
+from espalier.harness.config.method_names import is_combination, setting_names
 from espalier.harness.config.overrides import in_full
 from espalier.harness.errors import UserError, foreign, plain
 from espalier.harness.paths import CONF
@@ -31,6 +31,7 @@ from espalier.harness.runs.run_settings import plugin_digest
 from espalier.harness.runs.sample_pictures import SamplePicture, draw_samples
 from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import conf_folders, plugin_at
+from espalier.harness.specs.run_spec import PLUS
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import AnsweredRun
@@ -150,7 +151,10 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
     typed = {in_full(text).lstrip("+~").partition("=")[0] for text in overrides}
     run = f"run {row['run_key'][:12]}"
     with foreign(f"{run} cannot be made again from its row", "a row that this version wrote"):
-        method, _, compressor = row["method"].partition("+")
+        evicts = PLUS in row["method"] and "cache" in row["extra"]
+        method, _, compressor = (
+            row["method"].rpartition(PLUS) if evicts else (row["method"], "", "")
+        )
         names = {"model": row["model"], "benchmark": row["benchmark"], "method": method}
         names |= {"compressor": compressor} if compressor else {}
         names = {key: name for key, name in names.items() if GROUPS[key] not in typed}
@@ -211,7 +215,7 @@ def _choice(key: str, name: str, typed: Collection[str]) -> str:
     Raises:
         UserError: there is none, or the row is of own data and their place is not given.
     """
-    if name in named_choices("method" if key == "compressor" else key):
+    if is_named("method" if key == "compressor" else key, name):
         return name
     if key == "benchmark" and name.startswith(f"{OWN_DATA}:"):
         if "benchmark.path" not in typed:
@@ -251,12 +255,21 @@ def _config_key(path: str, job: Job) -> str | None:
         name = path.rpartition(".")[2]
         return "benchmark.score" if name == "name" else f"benchmark.tolerance.{name}"
     if path.startswith("method.params.") and len(job.method.parts) > 1:
-        owner, _, name = path.removeprefix("method.params.").partition(".")
-        if not name:
-            return "compressor.ratio" if owner == "cache_ratio" else None
-        first = type(job.method.parts[0]).__qualname__ == owner
-        return f"{'method' if first else 'compressor'}.params.{name}"
+        return _key_of_part(*path.removeprefix("method.params.").partition(".")[::2], job)
     return path
+
+
+def _key_of_part(owner: str, name: str, job: Job) -> str | None:
+    """Return the config key of a hyper-parameter of several methods on a prompt, `owner` is a class or a parameter."""
+    if not name:
+        keys = {"cache_ratio": "compressor.ratio", "first_ratio": "method.params.first_ratio"}
+        return keys.get(owner)
+    reducers = job.spec.method.name.split(PLUS)
+    place = [type(part).__qualname__ for part in job.method.parts].index(owner)
+    if place == len(reducers):
+        return f"compressor.params.{name}"
+    part = f"{reducers[place]}." if len(reducers) > 1 else ""
+    return f"method.params.{part}{name}"
 
 
 def code_digests(row: Mapping[str, Any]) -> list[Any]:
@@ -268,6 +281,11 @@ def named_choices(group: str) -> set[str]:
     """Return the names of a group in conf/ and in installed plug-ins, and former names of methods."""
     names = set(ConfFolders((CONF, *conf_folders())).choices(group))
     return names | set(setting_names()) if group == "method" else names
+
+
+def is_named(group: str, name: str) -> bool:
+    """Return whether a name chooses a config of a group, or two methods joined by a plus."""
+    return name in named_choices(group) or (group == "method" and is_combination(name))
 
 
 def stored_code(row: Mapping[str, Any], name: str, remedy: str = "the code of then") -> str | None:
@@ -283,7 +301,7 @@ def stored_code(row: Mapping[str, Any], name: str, remedy: str = "the code of th
     Raises:
         UserError: there is no such code, or it has another digest, or the row has none.
     """
-    if name in named_choices("method"):
+    if is_named("method", name):
         return None
     problem = f"run {row['run_key'][:12]}: the code of method={name!r}"
     with foreign(f"{problem} cannot be read", remedy):

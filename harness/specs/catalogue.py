@@ -11,9 +11,11 @@ from typing import Any, TypeGuard
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
-from espalier.harness.settings import defaults, gather, setting_hints
+from espalier.harness.settings import defaults, gather, read_value, setting_hints, table
 from espalier.harness.specs.plugins.code_reference import REMEDY, CodeReference, failure
+from espalier.harness.specs.run_spec import PLUS
 from espalier.methods.base import Method, MethodError
+from espalier.methods.composed import Combined
 
 BASES = "TokenReducer, Decoder, CacheCompressor or DenoisingReducer"
 
@@ -107,13 +109,15 @@ class MethodCatalogue:
         return tuple(sorted(files & configs))
 
     def load(self, name: str) -> type[Method]:
-        """Import and return the class of a method.
+        """Import and return the class of a method; of two names with a plus between them that of a combination.
 
         Raises:
             UserError: there is no such method, and the line lists the valid names; or its file defines none or several.
         """
         if name not in self:
             raise unknown_name("method", name, self.names())
+        if PLUS in name:
+            return Combined
         module = import_module(f"{self.package}.{name}")
         classes = {
             value for value in vars(module).values() if _is_method_of(value, module.__name__)
@@ -126,10 +130,14 @@ class MethodCatalogue:
         return classes.pop()
 
     def __contains__(self, name: object) -> bool:
-        """Return whether there is a method of this name."""
+        """Return whether there is a method of this name, or one of each of two with a plus between them."""
+        parts = name.split(PLUS) if isinstance(name, str) else ()
+        return len(parts) in (1, 2) and all(map(self._is_file, parts))
+
+    def _is_file(self, name: str) -> bool:
         # Called for every cell of a sweep: two look-ups are cheaper than listing both folders.
         places = (f"{self.folder}/{name}.py", f"conf/method/{name}.yaml")
-        valid = isinstance(name, str) and name.isidentifier() and len(name) < LONGEST_NAME
+        valid = name.isidentifier() and len(name) < LONGEST_NAME
         return valid and all((self.root / place).is_file() for place in places)
 
 
@@ -188,6 +196,8 @@ def build_method(name: str, params: Mapping[str, Any], code: str | None = None) 
             `method.params.<key>`, the value and what is valid.
     """
     method = method_class(name, code)
+    if method is Combined:
+        return _combination(name, params)
     hints = setting_hints(method)
     unknown = [key for key in params if key not in hints]
     if unknown:
@@ -206,6 +216,33 @@ def build_method(name: str, params: Mapping[str, Any], code: str | None = None) 
             f"method={name!r} cannot be built: {failure(error)}; valid: hyper-parameters that its class takes"
         ) from error
     return built
+
+
+def _combination(name: str, params: Mapping[str, Any]) -> Combined:
+    """Return a combination; `params` has the hyper-parameters of each method below its name, beside those of both."""
+    names, key = name.split(PLUS), "first_ratio"
+    valid = dict.fromkeys((key, *names))
+    unknown = [param for param in params if param not in valid]
+    if unknown:
+        raise _unknown_param(name, unknown[0], valid)
+    first, second = (
+        _part(part, table(f"method.params.{part}", params.get(part))) for part in names
+    )
+    hint = setting_hints(Combined)[key]
+    ratio = read_value(f"method.params.{key}", params.get(key), hint)
+    try:
+        return Combined(first, second, ratio)
+    except MethodError as error:
+        raise UserError(f"method={name!r}: {error}") from error
+
+
+def _part(name: str, params: Mapping[str, Any]) -> Any:
+    """Return one method of a combination; errors name its hyper-parameters below its name."""
+    try:
+        return build_method(name, params)
+    except UserError as error:
+        line = str(error).replace("method.params", f"method.params.{name}")
+        raise UserError(line) from error
 
 
 def _unknown_param(name: str, key: str, types: Mapping[str, Any]) -> UserError:

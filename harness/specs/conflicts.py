@@ -704,7 +704,7 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
         Conflict(
             "method",
             lambda case: case.value("method.code") is not None or not case.values["reduces"],
-            ": backend=vllm serves token reducers of methods/, and this is none",
+            ": backend=vllm serves token reducers of methods/, one a run, and this is none",
             "a method that drops tokens, such as divprune",
         ),
     ),

@@ -281,6 +281,10 @@ MODEL_KEYS = (
 )
 
 
+#: Between the names of two methods on one prompt.
+PLUS = "+"
+
+
 @dataclass(frozen=True)
 class CompressorSpec:
     """The cache compressor that runs after a method that drops tokens, and the share of entries that it evicts.
@@ -314,7 +318,7 @@ class MethodSpec:
     @property
     def title(self) -> str:
         """Its name in rows: the method's, and after a plus its compressor's."""
-        return self.name if self.compressor is None else f"{self.name}+{self.compressor.name}"
+        return self.name if self.compressor is None else f"{self.name}{PLUS}{self.compressor.name}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, Method, MethodError, Site, TokenReducer
-from espalier.methods.composed import Composed
+from espalier.methods.composed import Combined, Composed
 from espalier.methods.denoiser import DenoisingReducer
 from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
@@ -126,6 +126,7 @@ EVERY_KIND = {
     "decoder": (VanillaSD(), 1.0, OF_DECODERS),
     "compressor": (KeepCache(), 1.0, WITHOUT_GAPS),
     "denoiser": (KeepDenoising(), 1.0, WITHOUT_GAPS),
+    "combination": (Combined(Uniform(), FASTV), 0.125, OF_REDUCERS),
     "composition": (Composed(FASTV, KeepCache()), 0.125, OF_REDUCERS),
 }
 #: Kinds derived from reducers: the first of their methods in the contract tests.
@@ -136,7 +137,8 @@ EVERY_KIND |= {
         OF_REDUCERS,
     )
     for base, _ in KINDS
-    if issubclass(base, TokenReducer) and base.in_one_prefill and base is not TokenReducer
+    if issubclass(base, TokenReducer) and base.in_one_prefill
+    if base not in (TokenReducer, Combined)
 }
 
 

@@ -25,13 +25,12 @@ from espalier.harness.reports.curves.stored_rows import (
 )
 from espalier.harness.reports.frame import StoredResult
 from espalier.harness.specs.comparable import amount
+from espalier.harness.specs.run_spec import PLUS
 from espalier.harness.stats import mean_interval
 from espalier.harness.store.row_text import is_marked, mark
 
 #: The compressor of the window and budget ablation.
 COMPARED = "aircache"
-#: Separator between the names of two methods on one prompt.
-PLUS = "+"
 
 
 def read_caches(store: Path, model: str | None = None, where: Sequence[str] = ()) -> pd.DataFrame:
@@ -60,9 +59,12 @@ def read_caches(store: Path, model: str | None = None, where: Sequence[str] = ()
     paths |= {"evicted": "extra.cache.ratio", "entries": "tokens.kv_entries"}
     frame = tidy(newest_per_cell(results), headline="extra.headline", **paths)
     frame["place"] = [_place(result) for result in frame.result]
-    methods = frame.method.str.partition(PLUS)
-    frame["first"], frame["second"] = methods[0], methods[2]
     evicts = frame.result.map(lambda result: "cache" in result.row["extra"])
+    # The first of two on a prompt may be two reducers, with a plus between them too.
+    methods = frame.method.str.rpartition(PLUS)
+    paired = evicts & (methods[1] == PLUS)
+    frame["first"] = methods[0].where(paired, frame.method)
+    frame["second"] = methods[2].where(paired, "")
     frame["alone"] = evicts & (frame.second == "")
     frame["evicted"] = [float(ratio or 0.0) for ratio in frame.evicted]
     return frame

@@ -20,7 +20,14 @@ import pandas as pd
 from espalier.harness.api.argument_errors import user_errors
 from espalier.harness.api.loaded_models import Model
 from espalier.harness.api.open_method import refuse_calibrated, require_amount
-from espalier.harness.api.run_request import PLACES, parameter_key, parameters, read_request
+from espalier.harness.api.run_request import (
+    PLACES,
+    Methods,
+    parameter_key,
+    parameters,
+    read_method,
+    read_request,
+)
 from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.journal_scores import read_scorings
@@ -75,7 +82,7 @@ ROUNDING = 1e-9
 
 def evaluate(
     model: str | PathLike[str] | Model,
-    method: str | Method,
+    method: Methods,
     benchmark: str | PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]],
     ratio: float | None = None,
     *,
@@ -92,7 +99,7 @@ def evaluate(
 
     Args:
         model: a name of conf/model, or the result of `load` or `wrap`.
-        method: a name of conf/method, or an instance of your own class.
+        method: a name of conf/method, an instance of your own class, or a list of two that drop tokens.
         benchmark: a name of conf/benchmark, or your own data: the path of a file or folder, a pandas frame or a list of
             dictionaries, with the columns of docs/own_data.md (image, question, answer, ...); `score`: how answers are
             scored.
@@ -110,6 +117,7 @@ def evaluate(
     values = {**settings, "ratio": ratio, "keep": keep, "limit": limit, "store": store}
     with ExitStack() as stack, user_errors():
         stack.enter_context(restored_network())
+        method = read_method(method)
         config = _config_settings(method, benchmark, values)
         if limit == "all":
             config["limit"] = None

@@ -53,7 +53,7 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
         family=family,
         families=FAMILIES,
         served=", ".join(FAMILIES),
-        reduces=isinstance(method, TokenReducer),
+        reduces=isinstance(method, TokenReducer) and len(method.parts) == 1,
     )
     if backend.built_in:
         name, built_in = spec.method.name, FAMILIES[family].built_in
