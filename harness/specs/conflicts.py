@@ -149,13 +149,14 @@ def _acts_on_stored(name: str) -> Callable[[Case], bool]:
 
 
 def _acts_before_decoder(case: Case) -> bool:
-    """Return whether a method's only sites are just before the decoder of a model that generates token by token."""
+    """Return whether a method's only site is just before the decoder of a model that generates token by token."""
     method, facts = case.method, case.spec.model.facts
     if not getattr(method, "in_one_prefill", False) or facts.diffusion is not None:
         return False
     sites = method.all_sites(facts.tower.layers, facts.text.layers)
     later = method.decode_site(facts.text.layers)
-    return later is None and {site.where for site in sites} <= {"vision", "prefix"}
+    is_before = {site.where for site in sites} <= {"vision", "prefix"}
+    return later is None and len(sites) <= 1 and is_before
 
 
 def _repeats(case: Case) -> int:
@@ -495,7 +496,7 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
         Conflict(
             "engine.scope",
             lambda case: case.value("engine.scope") != "prompt" and not _acts_before_decoder(case),
-            ": {method} does not act just before the decoder",
+            ": {method} does not act just before the decoder, at one site",
             "prompt",
         ),
     ),

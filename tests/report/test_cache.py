@@ -127,6 +127,15 @@ def test_windows_and_budgets_make_a_grid(root: Path, tmp_path: Path) -> None:
     assert line.endswith("| - |")
 
 
+def test_two_reducers_are_one_part_of_a_pair(root: Path) -> None:
+    add(root, "random+clever", 0.5)
+    add(root, "random+clever+aircache", 0.4, 0.9, 0.9)
+    cells = read_caches(root)
+    parts = {method: pair for method, *pair in cells[["method", "first", "second"]].values}
+    assert parts["random+clever+aircache"] == ["random+clever", "aircache"]
+    assert parts["random+clever"] == ["random+clever", ""]
+
+
 def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> None:
     add(root, "clever", 0.85, 0.5)
     add(root, "clever", 0.7, 0.75)

@@ -114,6 +114,7 @@ OWN_PRUNING = ("backend.pruning=vllm", "model=qwen3_vl_2b")
                 (("method=fastv",), "'fastv' cannot be served: it acts before decoder layer 2"),
                 (("method=snapkv",), "serves token reducers of methods/"),
                 (("method=pearl",), "serves token reducers of methods/"),
+                (("method=divprune+random",), "serves token reducers of methods/, one a run"),
                 (
                     ("engine.rescore=true",),
                     "engine.rescore=True is a setting of backend=transformers",
