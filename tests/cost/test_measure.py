@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from espalier.harness.cost import memory
 from espalier.harness.cost.clock import Clock
-from espalier.harness.cost.memory import kv_bytes, peak_memory
+from espalier.harness.cost.memory import fits_in_free_memory, kv_bytes, peak_memory
 from espalier.harness.models.llava import LlavaAdapter
 from espalier.harness.tools.rehearsal.simulated_cards import SimulatedCards
 
@@ -253,3 +253,23 @@ def test_two_real_cards_are_waited_for_and_counted() -> None:
     assert clock.totals_ms()["a"] > 0
     for card in (0, 1):
         assert torch.cuda.current_stream(card).query()  # nothing is left to do
+
+
+def test_half_of_the_free_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class DeviceMemory:
+        def __init__(self, device: str) -> None:
+            assert device == "cpu"
+
+        def used(self) -> int:
+            return 5 * 2**30
+
+        def reachable(self) -> int:
+            return 7 * 2**30
+
+    monkeypatch.setattr(memory, "DeviceMemory", DeviceMemory)
+    cpu = torch.device("cpu")
+    assert fits_in_free_memory(2**30, cpu)
+    assert not fits_in_free_memory(2**30 + 1, cpu)
+    monkeypatch.setattr(DeviceMemory, "reachable", DeviceMemory.used)
+    assert fits_in_free_memory(memory.SMALL, cpu)  # nothing is asked for little
+    assert not fits_in_free_memory(memory.SMALL + 1, cpu)
