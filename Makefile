@@ -1,4 +1,4 @@
-# make run [ARGS="method=fastv ratio=0.9"] | make doctor | make test | make test-all | make check | make sizes | make docs | make test-slurm | make test-serve | make recipes | make mutants | make bench | make bench-engine | make bench-select | make bench-sd | make bench-decode | make bench-kv | make bench-diffusion | make bench-onepass | make bench-guided | make bench-gpu | make rehearsals | make notebooks | make pictures | make demo | make report | make sweep | make train-seedling
+# `make` and `make help` list the targets. Most take ARGS: make run ARGS="method=fastv ratio=0.9"
 PYTHON ?= python3.11
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
@@ -11,12 +11,17 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
-.PHONY: run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
+.DEFAULT_GOAL := help
+
+.PHONY: help run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt -c constraints.txt
 	touch $(STAMP)
+
+help:  ## this list; `make run ARGS="method=fastv ratio=0.9"` gives arguments to a target
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 19
 
 run: $(STAMP)  ## the default job, or any other with ARGS
 	$(PY) run.py $(ARGS)
@@ -43,11 +48,11 @@ serve-environment: $(SERVE_STAMP)  ## vLLM for processors: 6 GB in an environmen
 test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
 	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q -m "" tests/serve/equal_answers.py tests/serve/running_server.py $(ARGS)
 
-lint: $(STAMP)
+lint: $(STAMP)  ## ruff: mistakes and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(STAMP)
+types: $(STAMP)  ## mypy
 	$(PY) -m mypy
 
 layers: $(STAMP)  ## an import only goes down: the order of the packages is in pyproject.toml
@@ -119,7 +124,7 @@ notebooks: $(STAMP)  ## run all and store their outputs, without paths of this m
 	    --ExecutePreprocessor.record_timing=False --stdin --stdout < $$page > $$page.new; \
 	    sed -i 's#$(CURDIR)/##g' $$page.new; mv $$page.new $$page; echo $$page; done
 
-pictures: $(STAMP)  ## of README.md, docs/ and lab/measured, from the demo rows and the measured tables; ARGS=figures/beats_random for one
+pictures: $(STAMP)  ## of README.md, docs/ and lab/measured, from an answer, the demo rows and the measured tables; ARGS=figures/beats_random for one
 	$(PY) -m lab.pages.pictures $(ARGS)
 
 demo: $(STAMP)  ## the rows of results/ anew, from a clean commit on an idle machine; ARGS="limit=2" DEMO=/tmp/demo for a trial
@@ -143,5 +148,5 @@ sweep: $(STAMP)  ## every method against random on all embedded benchmarks: lab/
 train-seedling: $(STAMP)  ## train the embedded models from scratch (some hours on two cores)
 	$(PY) -m lab.training all $(ARGS)
 
-clean:
+clean:  ## remove the caches of tools; .venv and results stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """Draw the pictures of README.md, docs/ and lab/measured: `python -m lab.pages.pictures`, or some of them by name.
 
-The README's is of the demo rows. The others are of the tables in lab/measured, which hold what their commands measured,
-so that a change of style needs no new runs. Further pictures have commands of their own:
+The README's are of an answer of the embedded model and of the demo rows. The others are of the tables in lab/measured,
+which hold what their commands measured, so that a change of style needs no new runs. Further pictures have commands of
+their own:
 
     docs/figures/attention.png               python -m lab.pages.gaze_pictures
     docs/figures/seedling_video_clip.png     python -m lab.pages.clip_sheet 8 --write ...
@@ -23,6 +24,7 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+import espalier
 from espalier import results
 from espalier.harness.paths import DEMO, ROOT
 from espalier.harness.reports.curves.diffusion_report import draw_steps
@@ -194,8 +196,25 @@ def _percent_interval(text: str) -> Interval:
     return Interval(value / 100, low / 100, high / 100)
 
 
+#: Number of the validation scene in README.md: its question is about one object, and DivPrune keeps a token of that.
+SHOWN = 8
+
+
+def pruned() -> Figure:
+    """Draw what DivPrune leaves of a picture, as `answer.show()` does."""
+    # Imports torch, which the other pictures do not need.
+    from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+
+    sample = samples("seedling_vqa", "val", 0, 9_000_000, SHOWN + 1)[SHOWN]
+    with espalier.apply(espalier.load("seedling"), "divprune", ratio=0.9) as model:
+        answer = model.ask(sample_scene(sample).to_pil(), sample["question"])
+    assert answer.text == sample["answer"]
+    return answer.show()
+
+
 #: Paths without suffix, what draws them, and their suffixes; the HTML report shows SVG files of lab/measured.
 PICTURES: Mapping[str, tuple[Callable[[], Figure], tuple[str, ...]]] = {
+    "docs/figures/pruned": (pruned, ("png",)),
     "docs/figures/beats_random": (beats_random, ("png",)),
     "docs/figures/seedling": (beats_random_of_500, ("png",)),
     "docs/figures/seedling_video": (video_scores, ("png",)),

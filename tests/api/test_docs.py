@@ -35,7 +35,7 @@ def test_the_page_runs_as_printed(tmp_path, monkeypatch):
 
 def test_every_name_is_on_the_page():
     page = (ROOT / "docs" / "python.md").read_text()
-    for name in ("load", "wrap", "apply", "video", "evaluate", "methods", "UserError"):
+    for name in ("load", "wrap", "apply", "video", "evaluate", "methods", "rehearse", "UserError"):
         assert f"espalier.{name}" in page
     fields = [name for name in espalier.Answer.__dataclass_fields__ if not name.startswith("_")]
     assert [name for name in fields if f"answer.{name}" not in page] == ["question"]

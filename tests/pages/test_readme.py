@@ -1,4 +1,4 @@
-"""README's commands, taken from its text and tried in a fresh shell: nothing set but what README says to set."""
+"""README's lists and counts, and its commands, tried in a fresh shell: nothing set but what README says to set."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 
+import espalier
+from espalier.harness.config.group_table import CONTROLS
 from espalier.harness.paths import ROOT
 from espalier.harness.store import SCHEMA
+from espalier.harness.tools.rehearsal.rehearse import read_cards
+from tests.api.test_docs import BLOCK
 
 README = (ROOT / "README.md").read_text()
+WORDS = " ".join(README.split())
 ACTIVATE = ". .venv/bin/activate"
 #: The environment of these tests stands for the one that `make run` makes.
 HERE = Path(sys.prefix) / "bin" / "activate"
@@ -26,6 +32,15 @@ from espalier.harness.config.compose import read_command
 command = read_command(sys.argv[1:], typed=True)
 assert command.cells
 """
+
+#: Headings of README's lists of methods, by kind.
+KINDS = {
+    "reducer": "token reducers",
+    "compressor": "cache compressors",
+    "decoder": "speculative decoders",
+    "denoiser": "denoisers for diffusion language models",
+    "control": "controls to compare them with",
+}
 
 OWN_METHOD = """
 from espalier.methods.uniform import Uniform
@@ -61,6 +76,9 @@ def activate() -> str:
 
 def composed(activate: str, arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Compose a command line of run.py; of a sweep with hundreds of cells what all of them share."""
+    # tests/doctor/test_rehearsal.py rehearses runs.
+    arguments, _, cards = arguments.partition(" --rehearse ")
+    assert not cards or read_cards(cards.removeprefix("cards="))
     if "+experiment" in arguments:
         return shell(activate, f"python run.py {arguments} --cfg job", home=home)
     return shell(activate, f"python -c {shlex.quote(COMPOSE)} {arguments}", home=home)
@@ -127,6 +145,80 @@ def test_every_command_is_of_a_kind_that_is_tried() -> None:
         assert (
             line == ACTIVATE or line.startswith(("make", "python -m espalier")) or " run.py" in line
         )
+
+
+def listed(*names: str) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_method_is_listed_with_its_kind_and_counted(kind: str) -> None:
+    methods = espalier.methods().kind
+    kinds = methods.where(~methods.index.isin(CONTROLS), "control")
+    names = kinds.index[kinds == kind]
+    assert f"- **{len(names)} {KINDS[kind]}**: {listed(*names)} - **" in WORDS
+
+
+def test_families_are_listed_and_models_and_benchmarks_counted() -> None:
+    models, benchmarks = espalier.models(), espalier.benchmarks()
+    families = set(models.family)
+    assert f"- **{len(models)} models** of {len(families)} families: {listed(*families)}." in WORDS
+    assert f"{sum(models.index.str.startswith('seedling'))} are [embedded]" in WORDS
+    embedded = sum(benchmarks.index.str.startswith("seedling"))
+    published = len(benchmarks.index.drop(["data", "latency"])) - embedded
+    assert f"- **{len(benchmarks)} benchmarks**: {embedded} of embedded scenes" in WORDS
+    assert f" {published} of papers," in WORDS
+
+
+def test_packages_of_the_harness_are_counted() -> None:
+    packages = [path for path in (ROOT / "harness").iterdir() if (path / "__init__.py").exists()]
+    assert f"in {len(packages)} packages;" in WORDS
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == espalier.__version__
+    assert f"title = {{{citation['title']}}}," in WORDS
+    assert f"version = {{{espalier.__version__}}}," in WORDS
+
+
+def test_make_lists_every_target_with_what_it_does(tmp_path: Path) -> None:
+    lines = shell("make", home=tmp_path).stdout.splitlines()
+    (declared,) = re.findall(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {line.split()[0] for line in lines} == set(declared.split())
+    assert all(len(line.split()) > 1 for line in lines)
+
+
+@pytest.mark.slow
+def test_its_runs_end_and_their_results_are_shown(activate: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN_METHOD, encoding="utf-8")
+    Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
+    (tmp_path / "my.csv").write_text("image,question,answer\na.png,is there a star ?,no\n")
+    few = f"limit=2 engine.paired=0 model.device=cpu store={tmp_path}/store json=true"
+    keys: list[str] = []
+    for line in commands():
+        if " run.py" in line and not re.search("<hub|--rehearse|experiment", line):
+            for name in ("mine.py", "my.csv", "out/a"):
+                line = line.replace(name, f"{tmp_path}/{name}")
+            done = shell(activate, f"{line} {few}", home=tmp_path)
+            assert done.returncode == 0, done.stderr
+            keys += re.findall(r'"run_key": "(\w+)", "model": "seedling"', done.stdout)
+    page = (tmp_path / "out" / "a.md").read_text(encoding="utf-8")
+    assert "Points above random dropping at the same layer" in page
+    (show,) = [line for line in commands() if "store show" in line]
+    show = show.replace("KEY", keys[1]).replace("OTHER", keys[2]).replace("broken", f"{tmp_path}/b")
+    for line in (show, "python -m espalier store ls"):
+        done = shell(activate, f"{line} --store {tmp_path}/store", home=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_its_lines_of_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (96, 96)).save("picture.png")
+    ((_, code),) = BLOCK.findall(README)
+    names: dict[str, object] = {}
+    exec(compile(code.replace("keep=64", "keep=64, limit=2"), "README.md", "exec"), names)
 
 
 @pytest.mark.slow
