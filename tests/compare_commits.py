@@ -147,7 +147,7 @@ def run_all(commit: str, commands: Sequence[Sequence[str]], folder: Path) -> lis
 
 def run_one(tree: Path, store: Path, command: Sequence[str]) -> Iterator[Cell]:
     """Run one sweep and yield its cells."""
-    call = [sys.executable, "run.py", f"store={store}", *command]
+    call = [sys.executable, "run.py", f"store={store}", "json=true", *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree)}
     done = subprocess.run(call, cwd=tree, env=env, capture_output=True, text=True, check=False)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,8 +1,8 @@
 """Evaluate one method on one model and benchmark, or sweep over them: `espalier run method=fastv ratio=0.9`.
 
 A config becomes an admitted RunSpec, the spec a run key; a key that the store has is not run again. A run is evaluated
-sample by sample, stored as one row, and printed; the last line of stdout is the row as one JSON object. At a terminal
-the row's path and the next command are printed instead (`json=true`: the object as well).
+sample by sample, stored as one row, and printed with the row's path and a next command. With `json=true` the last line
+of stdout is the row as one JSON object instead; a sweep prints a line for each row.
 `torchrun --nproc_per_node <n> -m espalier run ...` shares the samples of every run between n processes and gives the
 same rows.
 `cluster=joblib` and `cluster=slurm` run the cells as jobs; `--dry` lists cells and jobs, their state in the store and

@@ -434,7 +434,7 @@ class RunOptions:
     curves: Path | None = None
     report: Path | None = None
     refused: Annotated[str, OneOf(REFUSED)] = "error"
-    json: FlagOrAuto = "auto"
+    json: FlagOrAuto = False
 
 
 @dataclass(frozen=True)

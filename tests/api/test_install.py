@@ -263,7 +263,7 @@ def test_a_wheel_of_the_source_archive_has_the_same_files(site: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_commands_run_outside_the_repository(installed: Installed) -> None:
-    row = json.loads(installed.espalier("run", *RUN).splitlines()[-1])
+    row = json.loads(installed.espalier("run", *RUN, "json=true").splitlines()[-1])
     assert (row["method"], row["n_samples"]) == ("fastv", 20)
     assert row["extra"]["environment"]["commit"] == f"espalier-{espalier.__version__}"
     assert (installed.folder / "results/runs" / row["run_key"] / "row.json").is_file()
@@ -290,7 +290,7 @@ def test_a_wheel_finds_nothing_wrong_with_the_machine(installed: Installed) -> N
 @pytest.mark.exhaustive
 def test_cells_run_as_jobs_from_a_wheel(installed: Installed) -> None:
     line = ("-m", "method=none,fastv", "limit=2", "cluster=joblib", "engine.paired=0")
-    out = installed.espalier("run", *line)
+    out = installed.espalier("run", *line, "json=true")
     assert [json.loads(text)["n_samples"] for text in out.splitlines() if text[:1] == "{"] == [2, 2]
 
 

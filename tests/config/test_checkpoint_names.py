@@ -154,7 +154,7 @@ def test_an_id_of_the_local_cache_is_found(tmp_path: Path) -> None:
 def test_an_id_of_the_local_cache_runs(tmp_path: Path) -> None:
     line = ["model=me/tiny", "method=fastv", "limit=2", f"store={tmp_path}", "engine.paired=0"]
     done = subprocess.run(
-        [sys.executable, "run.py", *line],
+        [sys.executable, "run.py", "json=true", *line],
         cwd=ROOT,
         env=hub_cache(tmp_path / "hf"),
         capture_output=True,

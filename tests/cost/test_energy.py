@@ -117,7 +117,7 @@ def answer(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
     def run(*arguments: str) -> tuple[dict[str, Any], str]:
-        shared = (f"store={tmp_path}", "model.device=cpu", "engine.paired=0")
+        shared = (f"store={tmp_path}", "model.device=cpu", "engine.paired=0", "json=true")
         method = () if any("method=" in text for text in arguments) else ("method=fastv",)
         code = main([*ASKED, *shared, *method, *arguments])
         printed = capsys.readouterr()

@@ -266,6 +266,7 @@ def test_where_memory_really_runs_out_the_run_is_done_with_less(tmp_path: Path) 
     script = tmp_path / "tight.py"
     script.write_text(TIGHT)
     arguments = ["method=none", "benchmark=seedling_rec", "limit=32", "engine.batch_size=auto"]
+    arguments.append("json=true")
     done = subprocess.run(
         [sys.executable, str(script), "60", f"store={tmp_path}", "model.device=cpu", *arguments],
         capture_output=True,

@@ -294,7 +294,7 @@ def test_a_token_that_the_settings_rule_out_has_no_gap():
 def test_the_row_of_a_run_has_what_was_accepted(tmp_path, capsys):
     shared = [
         *("method=divprune", "ratio=0.9", "benchmark=seedling_caption", "limit=4"),
-        *("model.device=cpu", "engine.warmup=0", f"store={tmp_path / 'store'}"),
+        *("model.device=cpu", "engine.warmup=0", f"store={tmp_path / 'store'}", "json=true"),
     ]
     rows = []
     for judged in ("true", "false"):

@@ -398,7 +398,7 @@ def test_a_row_says_what_steps_attended_to(capsys, tmp_path: Path):
 
     argv = ("method=dycoke_decode", "method.params.P=0.5", "limit=2", "ratio=0.9")
     where = (f"store={tmp_path}", "model=seedling", "benchmark=seedling_caption")
-    assert run.main([*where, *argv]) == 0
+    assert run.main([*where, "json=true", *argv]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (row["ratio"], row["extra"]["sites"]) == (0.0, [])
     visual = row["tokens"]["visual"]

@@ -113,7 +113,9 @@ def test_a_result_has_the_share_that_was_achieved(
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     run = ("method=top_p", "ratio=0.5", "benchmark=seedling_vqa", "limit=8", f"store={tmp_path}")
-    assert main([*run, "model.device=cpu", "engine.paired=0", "method.params.p=0.5"]) == 0
+    assert (
+        main([*run, "json=true", "model.device=cpu", "engine.paired=0", "method.params.p=0.5"]) == 0
+    )
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert row["extra"]["adaptive"] is True
     assert 1 <= row["tokens"]["kept_final"] < row["tokens"]["requested_keep"] == 72

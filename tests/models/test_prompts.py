@@ -580,7 +580,7 @@ def test_a_row_holds_the_prompt_of_its_first_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cell = ["benchmark=seedling_exist", "method=none", "ratio=0", "limit=1", "engine.warmup=0"]
-    assert run.main([f"store={tmp_path}", *cell]) == 0
+    assert run.main([f"store={tmp_path}", "json=true", *cell]) == 0
     prompts = json.loads(capsys.readouterr().out.splitlines()[-1])["extra"]["prompt"]
     # The format that seedling was trained with: blanks, no line break, no system turn.
     assert re.fullmatch(r"USER: <image> [a-z0-9 ]+ \? ASSISTANT:", prompts["rendered"])

@@ -227,6 +227,9 @@ def test_a_run_and_a_mistake_end_as_printed(activate: str, tmp_path: Path) -> No
     few = f"limit=2 engine.paired=0 model.device=cpu store={shlex.quote(str(tmp_path / 'store'))}"
     done = shell(activate, f"{line} {few}", home=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "\n± standard error" in done.stdout.replace(" " * 15, "")
+    assert "{" not in done.stdout
+    done = shell(activate, f"{line} {few} json=true", home=tmp_path)
     assert done.stdout.splitlines()[-1].startswith(f'{{"schema": {SCHEMA}')
     (mistake,) = re.findall(r"^\$ (python run\.py .*)\n(error: .*)$", README, flags=re.MULTILINE)
     wrong = shell(activate, mistake[0], home=tmp_path)

@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_py(site: Path, folder: Path, *line: str) -> list[dict[str, Any]]:
     """Run a command line in a folder, and return its rows."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), f"store={folder / 'store'}", *line],
+        [sys.executable, str(ROOT / "run.py"), f"store={folder / 'store'}", "json=true", *line],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{site}:{ROOT}"},
         capture_output=True,

@@ -143,7 +143,7 @@ class Bench:
 
     def __call__(self, *argv: str) -> Outcome:
         self.capsys.readouterr()
-        code = run.main(with_defaults(argv, f"store={self.store}", "limit=3"))
+        code = run.main(with_defaults(argv, f"store={self.store}", "limit=3", "json=true"))
         captured = self.capsys.readouterr()
         return Outcome(code, captured.out, captured.err)
 

@@ -33,7 +33,7 @@ def launch(script: Path, *arguments: str) -> Outcome:
     """Run a script in two processes under torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
-        [sys.executable, *torchrun, str(script), *arguments],
+        [sys.executable, *torchrun, str(script), *arguments, "json=true"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -77,7 +77,7 @@ def run_here(*arguments: str) -> Outcome:
     """Run run.py in this process alone, where its libraries are imported already."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = main(list(arguments))
+        code = main([*arguments, "json=true"])
     return Outcome(code, out.getvalue(), err.getvalue())
 
 

@@ -121,7 +121,7 @@ def model_of(checkpoint: Callable[[str], Path]) -> Overrides:
 def command(root: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     def call(*argv: str, store: str = "store") -> Outcome:
         capsys.readouterr()
-        code = run.main([f"store={root / store}", "engine.warmup=0", *argv])
+        code = run.main([f"store={root / store}", "engine.warmup=0", "json=true", *argv])
         return Outcome(code, *capsys.readouterr())
 
     return call

@@ -46,7 +46,8 @@ def latin() -> dict[str, str] | None:
 
 @pytest.mark.exhaustive
 def test_a_run_under_ascii_has_the_key_of_every_locale(tmp_path: Path) -> None:
-    settings = ["benchmark=seedling_vqa", "limit=2", "engine.warmup=0", f"store={tmp_path}"]
+    settings = ["benchmark=seedling_vqa", "limit=2", "engine.warmup=0", "json=true"]
+    settings.append(f"store={tmp_path}")
 
     def row(locale: dict[str, str]) -> dict[str, Any]:
         done = called(locale, "run.py", "method=random", *settings)

@@ -75,7 +75,9 @@ def test_a_program_gets_json_while_a_person_looks_on(
     swept: Shown, store: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    shown = on_terminal("run.py", f"store={store}", *FEW, *SWEEP, piped=out)
+    on_terminal("run.py", f"store={store}", *FEW, *SWEEP, piped=out)
+    assert "{" not in out.read_text()
+    shown = on_terminal("run.py", f"store={store}", *FEW, *SWEEP, "json=true", piped=out)
     assert [line.split()[:2] for line in shown.lines[:2]] == [["1/2", "cached"], ["2/2", "cached"]]
     lines = out.read_text().splitlines()
     assert json.loads(lines[-1])["method"] == "fastv"

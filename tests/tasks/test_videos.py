@@ -285,6 +285,7 @@ def test_mvbench_runs(mvbench: Any, tmp_path: Path, capsys: pytest.CaptureFixtur
         torch.manual_seed(0)
         model = tiny_model("qwen2_5_vl_7b", spec, save_tiny(spec, tmp_path / "model"))
     settings = ["limit=2", "engine.warmup=0", "++benchmark.generation.max_new_tokens=3"]
+    settings.append("json=true")
     assert run.main([f"store={tmp_path}", "benchmark=mvbench_describe", *model, *settings]) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert row["n_samples"] == 2
