@@ -25,6 +25,9 @@ COMMANDS = {
     "doctor": ("espalier.harness.cli.doctor", "check this machine and what it computes"),
 }
 
+#: What to write for commands of other programs.
+MEANT = {"eval": "run", "evaluate": "run", "ls": "store ls"}
+
 #: What bash evaluates to complete commands, and overrides of runs: Hydra answers for a line without the word `run`.
 COMPLETION = """\
 _espalier() {
@@ -55,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Imported here: Ctrl-C while the program is still being imported is one line, too.
         from espalier.harness.specs.commands import dispatch
 
-        return dispatch("command", modules, usage(), arguments)
+        return dispatch("command", modules, usage(), arguments, MEANT)
     except KeyboardInterrupt:
         print("error: stopped", file=sys.stderr)
         return 130

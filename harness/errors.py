@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from functools import cache
@@ -134,13 +134,23 @@ def print_lines(*lines: object, file: TextIO | None = None) -> None:
         print(plain(str(line)), file=file, flush=True)
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> UserError:
-    """Return the error for a name that is not in a table: the config key, the name, the nearest and all valid names."""
+def unknown_name(
+    kind: str, name: str, valid: Iterable[str], meant: Mapping[str, str] | None = None
+) -> UserError:
+    """Return the error for a name that is not in a table: the config key, the name, the nearest and all valid names.
+
+    Args:
+        kind: the config key.
+        name: as it was set.
+        valid: the names of the table.
+        meant: the nearest for names that are unlike all of them.
+    """
     names = sorted(valid)
     if name in names:  # as another type: null, true
         names[names.index(name)] = f"{name} without quotes"
         return UserError(f"{kind}={name!r} is a text; valid: {', '.join(names)}")
-    hint = near_names(name, names, at_most=1)
+    near = (meant or {}).get(name)
+    hint = f" (did you mean {near}?)" if near else near_names(name, names, at_most=1)
     return UserError(f"{kind}={name!r} is unknown{hint}; valid: {', '.join(names)}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -369,11 +369,18 @@ def key_mistakes(key: str, names_in_file: Iterable[str], valid: Iterable[str]) -
     return [*lines, *(f"config key {_dotted(key, name)} is missing" for name in missing)]
 
 
-def unknown_key(key: str, valid: Iterable[str]) -> UserError:
-    """Return the error for a config key that does not exist: the key, the nearest and all valid ones of its table."""
+def unknown_key(key: str, valid: Iterable[str], elsewhere: Sequence[str] = ()) -> UserError:
+    """Return the error for a config key that does not exist: the key, the nearest and all valid ones of its table.
+
+    Args:
+        key: as it was set.
+        valid: the keys of its table.
+        elsewhere: keys of other tables that end in this one.
+    """
     keys = sorted(valid)
     valid_keys = ", ".join(keys) or f"without {key}"
-    return UserError(f"{key} is not a config key{_hint(key, keys)}; valid: {valid_keys}")
+    hint = f" (did you mean {' or '.join(elsewhere)}?)" if elsewhere else _hint(key, keys)
+    return UserError(f"{key} is not a config key{hint}; valid: {valid_keys}")
 
 
 def _hint(key: str, valid: list[str]) -> str:

@@ -69,6 +69,15 @@ def test_a_number_of_threads_that_is_none_is_one_line(value: str) -> None:
         )
 
 
+def test_help_is_no_command_but_prints_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for line in (["help"], ["--help"]):
+        assert espalier(line) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "espalier run method=fastv" in printed[0]
+
+
 def test_too_little_address_space_is_one_line() -> None:
     done = shell("ulimit -v 500000; $PY run.py method=none limit=1")
     assert done.returncode == 1

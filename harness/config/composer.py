@@ -198,7 +198,14 @@ class Composer:
         for override in values:
             key = override.key_or_group.partition(".")[0]
             if key not in by_key and not (override.is_add() or override.is_force_add()):
-                raise unknown_key(override.key_or_group, by_key.keys() - {"hydra"})
+                sections = {
+                    place
+                    for parts in by_key.values()
+                    for place, file in parts
+                    if place and key in file.content
+                }
+                keys = [f"{section}.{key}" for section in sorted(sections)]
+                raise unknown_key(override.key_or_group, by_key.keys() - {"hydra"}, keys)
             changes.setdefault(key, []).append(override)
         pieces = {}
         for key in dict.fromkeys((*by_key, *changes)):

@@ -67,14 +67,27 @@ def command(main: Main) -> Callable[..., int]:
     return run
 
 
-def dispatch(kind: str, modules: Mapping[str, str], usage: str, argv: Sequence[str] | None) -> int:
+def dispatch(
+    kind: str,
+    modules: Mapping[str, str],
+    usage: str,
+    argv: Sequence[str] | None,
+    meant: Mapping[str, str] | None = None,
+) -> int:
     """Call the `main` of the module that the first argument names, with the other arguments; return its exit code.
 
-    Without arguments and for `--help`, print `usage`; an unknown name is one line and exit code 2. A module is imported
-    when it is called.
+    Without arguments and for `help` or `--help`, print `usage`; an unknown name is one line and exit code 2. A module
+    is imported when it is called.
+
+    Args:
+        kind: what a name is called in an error line.
+        modules: the module of each name.
+        usage: printed as help.
+        argv: the arguments; None: those of this process.
+        meant: what to write for some names of other programs.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         try:
             print(usage, flush=True)
         except BrokenPipeError:
@@ -82,7 +95,7 @@ def dispatch(kind: str, modules: Mapping[str, str], usage: str, argv: Sequence[s
         return 0
     name, *remaining = arguments
     if name not in modules:
-        return print_error(unknown_name(kind, name, modules), 2)
+        return print_error(unknown_name(kind, name, modules, meant), 2)
     try:
         code: int = import_module(modules[name]).main(remaining)
     except ModuleNotFoundError as error:
