@@ -17,8 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from espalier.harness.errors import UserError, print_lines
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from espalier.harness.errors import UserError, plain, print_lines
 from espalier.harness.paths import DEFAULT_STORE
+from espalier.harness.reports.curves.terminal_tables import TerminalColumn, stacked_tables
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.store import RUN_KEY
 from espalier.harness.store.answer_digest import Key
@@ -35,6 +39,7 @@ from espalier.harness.store.answer_view import (
     wrong_answers,
 )
 from espalier.harness.store.files.folder_checks import below, existing_store
+from espalier.harness.store.row_text import FOOTNOTE, MEANS, mark
 from espalier.harness.store.run_entries import (
     HEADING,
     NAMES,
@@ -43,7 +48,7 @@ from espalier.harness.store.run_entries import (
     count_summary,
     entries,
     select_runs,
-    table_cells,
+    table_lines,
 )
 from espalier.harness.store.stored_answers import AnsweredRun, find_key, find_run, read_answers
 from espalier.harness.store.upkeep import (
@@ -66,6 +71,9 @@ CHANGE = ("gc", "rm", "verify")
 
 #: Default number of lines shown.
 LIMIT = 20
+
+#: Letters of a run's key on a terminal, if they name it.
+SHORT = 8
 
 #: Days after which a run without a row counts as abandoned.
 DAYS = 30.0
@@ -136,9 +144,55 @@ def _ls(options: argparse.Namespace) -> int:
     kept = select_runs(
         all_entries, {name: getattr(options, name) for name in NAMES}, options.status, options.days
     )
-    write_table((HEADING, [table_cells(entry) for entry in kept]), sys.stdout)
+    lines = table_lines(kept)
+    if lines and sys.stdout.isatty():
+        _print_runs(
+            lines, short=len({entry.key[:SHORT] for entry in all_entries}) == len(all_entries)
+        )
+    else:
+        write_table((HEADING, lines), sys.stdout)
     print(count_summary(kept), file=sys.stderr)
     return 0
+
+
+def _print_runs(lines: Sequence[Sequence[str]], short: bool) -> None:
+    """Print runs on a terminal, never wider than it: tables, notes on single runs, and the meaning of the mark.
+
+    Args:
+        lines: cells in the order of `HEADING`.
+        short: whether the first letters of a run's key name it.
+    """
+    console = Console(highlight=False)
+    columns = dict(zip(HEADING, map(list, zip(*lines, strict=True)), strict=True))
+    if short:
+        columns["run"] = [key[:SHORT] for key in columns["run"]]
+    notes = columns.pop("note")
+    marks = [mark(note == MEANS) for note in notes]
+    columns["score"] = list(map("".join, zip(columns["score"], marks, strict=True)))
+    for part in _run_tables(columns, console.width):
+        console.print(part)
+    for key, note in zip(columns["run"], notes, strict=True):
+        if note and note != MEANS:
+            console.print(Text(plain(f"{key}: {note}")))
+    if any(marks):
+        console.print(FOOTNOTE)
+
+
+def _run_tables(columns: Mapping[str, Sequence[str]], width: int) -> list[RenderableType]:
+    """Return tables of runs; the cells that are equal in all lines are in the title."""
+    shared = {
+        heading: cells[0]
+        for heading, cells in columns.items()
+        if len(cells) > 1 and len({*cells}) == 1
+    }
+    title = ", ".join(f"{heading} {cell}" for heading, cell in shared.items() if cell)
+    differing = {
+        heading: TerminalColumn(heading, tuple(map(plain, cells)), "left")
+        for heading, cells in columns.items()
+        if heading not in shared
+    }
+    names = [differing.pop(heading) for heading in ("run", "method") if heading in differing]
+    return stacked_tables(names, [[*differing.values()]], width, plain(title))
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -214,7 +214,7 @@ def write(lines: tuple[Cells, list[Cells]], stream: TextIO, limit: int | None) -
     )
 
 
-def write_table(lines: tuple[Cells, list[Cells]], stream: TextIO) -> None:
+def write_table(lines: tuple[Cells, Sequence[Cells]], stream: TextIO) -> None:
     """Write lines as a table to a terminal, else in columns without a frame."""
     heading, rows = lines
     rows = [tuple(plain(cell) for cell in row) for row in rows]

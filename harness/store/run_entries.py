@@ -12,7 +12,13 @@ from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.lease import LEASE, Terms, file_time, read_lease
 from espalier.harness.store.index import Row, walk
-from espalier.harness.store.row_text import MEANS, amount_text, is_marked
+from espalier.harness.store.row_text import (
+    MEANS,
+    amount_text,
+    is_marked,
+    prompt_notes,
+    prompt_settings,
+)
 
 DONE, DAMAGED, RUNNING, FAILED, UNFINISHED = "done", "damaged", "running", "failed", "unfinished"
 STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)
@@ -21,6 +27,7 @@ STATES = (DONE, DAMAGED, RUNNING, FAILED, UNFINISHED)
 BLOCKS = (
     *("model", "method", "benchmark", "ratio", "keep", "n_samples", "metrics", "extra.headline"),
     *("extra.label", "extra.samples_per_second", "extra.environment", "extra.unparsed"),
+    "settings",
 )
 
 HEADING = ("run", "status", "model", "method", "ratio", "benchmark", "n", "score", "age", "note")
@@ -111,6 +118,7 @@ def _summary(row: Row) -> dict[str, Any]:
         "value": score.get("value"),
         "stderr": score.get("stderr"),
         "note": MEANS if is_marked(row) else "",
+        "prompt": prompt_settings(row),
         "rate": extra.get("samples_per_second"),
         "commit": commit if isinstance(commit, str) else None,
     }
@@ -172,6 +180,18 @@ def table_cells(entry: RunEntry) -> tuple[str, ...]:
         age,
         summary["note"],
     )
+
+
+def table_lines(entries: Sequence[RunEntry]) -> list[tuple[str, ...]]:
+    """Return the cells of runs; after the method those settings of the prompt in which runs of one name differ."""
+    lines = [table_cells(entry) for entry in entries]
+    names, method = slice(2, 6), HEADING.index("method")
+    prompts = [entry.summary.get("prompt", {}) for entry in entries]
+    notes = prompt_notes([line[names] for line in lines], prompts)
+    return [
+        (*line[:method], f"{line[method]} {note}".rstrip(), *line[method + 1 :])
+        for line, note in zip(lines, notes, strict=True)
+    ]
 
 
 def count_summary(entries: Sequence[RunEntry]) -> str:

@@ -146,6 +146,13 @@ def test_rows_that_no_curve_can_hold_are_named(root: Path) -> None:
     assert len(lines(gathered.rows)["columns"]["ratio"]) == 6
 
 
+def test_rows_that_differ_in_their_prompt_have_different_names(root: Path) -> None:
+    add_run(root, "clever", 0.75, 0.8, under={"benchmark_prompt": {"post_prompt": ""}})
+    add_run(root, "clever", 0.75, 0.7, run_key="plain")
+    names = lines(gather([root], "original").rows)["texts"]["curve"]
+    assert names == ["none", "random", "clever", 'clever benchmark.prompt={"post_prompt": ""}']
+
+
 def test_kinds_are_where_methods_act() -> None:
     row = {"method": "any", "extra": {"sites": [{"where": "layer", "layer": 2}]}}
     assert kind_of(row) == "inside the LLM"

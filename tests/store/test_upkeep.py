@@ -17,6 +17,7 @@ from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_digest import digest_of
 from espalier.harness.store.exports import dated_rows, read_scores
 from espalier.harness.store.files.lease import file_time
+from espalier.harness.store.row_text import FOOTNOTE
 from espalier.harness.store.run_entries import (
     UNFINISHED,
     RunEntry,
@@ -26,6 +27,7 @@ from espalier.harness.store.run_entries import (
 )
 from espalier.harness.store.schema import upgraded
 from tests.refused import refused
+from tests.runs.terminal import on_terminal
 
 DAY = 86_400.0
 
@@ -114,6 +116,41 @@ def test_ls_lists_runs_of_every_state(store: Path, capsys: pytest.CaptureFixture
     assert any("acc 0.500" in line for line in out)
     assert any("no memory left" in line for line in out)
     assert err[-1].startswith("6 runs: 2 done, 1 damaged, 1 running, 1 failed, 1 unfinished")
+
+
+def test_ls_names_runs_apart_that_differ_in_their_prompt_alone(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = add(store, "cccccccccccccccc", [1, 0])
+    prompt = {"post_prompt": ""}
+    settings = row.get("settings", {}) | {"benchmark": {"prompt": prompt}, "model": {}}
+    Store(store).run("cccccccccccccccc").commit(row | {"settings": settings})
+    _, out, _ = run_cli(capsys, "ls", "--store", store)
+    methods = {line.split()[0][0]: line for line in out[1:]}
+    assert 'fastv benchmark.prompt={"post_prompt": ""}' in methods["c"]
+    assert "prompt" not in methods["a"] + methods["b"]
+
+
+def test_ls_fits_a_terminal_of_80_columns_and_loses_nothing(store: Path) -> None:
+    long = {"model": "llava_onevision1_5_8b", "benchmark": "longvideobench_describe"}
+    add(store, "cccccccccccccccc", [1, 0], n_samples=100, **long)
+    row = add(store, "dddddddddddddddd", [1, 0])
+    marked = {"extra": row["extra"] | {"unparsed": 2}}
+    Store(store).run("dddddddddddddddd").commit(row | marked)
+    (Store(store).run("eeeeeeeeeeeeeeee").path / "failed.json").write_text(
+        '{"cause": "no memory left on any of the cards that the command has, and none on the host"}'
+    )
+    shown = on_terminal("-m", "espalier", "store", "ls", "--store", str(store))
+    assert max(map(len, shown.lines)) <= 80
+    text = " ".join(shown.text.split())
+    assert "…" not in text
+    assert FOOTNOTE in text
+    for word in (*long.values(), "acc 0.500", "eeeeeeee: no memory left on any", "the host"):
+        assert word in text
+    some = on_terminal("-m", "espalier", "store", "ls", "--store", str(store), "--model", "m")
+    assert "status done, model m, benchmark b, n 2" in some.text
+    shown_keys = [line[:8] for line in some.lines if line[:1] and line[:1] in "abcd"]
+    assert shown_keys == ["a" * 8, "b" * 8, "d" * 8]
 
 
 def test_ls_chooses(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ from espalier.harness.reports.tables.table_formats import fragment
 from espalier.harness.specs.comparable import CELL, Row, amount, identity, name, settings_digest
 from espalier.harness.stats import Interval
 from espalier.harness.store.index import ReadRun, Walk, memoized, walk, walk_once
-from espalier.harness.store.row_text import is_marked
+from espalier.harness.store.row_text import is_marked, prompt_notes, prompt_settings
 
 #: Blocks of a row that the page shows or compares.
 BLOCKS = (
@@ -221,11 +221,21 @@ def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
     texts: dict[str, list[str]] = {}
     columns: dict[str, list[Any]] = {}
     for key, text in TEXTS.items():
-        codes, names = pd.factorize(pd.Series([text(result.row) for result in rows], dtype=object))
+        cells = [text(result.row) for result in rows]
+        if key == "curve":
+            cells = _with_prompts(cells, rows)
+        codes, names = pd.factorize(pd.Series(cells, dtype=object))
         columns[key], texts[key] = codes.tolist(), [*names]
     for key, number in NUMBERS.items():
         columns[key] = [_short(number(result.row)) for result in rows]
     return {"texts": texts, "columns": columns}
+
+
+def _with_prompts(curves: Sequence[str], rows: Sequence[StoredResult]) -> list[str]:
+    """Return names of curves, each with the settings of its prompt if rows of this name differ in them."""
+    cells = [(*_place(result.row), curve) for result, curve in zip(rows, curves, strict=True)]
+    notes = prompt_notes(cells, [prompt_settings(result.row) for result in rows])
+    return [f"{curve} {note}".rstrip() for curve, note in zip(curves, notes, strict=True)]
 
 
 def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
