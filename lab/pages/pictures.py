@@ -209,7 +209,8 @@ def pruned() -> Figure:
     with espalier.apply(espalier.load("seedling"), "divprune", ratio=0.9) as model:
         answer = model.ask(sample_scene(sample).to_pil(), sample["question"])
     assert answer.text == sample["answer"]
-    return answer.show()
+    figure: Figure = answer.show()
+    return figure
 
 
 #: Paths without suffix, what draws them, and their suffixes; the HTML report shows SVG files of lab/measured.
