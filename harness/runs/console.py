@@ -85,7 +85,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
     for (benchmark, metric), group in groups.items():
         scores = TerminalColumn(metric, tuple(map(_headline_score, group)), "left")
         states = TerminalColumn("status", tuple(row["status"] for row in group), "left")
-        title = f"{models}, {benchmark}: median ms a sample (decode: a token)"
+        title = f"{models}, {benchmark}: ± standard error; median ms a sample (decode: a token)"
         values = [*_gains(group), scores, *_counts(group), states], _costs(group)
         parts += stacked_tables(_names(group, rows), values, width, title)
     return parts
@@ -152,6 +152,8 @@ def _sheet(row: Mapping[str, Any]) -> Table:
     for name, values in sorted(row["metrics"].items(), key=lambda item: item[0] != headline(row)):
         marked = is_marked(row) and name == extra.get("headline")
         table.add_row("metric", f"{name} {_score(values)}{mark(marked)}")
+    if any(values["stderr"] is not None for values in row["metrics"].values()):
+        table.add_row("", "± standard error")
     table.add_row("samples", f"{row['n_samples']} ({row['status']}, key {row['run_key']})")
     if clipped := extra.get("clipped"):
         table.add_row(
@@ -308,7 +310,7 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
 
 
 def prints_json(spec: RunOptions, out: TextIO) -> bool:
-    """Return whether rows are printed as JSON; by default, if the output is not a terminal."""
+    """Return whether rows are printed as JSON; with `auto`, if the output is not a terminal."""
     return not out.isatty() if spec.json == "auto" else spec.json
 
 
@@ -319,7 +321,7 @@ def print_json(row: Mapping[str, Any], out: TextIO) -> None:
 
 
 def print_end(spec: RunOptions, rows: Rows, advice: tuple[str, str] | None, out: TextIO) -> None:
-    """Print the last row as JSON, at a terminal where the rows are and a next command."""
+    """Print the last row as JSON, or where the rows are and a next command."""
     if prints_json(spec, out):
         print_json(rows[-1], out)
         return

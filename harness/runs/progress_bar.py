@@ -6,10 +6,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -17,8 +17,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
+from espalier.harness.errors import plain
 from espalier.harness.specs.comparable import amount, name
-from espalier.harness.store.row_text import MEANS, is_marked
+from espalier.harness.store.row_text import MEANS, is_marked, prompt_notes, prompt_settings
 
 
 @dataclass
@@ -37,6 +38,8 @@ class Board:
         failed: number of cells that ran and have no row.
         answered: samples of the computed cells.
         running_samples: finished samples of the running cell.
+        prompts: name of each finished row, and what its prompt is made of.
+        line_time: when a line about the progress was last written, or the command began.
     """
 
     cells: int = 1
@@ -47,6 +50,8 @@ class Board:
     failed: int = 0
     answered: int = 0
     running_samples: int = 0
+    prompts: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    line_time: float = field(default_factory=time.monotonic)
 
     @property
     def ended(self) -> int:
@@ -129,8 +134,8 @@ def headline(row: Mapping[str, Any]) -> str:
     return chosen if chosen in row["metrics"] else str(next(iter(row["metrics"])))
 
 
-#: Updates of a display in a second.
-REFRESHES = 4
+#: Updates of a display in a second; seconds between two lines where there is none.
+REFRESHES, EVERY = 4, 60.0
 
 
 class TimeLeft(ProgressColumn):
@@ -150,10 +155,19 @@ class CellLines:
         title: shown while the cell's samples run.
         board: of the cell's sweep.
         key: run key of the cell.
+        log: gets a line a minute where nothing is drawn; None: no lines.
     """
 
-    def __init__(self, progress: Progress | None, title: str, board: Board, key: str) -> None:
+    def __init__(
+        self,
+        progress: Progress | None,
+        title: str,
+        board: Board,
+        key: str,
+        log: IO[str] | None = None,
+    ) -> None:
         self._progress, self._title, self._board, self._key = progress, title, board, key
+        self._log = log
         self._start, self._share = time.monotonic(), 0.0
         self._redraw: Callable[[], None] = lambda: None
         if progress is not None:
@@ -174,6 +188,8 @@ class CellLines:
         """Show the number of finished samples."""
         self._share, self._board.running_samples = finished / max(total, 1), finished
         if self._progress is None:
+            if self._log is not None and time.monotonic() - self._board.line_time >= EVERY:
+                self._write(f"{finished} of {total} samples", self._log)
             return
         speed = self._progress.tasks[0].speed
         self._progress.update(
@@ -184,6 +200,18 @@ class CellLines:
             count=f"{finished}/{total}",
             rate=f"{speed:.1f} it/s" if speed else "",
         )
+
+    def _write(self, done: str, log: IO[str]) -> None:
+        """Write a line with what is done and the time left, of a sweep with the counts of its cells."""
+        self._board.line_time = time.monotonic()
+        elapsed = self._board.line_time - self._start
+        seconds_left = self._board.left(self._key, elapsed, self._share)
+        end = "" if seconds_left is None else f", {clock(seconds_left)} left"
+        if self._board.cells > 1:
+            end = f"; {self._board.counts(seconds_left, elapsed)}"
+        # A reader that has gone does not end the run.
+        with suppress(OSError):
+            print(plain(f"{self._title}: {done}{end}"), file=log, flush=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the lines and, for a sweep, the counts of its cells below them."""
@@ -199,7 +227,7 @@ class CellLines:
 def cell_progress(
     title: str, board: Board, key: str = "", stream: TextIO | None = None, quiet: bool = False
 ) -> Iterator[CellLines]:
-    """Show the progress of a cell and its sweep, on a terminal or below a notebook's cell; elsewhere silent.
+    """Show the progress of a cell and its sweep, on a terminal or below a notebook's cell; elsewhere a line a minute.
 
     Args:
         title: of the cell.
@@ -210,7 +238,7 @@ def cell_progress(
     """
     console = Console(file=stream or sys.stderr)
     if quiet or not (console.is_terminal or console.is_jupyter):
-        yield CellLines(None, title, board, key)
+        yield CellLines(None, title, board, key, None if quiet else console.file)
         return
     text = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
@@ -233,10 +261,12 @@ def tell_finished(
     console = Console(file=stream or sys.stderr)
     if not console.is_terminal:
         return
+    board.prompts.append((f"{name(row)} {amount(row)} {row['benchmark']}", prompt_settings(row)))
+    note = prompt_notes(*zip(*board.prompts, strict=True))[-1]
     count = f"{board.ended:>{len(str(board.cells))}}/{board.cells}"
     parts = (
         f"{count}  {row['status']:<7} {clock(seconds):>7}",
-        f"{name(row)} {amount(row)} {row['benchmark']}",
+        f"{board.prompts[-1][0]} {note}".rstrip(),
         score(row),
         f"n={row['n_samples']}",
     )

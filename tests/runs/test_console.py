@@ -1,9 +1,12 @@
-"""The registry of names, the tables on the terminal, and the silence where there is none."""
+"""The registry of names, the tables on the terminal, and a line a minute where there is none."""
 
 from __future__ import annotations
 
 import io
 import sys
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,6 +121,27 @@ def test_sheet_shows_every_metric_headline_first_and_whether_a_speed_up_is_belie
     assert "acc undefined" in sheet(metrics={"acc": {"value": None, "stderr": None}})
 
 
+def test_a_spread_is_named_on_every_sheet_and_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "acc 0.500 ± 0.125" in sheet()
+    assert " ± standard error " in sheet()
+    assert "standard error" not in sheet(metrics={"acc": {"value": 0.5, "stderr": None}})
+    for width in (80, 180):
+        monkeypatch.setattr(console, "WIDTH", width)
+        out = io.StringIO()
+        console.print_rows([row("fastv", "b")], out, full=False)
+        assert "± standard error" in " ".join(out.getvalue().split())
+
+
+def test_a_sheet_has_the_tokens_that_a_draft_sees() -> None:
+    figures = ("gamma", "acceptance", "draft_visual", "tokens_per_target_forward", "mean_run")
+    ends = {"mismatches": None, "degraded": {"answers": 0, "why": None}}
+    block = dict(zip(figures, (5, 0.5, 14.4, 2, 1), strict=True)) | ends
+    extra = {"headline": "acc", "label": "", "speedup": None}
+    assert "draft sees     14.4 of 144 visual tokens" in sheet(extra=extra | {"speculative": block})
+    plain = block | {"acceptance": None, "draft_visual": 0}
+    assert "draft sees" not in sheet(extra=extra | {"speculative": plain})
+
+
 def long_rows() -> list[dict[str, object]]:
     """A sweep with names as long as they come."""
     speculative = {
@@ -168,13 +192,52 @@ def test_where_there_is_no_terminal_the_width_does_not_depend_on_it(
     assert max(map(len, texts[0].splitlines())) <= console.WIDTH
 
 
-def test_progress_is_silent_without_a_terminal() -> None:
+def test_progress_is_silent_for_a_minute_without_a_terminal() -> None:
     stream = io.StringIO()
     with cell_progress("run", Board(), stream=stream) as cell:
         cell.phase("loading")
         cell.samples(1, 2)
     tell_finished(row("fastv", "b"), Board(), 1.0, stream)
     assert stream.getvalue() == ""
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 59.0, 60.0, 61.0, 119.0, 121.0, 122.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stream = io.StringIO()
+    with cell_progress("fastv 0.5 rec", Board(line_time=0.0), stream=stream) as cell:
+        for finished in (1, 2, 3, 4):
+            cell.samples(finished, 8)
+    assert stream.getvalue() == (
+        "fastv 0.5 rec: 2 of 8 samples, 3:03 left\nfastv 0.5 rec: 4 of 8 samples, 2:02 left\n"
+    )
+
+
+def test_in_a_sweep_the_minutes_and_the_counts_are_those_of_all_cells() -> None:
+    stream, sweep = io.StringIO(), Board(3, {"a": "rec", "b": "rec"}, done=1)
+    sweep.line_time -= progress.EVERY
+    for key in ("a", "b"):
+        with cell_progress(f"fastv {key}", sweep, key, stream) as cell:
+            cell.samples(1, 2)
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("fastv a: 1 of 2 samples; cells: 1 done, 1 running, 0 failed, 1 left")
+    with cell_progress("other", Board(line_time=0.0), stream=stream, quiet=True) as cell:
+        cell.samples(1, 2)
+    assert "other" not in stream.getvalue()
+
+
+def test_a_line_that_cannot_be_written_is_not_the_end_of_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    with (
+        suppress(OSError),  # of the stream's buffer, when it is closed
+        Path("/dev/full").open("w", encoding="utf-8") as stream,
+        cell_progress("run", Board(), stream=stream) as cell,
+    ):
+        for finished in range(5):
+            cell.samples(finished, 8)
+    assert finished == 4
 
 
 @pytest.fixture
@@ -207,6 +270,17 @@ def test_a_finished_cell_is_one_line_that_wraps_where_it_must() -> None:
     assert max(len(first), len(second)) <= 80
     assert second.startswith("         ")
     assert "1:01:40" in first
+
+
+@pytest.mark.usefixtures("_wide")
+def test_finished_cells_that_differ_in_their_prompt_have_different_names() -> None:
+    stream, sweep = Terminal(), Board(300)
+    for number, prompt in enumerate(({}, {"prompt": {"post_prompt": ""}}, {})):
+        settings = {"model": {"conversation": None}, "benchmark": prompt}
+        tell_finished(row("fastv", str(number), settings=settings), sweep, 1.0, stream)
+    text = " ".join(stream.getvalue().split())
+    assert text.count('fastv K=3 0.5 rec benchmark.prompt={"post_prompt": ""} acc') == 1
+    assert text.count("fastv K=3 0.5 rec acc") == 2
 
 
 @pytest.mark.parametrize(

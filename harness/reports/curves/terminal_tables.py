@@ -190,7 +190,12 @@ def summary_lines(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not block:
         return []
     texts = {head: text(row) for head, text in FIGURES.items()}
-    lines = [
+    lines = []
+    # Plain decoding has no draft.
+    if block["acceptance"] is not None:
+        visual = f"{row['tokens']['visual']:.4g}"
+        lines.append(("draft sees", f"{texts['draft sees']} of {visual} visual tokens"))
+    lines += [
         (
             "drafts",
             f"gamma {texts['gamma']}, {texts['accepted']} of the tokens judged accepted, "
