@@ -9,7 +9,6 @@ tokens or entries, floats have values up to a larger size, random ones where non
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Self
 from unittest.mock import patch
 
@@ -75,7 +74,7 @@ class RealSizes(SimulatedCards):
         self._stack.enter_context(patch.multiple(Blame, **self._in_methods()))
         return super().__enter__()
 
-    def _in_methods(self) -> dict[str, Callable[..., None]]:
+    def _in_methods(self) -> dict[str, Any]:
         """Return what happens where the code of a method begins and ends."""
         leave = Blame.__exit__
 
