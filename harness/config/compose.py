@@ -7,7 +7,7 @@ shell.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -42,6 +42,9 @@ from espalier.harness.config.overrides import (
 )
 from espalier.harness.errors import UserError
 from espalier.harness.settings import choice
+
+#: Beginning of the keys of hyper-parameters.
+PARAMS = "method.params."
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ def read_command(
     check_overrides(parsed, catalogue, typed)
     sweeps = [override for override in parsed if override.is_sweep_override()]
     single = [str(override.input_line) for override in parsed if override not in sweeps]
+    if any(override.key_or_group == "method" for override in sweeps):
+        # Which method has them is known for each cell.
+        single = [text for text in single if _param_of(text) is None]
     base, typed_keys = composer.pieces(single), set(map(key_of, parsed))
     if RATIO in typed_keys and KEEP in base and base[KEEP].written is not None:
         # A preset's count would replace the ratio.
@@ -113,7 +119,7 @@ def read_command(
         ]
         swept = grids_of(grids, parsed) or [[*preset, *overrides]]
         parts = [parse(models_first(line), catalogue) for line in swept]
-        batches = [batch for part in parts for batch in expand(part)]
+        batches = with_own_params([batch for part in parts for batch in expand(part)], composer)
         cells = []
         for number, batch in enumerate(batches, 1):
             progress(number, len(batches))
@@ -132,6 +138,43 @@ def read_command(
         cells, lines = [resolved(settled_pieces(base))], [(*overrides, *search)]
     is_sweep = options.multirun or mode == "MULTIRUN"
     return Command(argv, tuple(cells), is_sweep, tuple(lines), folders)
+
+
+def with_own_params(
+    batches: Sequence[Sequence[str]], composer: Composer
+) -> Sequence[Sequence[str]]:
+    """Return the cells of a sweep, each with the hyper-parameters that its method has; those equal without others once.
+
+    One that no method of the sweep has stays, to be refused.
+    """
+    if not any(_param_of(text) for batch in batches for text in batch):
+        return batches
+    params: dict[str, Collection[str]] = {}
+    for batch in batches:
+        name = _method_of(batch)
+        if name not in params:
+            plain = [text for text in batch if _param_of(text) is None]
+            params[name] = composer.cell(plain)["method"]["params"] or {}
+    known = {key for keys in params.values() for key in keys}
+    cells: list[tuple[str, ...]] = []
+    for batch in batches:
+        foreign = known - set(params[_method_of(batch)])
+        cell = tuple(text for text in batch if _param_of(text) not in foreign)
+        if len(cell) == len(batch) or cell not in cells:
+            cells.append(cell)
+    return cells
+
+
+def _method_of(batch: Sequence[str]) -> str:
+    """Return the last choice of a method in a cell's overrides."""
+    names = [text.partition("=")[2] for text in batch if text.startswith("method=")]
+    return names[-1] if names else ""
+
+
+def _param_of(text: str) -> str | None:
+    """Return the hyper-parameter that an override sets; None: it sets something else."""
+    key = text.partition("=")[0]
+    return key.removeprefix(PARAMS).partition(".")[0] if key.startswith(PARAMS) else None
 
 
 def folders_of(argv: Sequence[str]) -> tuple[Path, ...]:

@@ -18,6 +18,9 @@ from espalier.harness.store.sweep_files import SweepCell
 CONTROLS = {"none": "the unpruned model", "random": "random dropping of tokens"}
 CACHE_CONTROLS = {"none": "the unpruned model", "random_kv": "random eviction of entries"}
 
+#: Hyper-parameter of the control: the decoder layer before which it drops.
+LAYER = "method.params.layer"
+
 #: Flags of a sweep.
 MULTIRUN = ("-m", "--multirun")
 
@@ -51,12 +54,33 @@ def next_step(
         )
     controls = CACHE_CONTROLS if any(row["extra"].get("cache") for row in rows) else CONTROLS
     absent = {name: purpose_of for name, purpose_of in controls.items() if name not in methods}
+    layers = uncontrolled_layers(rows)
+    if layers and controls is CONTROLS:
+        names = ",".join(dict.fromkeys([*CONTROLS, *methods]))
+        line = _with(argv, method=names, **{LAYER: ",".join(map(str, (0, *layers)))})
+        words = [*absent.values(), f"random dropping at layer {' and '.join(map(str, layers))}"]
+        return line, f"compares with {', '.join(words)}"
     if not absent:
         purpose = "draws accuracy against tokens kept, from the stored rows"
         return _with(argv, curves="results/curves"), purpose
     requested = options.get("method") or "divprune"
     names = ",".join([*absent, *([] if requested in absent else [requested])])
     return _with(argv, method=names), f"compares with {' and '.join(absent.values())}"
+
+
+def uncontrolled_layers(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the decoder layers before which methods act first, where no row drops at random.
+
+    Of methods that have no hyper-parameter `layer`: it would move them, too.
+    """
+    layers: dict[bool, set[int]] = {True: set(), False: set()}
+    for row in rows:
+        extra = row["extra"]
+        site: Mapping[str, Any] = next(iter(extra.get("sites") or ()), {})
+        is_control = row["method"] == "random"
+        if site.get("where") == "layer" and (is_control or "layer" not in extra["params"]):
+            layers[is_control].add(site["layer"])
+    return sorted(layers[False] - layers[True])
 
 
 def rerun(argv: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

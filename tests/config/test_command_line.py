@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import run
+from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
 from espalier.harness.paths import ROOT, located
 from espalier.harness.specs.secrets import masked, typed
@@ -125,3 +126,19 @@ def test_the_tab_key_completes_keys_and_values(text: str, completed: set[str]) -
         check=True,
     )
     assert set(done.stdout.split()) == completed
+
+
+def test_methods_of_a_sweep_take_the_hyper_parameters_that_they_have() -> None:
+    line = ["-m", "method=none,random,fastv", "method.params.K=1,3", "method.params.layer=2"]
+    cells = [
+        (cell["method"]["name"], cell["method"]["params"]) for cell in read_command(line).cells
+    ]
+    assert [name for name, _ in cells] == ["none", "random", "fastv", "fastv"]
+    assert cells[1][1]["layer"] == 2
+    assert [params["K"] for _, params in cells[2:]] == [1, 3]
+
+
+@pytest.mark.parametrize("line", [["method.params.K=3"], ["method.params.K=1,3"]])
+def test_a_hyper_parameter_that_no_method_of_a_sweep_has_is_refused(line: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^method\.params\.K is not a config key"):
+        read_command(["-m", "method=random,divprune", *line])

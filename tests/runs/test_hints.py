@@ -44,6 +44,30 @@ def next_step(argv: Sequence[str], rows: list[dict[str, Any]], missing: int = 0)
     return step[0]
 
 
+@pytest.mark.parametrize(
+    ("line", "methods", "expected"),
+    [
+        ("", ["fastv"], "-m method=none,random,fastv method.params.layer=0,2"),
+        (
+            "-m method=none,random,fastv method.params.K=2",
+            ["none", "random", "fastv"],
+            "-m method.params.K=2 method=none,random,fastv method.params.layer=0,2",
+        ),
+    ],
+)
+def test_a_control_drops_where_a_method_does(line: str, methods: list[str], expected: str) -> None:
+    rows = [row(method) for method in methods]
+    rows[-1]["extra"] |= {"sites": [{"where": "layer", "layer": 2}], "params": {"K": 2}}
+    arguments = shlex.split(next_step(line.split(), rows))[2:]
+    assert " ".join(arguments) == expected
+    assert len(read_command(arguments, typed=True).cells) == 4
+    control = row("random")
+    control["extra"] |= {"sites": [{"where": "layer", "layer": 2}], "params": {"layer": 2}}
+    assert hints.uncontrolled_layers([*rows, control]) == []
+    rows[-1]["extra"]["params"] = {"layer": 2}
+    assert hints.uncontrolled_layers(rows) == []
+
+
 @pytest.mark.parametrize(("line", "methods", "expected"), CASES)
 def test_what_is_missing_is_asked_for_and_composes(
     line: str, methods: list[str], expected: str
