@@ -29,7 +29,7 @@ from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.data_file import ON_THIS_MACHINE, VALID, check_address
-from espalier.harness.specs.run_spec import LOGS, BackendSpec, EngineSpec, RunOptions
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, RunOptions
 from espalier.harness.store.files.lease import Terms
 
 #: Keys of a cell that set where it runs and change nothing of its run.
@@ -68,7 +68,7 @@ class _BudgetSection:
 
 @dataclass(frozen=True)
 class _LogSection:
-    name: Annotated[str, OneOf(LOGS)]
+    name: Annotated[str, OneOf(("none", "wandb"))]
     options: Mapping[str, Any]
     samples: Natural
     pictures: Natural

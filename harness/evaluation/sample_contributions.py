@@ -153,7 +153,6 @@ PROBES = 3
 PATIENCE = 300.0
 
 Array = NDArray[np.float64]
-UnitPlaces = NDArray[np.intp]
 Aggregate = Callable[[list[Any]], Any]
 
 
@@ -280,7 +279,7 @@ def influence(
 
 
 def _check_fit(
-    aggregate: Aggregate, raw: Sequence[Any], place: UnitPlaces, deviations: Array, seed: int
+    aggregate: Aggregate, raw: Sequence[Any], place: NDArray[np.intp], deviations: Array, seed: int
 ) -> None:
     """Raise NoContributions unless the contributions predict the aggregates of random halves of the units."""
     if not deviations.any():

@@ -249,11 +249,9 @@ def answering_settings(engine: EngineSpec, acts: bool) -> dict[str, Any]:
     }
 
 
-#: The hyper-parameters that each variant of a method sets; empty for a method with one reading.
-Variants = Mapping[str, Mapping[str, Any]]
-
-
-def label(method: Method, variant: str, variants: Variants, budget: Budget) -> str:
+def label(
+    method: Method, variant: str, variants: Mapping[str, Mapping[str, Any]], budget: Budget
+) -> str:
     """Return the label of a method's configuration: parameters off their default, and which of several variants it is.
 
     The default of a parameter is what the variant sets, else that of the class. Parameters that repeat the budget are

@@ -34,8 +34,6 @@ from espalier.harness.specs.records.record import RecordSettings, RecordTable
 
 #: `benchmark.kind`.
 TASK_KINDS = ("understanding", "localization", "ocr", "description")
-#: `benchmark.media`.
-TASK_MEDIA = ("auto", "required", "optional")
 #: `benchmark.needs`: a Java runtime, a language model that judges, a server that takes submissions.
 NEEDS = ("java", "judge", "server")
 DERIVATIONS = ("sum", "mean")
@@ -183,7 +181,9 @@ class BenchmarkSpec:
     title: Text | None = field(default=None, metadata=OMITTED)
     kind: Annotated[str, OneOf(TASK_KINDS)] = field(default="understanding", metadata=OMITTED)
     dataset: DatasetSpec = field(default=DatasetSpec(), metadata=OMITTED)
-    media: Annotated[str, OneOf(TASK_MEDIA)] = field(default="auto", metadata=OMITTED)
+    media: Annotated[str, OneOf(("auto", "required", "optional"))] = field(
+        default="auto", metadata=OMITTED
+    )
     path: Path | None = field(default=None, metadata=OMITTED)
     reported: Mapping[str, Reported] = field(default_factory=dict, metadata=OMITTED)
     prompt: Mapping[str, Any] = field(default_factory=dict)

@@ -32,10 +32,8 @@ THREADS = ("OMP_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMEXPR_MAX_THREADS")
 #: How reports write the command of a run: in the repository, and where the package is installed.
 RUN = "python run.py" if (ROOT / "run.py").is_file() else "espalier run"
 
-Main = Callable[[Sequence[str] | None], int]
 
-
-def command(main: Main) -> Callable[..., int]:
+def command(main: Callable[[Sequence[str] | None], int]) -> Callable[..., int]:
     """Return a command that ends with an exit code and one line on stderr: 2 for bad input, 1 for failed writes.
 
     A reader that closes the output early, as `head` does, is not an error.

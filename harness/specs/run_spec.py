@@ -97,41 +97,25 @@ class BackendSpec:
 
 DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-WEIGHTS = ("trained", "random")
-VIDEO_RULES = rules.NAMES
-SHORT_VIDEOS = rules.SHORT
-MEDIA = ("optional", "required")
 #: `model.boxes`: how a model writes a box; tasks/rec/boxes.py reads them.
 BOXES = ("unit", "square", "pixels", "thousand", "tagged")
-TRANSPORTS = ("auto", "sequential", "processes", "threads")
 #: `engine.backend`: tokens leave, or the slow reference hides them.
 Backend = Literal["drop", "emulate"]
-BACKENDS: tuple[Backend, ...] = get_args(Backend)
-#: `engine.share`: what cells of a sweep that differ only in method and ratio do once for all of them.
-SHARES = ("none", "prefix")
 #: `engine.decode`: the loop that generates ordinary answers, the engine's own or the library's `generate`.
 DecodeLoop = Literal["loop", "generate"]
-DECODE_LOOPS: tuple[DecodeLoop, ...] = get_args(DecodeLoop)
 #: `engine.positions`: a policy (`Positions` of methods/base.py), or that of the method's released code.
 PositionPolicy = Literal["original", "renumbered", "method"]
 POSITIONS: tuple[PositionPolicy, ...] = get_args(PositionPolicy)
 #: `engine.separators`: newline and separator tokens of pictures stay, or may go like any visual token.
 Separators = Literal["keep", "candidates"]
-SEPARATORS: tuple[Separators, ...] = get_args(Separators)
 #: `engine.scope`: a method chooses among all visual tokens of a prompt, or in each picture and video by itself.
 Scope = Literal["prompt", "item"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 Auto = Literal["auto"]
 #: Default of `model.prompt`: the evaluation of the model's authors, or of the papers that these rely on.
 ORIGINAL = "original"
 #: The chat template in the folder of the checkpoint (`model.conversation`).
 CHECKPOINT = "checkpoint"
-LOGS = ("none", "wandb")
-REFUSED = ("error", "skip")
 VARIANTS = ("paper", "official")
-DEVICES = ("auto", "cpu", "cuda")
-DEVICE_MAPS = ("auto",)
-PARALLEL = ("data", "tensor")
 
 
 @dataclass(frozen=True)
@@ -142,8 +126,8 @@ class VideoSpec:
     """
 
     frames: Count = 32
-    rule: Annotated[str, OneOf(VIDEO_RULES)] = "uniform"
-    short: Annotated[str, OneOf(SHORT_VIDEOS)] = "repeat"
+    rule: Annotated[str, OneOf(rules.NAMES)] = "uniform"
+    short: Annotated[str, OneOf(rules.SHORT)] = "repeat"
     rate: Positive = 2.0
 
 
@@ -177,7 +161,9 @@ LONGEST_PROMPT = 4096
 
 def _read_device(key: str, value: Any) -> str:
     name, _, index = str(value).partition(":")
-    if name not in DEVICES or (index and not (name == "cuda" and index.isdecimal())):
+    if name not in ("auto", "cpu", "cuda") or (
+        index and not (name == "cuda" and index.isdecimal())
+    ):
         raise UserError(f"{key}={value!r} is unknown; valid: auto, cpu, cuda, cuda:<index>")
     if name == "cpu":
         return "cpu"
@@ -241,10 +227,10 @@ class ModelSpec:
     revision: Text | None
     dtype: Annotated[str, OneOf(DTYPES)] = field(metadata=OPEN)
     attention: Annotated[str, OneOf(ATTENTIONS)] = field(metadata=OPEN)
-    weights: Annotated[str, OneOf(WEIGHTS)]
+    weights: Annotated[str, OneOf(("trained", "random"))]
     device: Annotated[str, By(_read_device)] = field(metadata=OPEN)
     facts: ModelFacts = field(metadata={**COMPUTED, **OPEN})
-    device_map: Annotated[str, OneOf(DEVICE_MAPS)] | None = field(
+    device_map: Annotated[str, OneOf(("auto",))] | None = field(
         default=None, metadata={**OPEN, **STATED}
     )
     max_memory: Annotated[Mapping[str, int], By(_read_max_memory)] = field(
@@ -252,7 +238,7 @@ class ModelSpec:
     )
     spared_card: int | None = field(default=None, metadata={**COMPUTED, **OPEN, **STATED})
     offload: bool = field(default=False, metadata=OPEN)
-    parallel: Annotated[str, OneOf(PARALLEL)] = field(default=PARALLEL[0], metadata=OPEN)
+    parallel: Annotated[str, OneOf(("data", "tensor"))] = field(default="data", metadata=OPEN)
     longest: int = field(
         default=LONGEST_PROMPT, compare=False, repr=False, metadata={**COMPUTED, **OMITTED}
     )
@@ -264,7 +250,9 @@ class ModelSpec:
     processor: Mapping[str, Any] = field(default_factory=dict, metadata=STATED)
     video: VideoSpec = field(default=VideoSpec(), metadata=STATED)
     transparency: Annotated[str, OneOf(TRANSPARENCY)] = TRANSPARENCY[0]
-    media: Annotated[str, OneOf(MEDIA)] = field(default="optional", metadata=STATED)
+    media: Annotated[str, OneOf(("optional", "required"))] = field(
+        default="optional", metadata=STATED
+    )
     architecture: Mapping[str, Any] = field(default_factory=dict, metadata={**OPEN, **STATED})
     drafts: Names = field(default=(), metadata=OMITTED)
     boxes: Annotated[str, OneOf(BOXES)] = field(default="unit", metadata=OMITTED)
@@ -359,21 +347,27 @@ class EngineSpec:
         energy: true: joules of every answer, by the counters of NVIDIA GPUs (Volta or later)
     """
 
-    backend: Annotated[Backend, OneOf(BACKENDS)] = field(default="drop", metadata=BY_METHOD)
+    backend: Annotated[Backend, OneOf(get_args(Backend))] = field(
+        default="drop", metadata=BY_METHOD
+    )
     batch_size: Count | Auto = field(default=8, metadata={**COST, **BY_METHOD, **ANY_ENGINE})
     positions: Annotated[PositionPolicy, OneOf(POSITIONS)] = field(
         default="original", metadata={**OPEN, **BY_METHOD, **ANY_ENGINE}
     )
-    separators: Annotated[Separators, OneOf(SEPARATORS)] = field(default="keep", metadata=BY_METHOD)
-    scope: Annotated[Scope, OneOf(SCOPES)] = field(default="prompt", metadata=ANY_ENGINE)
-    decode: Annotated[DecodeLoop, OneOf(DECODE_LOOPS)] = field(default="loop", metadata=BY_METHOD)
+    separators: Annotated[Separators, OneOf(get_args(Separators))] = field(
+        default="keep", metadata=BY_METHOD
+    )
+    scope: Annotated[Scope, OneOf(get_args(Scope))] = field(default="prompt", metadata=ANY_ENGINE)
+    decode: Annotated[DecodeLoop, OneOf(get_args(DecodeLoop))] = field(
+        default="loop", metadata=BY_METHOD
+    )
     threads: Annotated[int, at_least(1), at_most(os.cpu_count() or 1)] | None = field(
         default=None, metadata={**OMITTED, **ANY_ENGINE}
     )
     max_errors: Natural = field(default=0, metadata={**OMITTED, **ANY_ENGINE})
     warmup: Natural = field(default=1, metadata={**COST, **STATED, **ANY_ENGINE})
     prefetch: Natural | Auto = field(default="auto", metadata={**OMITTED, **ANY_ENGINE})
-    transport: Annotated[str, OneOf(TRANSPORTS)] = field(
+    transport: Annotated[str, OneOf(("auto", "sequential", "processes", "threads"))] = field(
         default="auto", metadata={**OPEN, **BY_METHOD, **ANY_ENGINE}
     )
     patience: Positive = field(default=30, metadata={**OMITTED, **ANY_ENGINE})
@@ -381,7 +375,7 @@ class EngineSpec:
     graphs: FlagOrAuto = field(default=False, metadata={**BY_METHOD, **ANY_ENGINE})
     rescore: bool = field(default=False, metadata={**COST, **BY_METHOD})
     paired: Natural | Auto = field(default="auto", metadata={**OMITTED, **ANY_ENGINE})
-    share: Annotated[str, OneOf(SHARES)] = field(default="none", metadata=OMITTED)
+    share: Annotated[str, OneOf(("none", "prefix"))] = field(default="none", metadata=OMITTED)
     kept: bool = field(default=False, metadata={**COST, **ANY_ENGINE})
     energy: Annotated[bool, Metered("J", "energy of the GPUs")] = field(
         default=False, metadata=COST
@@ -433,7 +427,7 @@ class RunOptions:
     offline: bool = True
     curves: Path | None = None
     report: Path | None = None
-    refused: Annotated[str, OneOf(REFUSED)] = "error"
+    refused: Annotated[str, OneOf(("error", "skip"))] = "error"
     json: FlagOrAuto = False
 
 
