@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,7 +73,3 @@ def _check(options: argparse.Namespace) -> int:
     if len(names) > 1:
         print(f"{len(names) - failed} of {len(names)} benchmarks can run here")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -255,7 +255,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MethodError as error:
         raise UserError(str(error)) from error
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -50,7 +50,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_lines(f"{panel.benchmark}: {note}", file=sys.stderr)
     print_lines(*paths)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

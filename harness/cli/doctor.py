@@ -115,7 +115,3 @@ def print_table(findings: Sequence[Finding]) -> None:
     console.print(table)
     counts = {status: sum(finding.status == status for finding in findings) for status in colours}
     console.print(", ".join(f"{count} {status}" for status, count in counts.items()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

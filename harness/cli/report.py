@@ -134,7 +134,3 @@ def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> li
         UserError: the results lack what a protocol compares.
     """
     return [PROTOCOLS[name](results) for name in dict.fromkeys(names)]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

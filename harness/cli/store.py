@@ -438,7 +438,3 @@ COMMANDS: Mapping[str, StoreCommand] = {
         },
     ),
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

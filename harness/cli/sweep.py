@@ -130,7 +130,3 @@ def _texts(progress: Progress, cell: CellProgress) -> tuple[str, ...]:
     spread = "" if cell.error is None else f" ± {cell.error:.3f}"
     score = "" if cell.score is None else f"{cell.metric} {cell.score:.3f}{spread}"
     return cell.cell.title, count, score, cell.note
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -233,7 +233,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{key}: {'rebuilt' if missing else 'is there'}")
     print(f"{sum(missing for _, missing in done)} of {len(done)} rows rebuilt")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
