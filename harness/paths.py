@@ -42,7 +42,17 @@ def located(value: str | PathLike[str]) -> Path:
             f"{brief(text)!r} is no path of a file system; valid: names of at most {LONGEST} bytes"
         )
     if text.startswith(IN_PACKAGE):
-        return _inside_package(text)
+        name, _, place = text.removeprefix(IN_PACKAGE).partition("/")
+        try:
+            spec = find_spec(name)
+        except (ImportError, ValueError):  # `..` and the like are no names of packages
+            spec = None
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(
+                f"{text!r}: no package {name!r} is installed; valid: pkg://espalier/..."
+            )
+        # In the repository the folders of the package are links.
+        return (Path(spec.submodule_search_locations[0]) / place).resolve()
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError as error:  # `~name`, and no user of that name
@@ -51,18 +61,6 @@ def located(value: str | PathLike[str]) -> Path:
         raise UserError(
             f"{text!r} starts at the working directory, which is gone; valid: an absolute path"
         ) from error
-
-
-def _inside_package(value: str) -> Path:
-    name, _, place = value.removeprefix(IN_PACKAGE).partition("/")
-    try:
-        spec = find_spec(name)
-    except (ImportError, ValueError):  # `..` and the like are no names of packages
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"{value!r}: no package {name!r} is installed; valid: pkg://espalier/...")
-    # In the repository the folders of the package are links.
-    return (Path(spec.submodule_search_locations[0]) / place).resolve()
 
 
 def short_path(path: Path) -> str:

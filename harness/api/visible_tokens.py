@@ -142,11 +142,8 @@ def grid_rows(adapter: Adapter, inputs: Mapping[str, Any]) -> list[np.ndarray]:
     """Return the (N, 4) grid of each row of encoded inputs, without its padding. Cost: one transfer to the host."""
     names = ("input_ids", "attention_mask")
     on_host = dict(zip(names, to_host(*(inputs[name] for name in names)), strict=True))
-    layout = adapter.layout({**without_chats(inputs), **on_host})
+    layout = adapter.layout(
+        {**{name: value for name, value in inputs.items() if name != "chats"}, **on_host}
+    )
     grid = layout.grid.numpy()
     return [positions[:count] for positions, count in zip(grid, layout.counts, strict=True)]
-
-
-def without_chats(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return encoded inputs without the chats that a speculative decoder adds."""
-    return {name: value for name, value in inputs.items() if name != "chats"}

@@ -217,16 +217,13 @@ class FixedSteps:
         self._ids.copy_(ids[None])
         self._slot.fill_(slot)
         self._place.fill_(place)
-        logits = self._replay(slot)()
-        self._cache.grow()
-        return logits.clone()  # the next replay overwrites it
-
-    def _replay(self, slot: int) -> Callable[[], Tensor]:
         keys = min(-(-(slot + 1) // BUCKET) * BUCKET, self._capacity)
         if keys not in self._replays:
             inputs = self._ids, self._slot, self._place
             self._replays[keys] = self._graphs.capture(partial(self._step, keys), inputs)
-        return self._replays[keys]
+        logits = self._replays[keys]()
+        self._cache.grow()
+        return logits.clone()  # the next replay overwrites it
 
     def _step(self, keys: int, ids: Tensor, slot: Tensor, place: Tensor) -> Tensor:
         """Return the logits (1, V) after a token; it attends to so many slots.

@@ -179,7 +179,12 @@ def guard_scoring(
         calls += 1
         try:
             values = [*results, *extra_results((task.config.task, doc_id))]
-            return _numbers(score(doc, values, **options))
+            metrics = score(doc, values, **options)
+            for metric, value in metrics.items():
+                number = value.get("score") if isinstance(value, Mapping) else value
+                if isinstance(number, Real) and not math.isfinite(float(number)):
+                    raise ValueError(f"metric {metric} is {float(number)}")
+            return metrics
         except Exception as error:  # a task's scoring may raise anything
             failures.append(Failure.from_exception((task.config.task, doc_id), error))
             return {}
@@ -239,12 +244,3 @@ def check_values(
             finite = isinstance(value, Real) and math.isfinite(float(value))
             if key.partition(",")[0] == metric and not finite:
                 raise Unscored.of(benchmark.name, task, metric, f"its aggregation gives {value!r}")
-
-
-def _numbers(metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the metrics of a sample; raises ValueError if a number is NaN or infinite."""
-    for metric, value in metrics.items():
-        number = value.get("score") if isinstance(value, Mapping) else value
-        if isinstance(number, Real) and not math.isfinite(float(number)):
-            raise ValueError(f"metric {metric} is {float(number)}")
-    return metrics

@@ -263,22 +263,17 @@ def score_entries(
     entries = []
     for key in dict.fromkeys([*scores, *values]):
         entry = {"task": key[0], "doc_id": key[1], "scores": dict(scores.get(key, {}))}
+        groups: dict[str, dict[str, Any]] = {}
+        for metric, value in values.get(key, {}).items():
+            stored = json_value(value)
+            groups.setdefault(repr(stored), {"of": [], "value": stored})["of"].append(metric)
         optional = {
             "units": dict(units.get(key, {})),
             "own": dict(sample_scores.get(key, {})),
-            "values": _shared(values.get(key, {})),
+            "values": list(groups.values()),
         }
         entries.append(entry | {name: table for name, table in optional.items() if table})
     return entries
-
-
-def _shared(values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of metrics, equal values once: many tasks give all their metrics the same table."""
-    groups: dict[str, dict[str, Any]] = {}
-    for metric, value in values.items():
-        stored = json_value(value)
-        groups.setdefault(repr(stored), {"of": [], "value": stored})["of"].append(metric)
-    return list(groups.values())
 
 
 @cache

@@ -117,13 +117,12 @@ def _unbounded(file: Path, _size: int, _changed: int, dtype: str) -> tuple[str, 
         return tuple(
             name
             for name in tensors.keys()  # noqa: SIM118 - no mapping
-            if not all(_within(part, largest) for part in _parts(tensors, name))
+            if not all(
+                # Comparisons with NaN are false.
+                not part.is_floating_point() or bool((part.float().abs() <= largest).all())
+                for part in _parts(tensors, name)
+            )
         )
-
-
-def _within(part: Tensor, largest: float) -> bool:
-    # Comparisons with NaN are false.
-    return not part.is_floating_point() or bool((part.float().abs() <= largest).all())
 
 
 def _parts(tensors: safe_open, name: str) -> Iterator[Tensor]:

@@ -129,7 +129,8 @@ def check_memory(
                 f"valid: {_remedies(spec, weights, free, skeleton)}"
             )
         return
-    place = _place(spec.device)
+    name, _, index = spec.device.partition(":")
+    place: int | str = "cpu" if name == "cpu" else int(index or 0)
     available = free[place] - (0 if place == "cpu" else prompt_bytes(spec))
     if weights <= available:
         return
@@ -192,11 +193,6 @@ def _remedies(
 
 def _prompt(spec: ModelSpec) -> str:
     return f"a prompt of {spec.longest:,} tokens"
-
-
-def _place(device: str) -> int | str:
-    name, _, index = device.partition(":")
-    return "cpu" if name == "cpu" else int(index or 0)
 
 
 def _gib(size: int) -> str:

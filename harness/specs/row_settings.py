@@ -10,12 +10,11 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.settings import COST, OMITTED, OPEN, STATED, default, marked
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.judge_spec import JudgeSpec
 from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, ModelSpec, PromptSpec
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, ModelSpec
 
 #: The spec of each block.
 SECTIONS: Mapping[str, type] = {
@@ -62,6 +61,17 @@ def model_settings(
         revision: digest of the checkpoint's files, or hub id and commit.
         quantisation: of the weights; None: they are not quantised.
     """
+    stated = asdict(model.facts)
+    # The signals and sites of a model decide which methods run on it and do not change numbers: a new one changes no
+    # row. The work on a nominal picture enters estimates alone.
+    del stated["signals"], stated["unproved"], stated["nominal_work"]
+    if not model.facts.deepstack:
+        # Older rows do not have this fact.
+        del stated["deepstack"]
+    # Pixels, videos and generation settings of the prompt set are in the fields of the model, its text and its limits
+    # in those of the benchmark.
+    values = _fields(model.prompt)
+    name = values.pop("name", None)
     return {
         **_fields(model),
         # Of a user's class without its folder.
@@ -69,8 +79,8 @@ def model_settings(
         "revision": revision,
         # A checkpoint brings its own configuration, which its revision covers.
         "architecture": model.architecture if model.weights == "random" else None,
-        "facts": _facts(model.facts),
-        **_prompt(model.prompt),
+        "facts": stated,
+        **(values if name is None else {"prompt": name, **values}),
         **({} if quantisation is None else {"quantisation": quantisation}),
     }
 
@@ -136,25 +146,6 @@ def _fields(section: Any) -> dict[str, Any]:
         if field.name not in omitted
         and ((value := getattr(section, field.name)) != default(field) or field.name in present)
     }
-
-
-def _prompt(prompt: PromptSpec) -> dict[str, Any]:
-    # Pixels, videos and generation settings of the prompt set are in the fields of the model, its text and its limits
-    # in those of the benchmark.
-    values = _fields(prompt)
-    name = values.pop("name", None)
-    return values if name is None else {"prompt": name, **values}
-
-
-def _facts(facts: ModelFacts) -> dict[str, Any]:
-    stated = asdict(facts)
-    # The signals and sites of a model decide which methods run on it and do not change numbers: a new one changes no
-    # row. The work on a nominal picture enters estimates alone.
-    del stated["signals"], stated["unproved"], stated["nominal_work"]
-    if not facts.deepstack:
-        # Older rows do not have this fact.
-        del stated["deepstack"]
-    return stated
 
 
 def _score(records: RecordSettings | None) -> dict[str, Any] | None:

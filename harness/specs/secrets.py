@@ -48,7 +48,9 @@ def masked(text: str, keys: Iterable[str | None]) -> str:
     for key in keys:
         if key:
             text = _pattern(key).sub(MASK, text)
-            text = _without_pieces(text, key)
+            for size in range(len(key) - 1, PIECE - 1, -1):
+                for piece in (key[:size], key[-size:]):
+                    text = text.replace(piece, MASK)
     return _USER.sub(f"{MASK}@", text)
 
 
@@ -130,10 +132,3 @@ def _base64(key: str) -> set[str]:
         if len(middle) >= SHORTEST:
             matches |= {middle, middle.replace("+", "-").replace("/", "_")}
     return matches
-
-
-def _without_pieces(text: str, key: str) -> str:
-    for size in range(len(key) - 1, PIECE - 1, -1):
-        for piece in (key[:size], key[-size:]):
-            text = text.replace(piece, MASK)
-    return text

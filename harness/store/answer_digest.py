@@ -29,21 +29,18 @@ def journal_answers(entries: Iterable[Mapping[str, Any]]) -> dict[Key, str]:
     return answers
 
 
-def scored_keys(entries: Iterable[Mapping[str, Any]]) -> set[Key]:
-    """Return the samples of a journal that were scored; samples with failed scoring are not part of a row."""
-    return {
-        (entry["task"], entry["doc_id"])
-        for entry in entries
-        if isinstance(entry.get("scores"), Mapping) and {"task", "doc_id"} <= entry.keys()
-    }
-
-
 def matches_row(row: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> bool | None:
     """Return whether a journal holds the answers of a row; None for a row of an earlier version."""
     stored = row.get("extra", {}).get("answers")
     if not stored:
         return None
     entries = list(entries)
-    answers, scored = journal_answers(entries), scored_keys(entries)
+    answers = journal_answers(entries)
+    # Samples with failed scoring are not part of a row.
+    scored = {
+        (entry["task"], entry["doc_id"])
+        for entry in entries
+        if isinstance(entry.get("scores"), Mapping) and {"task", "doc_id"} <= entry.keys()
+    }
     counted = {key: answer for key, answer in answers.items() if key in scored}
     return stored in (digest_of(counted), digest_of(answers))

@@ -226,7 +226,19 @@ class Grid:
 
 def grids(answer: str) -> Iterator[Grid]:
     """Yield the tables of an answer, written with pipes or in HTML. Never raises."""
-    yield from _of_pipes(answer)
+    for is_table, lines in groupby(answer.strip().split("\n"), lambda line: "|" in line):
+        table = list(lines)
+        rows = [_cells(line) for line in table if not (line.strip() and set(line) <= set("- :|"))]
+        if is_table and len(table) >= 2 and any(rows):
+            yield laid_out(
+                [
+                    [
+                        GridCell(text, heading=not (number and place))
+                        for place, text in enumerate(row)
+                    ]
+                    for number, row in enumerate(filter(None, rows))
+                ]
+            )
     yield from _of_html(answer)
 
 
@@ -248,22 +260,6 @@ def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
     grid.height = max((row for row, _ in grid.squares), default=-1) + 1
     grid.width = max((column for _, column in grid.squares), default=-1) + 1
     return grid
-
-
-def _of_pipes(answer: str) -> Iterator[Grid]:
-    for is_table, lines in groupby(answer.strip().split("\n"), lambda line: "|" in line):
-        table = list(lines)
-        rows = [_cells(line) for line in table if not (line.strip() and set(line) <= set("- :|"))]
-        if is_table and len(table) >= 2 and any(rows):
-            yield laid_out(
-                [
-                    [
-                        GridCell(text, heading=not (number and place))
-                        for place, text in enumerate(row)
-                    ]
-                    for number, row in enumerate(filter(None, rows))
-                ]
-            )
 
 
 def _cells(line: str) -> list[str]:

@@ -16,7 +16,6 @@ from transformers.models.llava_onevision.modeling_llava_onevision import get_any
 from espalier.harness.cost.facts import Work
 from espalier.harness.engine.layout import VisualItem, rectangle
 from espalier.harness.errors import UserError
-from espalier.harness.media.frames import Clip
 from espalier.harness.models.architectures.square_views import ClipTowerAdapter
 from espalier.harness.models.random_weights import HALF
 from espalier.harness.models.view_placement import WHOLE, PictureView, ViewBox, padded_box
@@ -226,7 +225,7 @@ class OnevisionViewsAdapter(ClipTowerAdapter):
         Raises:
             UserError: videos of different lengths, which the model cannot stack.
         """
-        frames = [self._pixels(clip) for row in clips for clip in row]
+        frames = [clip.pixels for row in clips for clip in row]
         counts = sorted({len(video) for video in frames})
         if len(counts) > 1:
             raise UserError(
@@ -237,10 +236,6 @@ class OnevisionViewsAdapter(ClipTowerAdapter):
         return self.run_processor(
             texts, images=images, videos=frames or None, do_sample_frames=False
         )
-
-    def _pixels(self, clip: Clip) -> Any:
-        """Return the frames for the processor."""
-        return clip.pixels
 
     def items(self, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[VisualItem]]:
         """Return the items of images, then of videos, in the projector's order."""

@@ -108,7 +108,10 @@ def _measured(anchor: Anchor, rows: Sequence[Row]) -> dict[str, Any]:
         return {"verdict": f"not run ({differences[-1]})" if differences else "not run"}
     complete = [row for row in candidates if row["settings"]["benchmark"]["limit"] is None]
     row = (complete or candidates)[-1]
-    value = row["metrics"][anchor.metric]["value"] * scale_of(anchor)
+    spec = benchmark_spec(compose_section("benchmark", anchor.benchmark))
+    value = row["metrics"][anchor.metric]["value"] * (
+        spec.reported[anchor.metric].scale if anchor.metric in spec.reported else 1.0
+    )
     difference = value - anchor.published
     # Both have one decimal; rounding keeps a difference of exactly half a point at half a point.
     near = round(abs(difference), 6) <= NEAR
@@ -122,12 +125,6 @@ def run_of(anchor: Anchor) -> CellRun:
     overrides = {"model": anchor.model, "model.prompt": anchor.prompt, "method": "none"}
     cell = {"benchmark": anchor.benchmark, "ratio": 0, "budget": RULE}
     return CellRun(overrides | cell, "", scale=1.0)
-
-
-def scale_of(anchor: Anchor) -> float:
-    """Return the factor by which papers multiply the anchor's metric, from the benchmark's config. Cost: 0.1 s."""
-    spec = benchmark_spec(compose_section("benchmark", anchor.benchmark))
-    return spec.reported[anchor.metric].scale if anchor.metric in spec.reported else 1.0
 
 
 def table(comparisons: pd.DataFrame) -> str:

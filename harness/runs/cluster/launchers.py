@@ -309,7 +309,13 @@ class LocalWorkers:
                 return
             with pool.take(job.resources.gpus if self.gpus else 0) as taken:
                 self._states[name] = JobState("RUNNING")
-                run_job(file, self._environment(taken, at_once), self._stopped.is_set)
+                threads = str(max(1, (os.cpu_count() or 1) // at_once))
+                variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+                run_job(
+                    file,
+                    {**variables, VISIBLE: ",".join(taken)} if self.gpus else variables,
+                    self._stopped.is_set,
+                )
             self._states[name] = JobState("ENDED")
 
         def run_all() -> None:
@@ -343,8 +349,3 @@ class LocalWorkers:
         else:
             room = (os.cpu_count() or 1) // max(job.resources.cpus for job in packs)
         return max(1, min(room, len(packs)))
-
-    def _environment(self, taken: tuple[str, ...], at_once: int) -> dict[str, str]:
-        threads = str(max(1, (os.cpu_count() or 1) // at_once))
-        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-        return {**variables, VISIBLE: ",".join(taken)} if self.gpus else variables

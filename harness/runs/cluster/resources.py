@@ -309,23 +309,20 @@ def parameters(model: ModelSpec) -> int:
     towers = [facts.tower] + ([facts.stem] if facts.stem is not None else [])
     projector = facts.projector_entries * (1 + len(facts.deepstack))
     words = 2 * facts.vocabulary * facts.text.hidden
-    stacks = sum(map(_stack, (facts.text, *towers))) + _idle_experts(model)
-    return stacks + _join(facts) + projector + words
+    text, stated = facts.text, model.architecture.get("text", {})
+    width = stated.get("moe_intermediate_size", 0)
+    experts = stated.get("num_experts", stated.get("n_routed_experts", text.experts))
+    active = stated.get("num_experts_per_tok", stated.get("top_k_experts", experts))
+    layers = text.layers - (text.first_intermediate is not None)
+    # Of the experts that a token does not go through.
+    idle = layers * int(experts - active) * 3 * text.hidden * int(width)
+    stacks = sum(map(_stack, (text, *towers)))
+    return stacks + idle + _join(facts) + projector + words
 
 
 def weight_bytes(model: ModelSpec) -> int:
     """Return the bytes of these parameters in the model's precision."""
     return parameters(model) * BYTES[model.dtype]
-
-
-def _idle_experts(model: ModelSpec) -> int:
-    """Return the parameters of the experts that a token does not go through."""
-    text, stated = model.facts.text, model.architecture.get("text", {})
-    width = stated.get("moe_intermediate_size", 0)
-    experts = stated.get("num_experts", stated.get("n_routed_experts", text.experts))
-    active = stated.get("num_experts_per_tok", stated.get("top_k_experts", experts))
-    layers = text.layers - (text.first_intermediate is not None)
-    return layers * int(experts - active) * 3 * text.hidden * int(width)
 
 
 def _join(facts: ModelFacts) -> int:

@@ -140,13 +140,12 @@ class _Teller:
         self.frames, self.stream = frames, stream
         self.actors: list[Actor] = []
         self.events: list[Event] = []
-        cells = sorted(self._sample(list(range(len(PLACES))), 3 + stream.below(3)))
+        items = list(range(len(PLACES)))
+        count = 3 + stream.below(3)
+        cells = sorted([items.pop(self.stream.below(len(items))) for _ in range(count)])
         for number, cell in enumerate(cells):
             # First a shape, then a digit, so that every clip has both.
             self._add("present", 0, cell, number if number < 2 else stream.below(2))
-
-    def _sample(self, items: list[int], count: int) -> list[int]:
-        return [items.pop(self.stream.below(len(items))) for _ in range(count)]
 
     def _present(self) -> list[int]:
         return [number for number, actor in enumerate(self.actors) if actor.present]

@@ -104,18 +104,15 @@ class CodeReference:
                 raise UserError(
                     f"{key}={str(self)!r}: there is no module {error.name}; valid: {REMEDY}"
                 ) from error
-            raise self._failed(key, error) from error
+            raise UserError(
+                f"{key}={str(self)!r} cannot be imported: {failure(error, self.file)}; valid: code that Python imports"
+            ) from error
         value = vars(module).get(self.name)
         if not isinstance(value, type):
             classes = [item for item in vars(module).values() if isinstance(item, type)]
             defined = [item.__name__ for item in classes if item.__module__ == module.__name__]
             raise self._no_class(key, [name for name in defined if not name.startswith("_")])
         return value
-
-    def _failed(self, key: str, error: BaseException) -> UserError:
-        return UserError(
-            f"{key}={str(self)!r} cannot be imported: {failure(error, self.file)}; valid: code that Python imports"
-        )
 
     def _no_class(self, key: str, classes: Iterable[str]) -> UserError:
         valid = ", ".join(f"{self.place}:{name}" for name in sorted(classes)) or REMEDY

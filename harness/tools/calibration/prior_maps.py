@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -166,7 +166,8 @@ def calibrate(
         tuple(layers), lambda layer, grid, rows: calibration.means[layer].add(grid, rows)
     )
     with Session(adapter, recorder, Budget(rule="kept", ratio=0.0)) as session:
-        for batch in _batches(images, batch_size):
+        waiting = iter(images)
+        for batch in iter(lambda: list(islice(waiting, batch_size)), []):
             chats = [question(image, prompt) for image in batch]
             names = [str(calibration.n_images + number) for number in range(len(batch))]
             session.generate(adapter.encode(chats), names, max_new_tokens=1, do_sample=False)
@@ -174,8 +175,3 @@ def calibrate(
                 calibration.see(image)
             advance(len(batch))
     return calibration
-
-
-def _batches(images: Iterable[Image], size: int) -> Iterator[list[Image]]:
-    waiting = iter(images)
-    return iter(lambda: list(islice(waiting, size)), [])

@@ -80,22 +80,6 @@ SETTINGS = {
 }
 
 
-def rename_llava(name: str, tensor: Tensor, rows: int) -> dict[str, Tensor]:
-    """Return the model's tensors of one of the release.
-
-    Args:
-        name: the release's name.
-        tensor: of that name.
-        rows: tokens of the model's embedding and output head.
-    """
-    if name.endswith(_COMPUTED):
-        return {}
-    table = lengthened(tensor, rows) if name in (_WORDS, HEAD) else tensor
-    for pattern, new in RENAMES.items():
-        name = re.sub(pattern, new, name)
-    return {name: table}
-
-
 def text_of(
     release: Mapping[str, Any],
     shapes: Mapping[str, Shape],
@@ -169,11 +153,6 @@ def require_tensors(shapes: Mapping[str, Shape], names: Sequence[str]) -> None:
     lacking = [name for name in names if name not in shapes]
     if lacking:
         raise UserError(f"this is not a release of LLaVA: there is no tensor {lacking[0]!r}")
-
-
-def padded_rows(rows: int) -> int:
-    """Return the rows of transformers' checkpoints: two placeholders more, rounded up to a multiple of 64."""
-    return -(-(rows + 2) // 64) * 64
 
 
 IMAGE, PADDING = "<image>", "<pad>"
@@ -256,7 +235,12 @@ def convert(source: Path, target: Path, say: Say, tower: Path | None = None) -> 
     def rename(name: str, tensor: Tensor) -> dict[str, Tensor]:
         # No name of a release begins as those of CLIP's checkpoints do, which also hold a text model.
         if not shards or name.startswith(("model.", HEAD)):
-            return rename_llava(name, tensor, rows)
+            if name.endswith(_COMPUTED):
+                return {}
+            table = lengthened(tensor, rows) if name in (_WORDS, HEAD) else tensor
+            for pattern, new in RENAMES.items():
+                name = re.sub(pattern, new, name)
+            return {name: table}
         if not name.startswith(ALONE) or name.endswith(_COMPUTED):
             return {}
         return {"model.vision_tower." + name.removeprefix(ALONE): tensor}
@@ -297,8 +281,9 @@ def configuration(
     vision = tower_of(shapes, prefix, release.get("mm_vision_tower"))
     text = text_of(release, shapes, stack, tokenizer.pad_token_id)
     return (LlavaNextConfig if crops else LlavaConfig)(
-        # As many rows as in transformers' own checkpoints, which the model files state.
-        text_config={**text, "vocab_size": padded_rows(text["vocab_size"])},
+        # As many rows as in transformers' own checkpoints, which the model files state: two placeholders more, rounded
+        # up to a multiple of 64.
+        text_config={**text, "vocab_size": -(-(text["vocab_size"] + 2) // 64) * 64},
         vision_config={
             "model_type": "clip_vision_model",
             **vision,

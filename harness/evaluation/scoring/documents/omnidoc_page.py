@@ -202,7 +202,10 @@ def score_page(page: Mapping[str, Any], answer: str) -> PageScores:
         for block in _split(mixed_block)
     ]
     answer_lines = [(block, text) for block, text in compared if text]
-    page_lines, answer_lines = _without_beside(page_lines, answer_lines)
+    unscored = [line.text for line in page_lines if line.category in BESIDE]
+    near = np.any(distances(unscored, [text for _, text in answer_lines]) < FOUND, axis=0).tolist()
+    page_lines = [line for line in page_lines if line.category not in BESIDE]
+    answer_lines = [line for line, taken in zip(answer_lines, near, strict=True) if not taken]
     pairs = quick_match(
         [line_element.text for line_element in page_lines], [text for _, text in answer_lines]
     )
@@ -329,18 +332,6 @@ def _split(block: MarkdownBlock) -> list[MarkdownBlock]:
             MarkdownBlock(block.kind, f"\\[{line}\\]", block.position + number)
             for number, line in enumerate(lines)
         ]
-    )
-
-
-def _without_beside(
-    page_lines: Sequence[PageElement], answer_lines: Sequence[tuple[MarkdownBlock, str]]
-) -> tuple[list[PageElement], list[tuple[MarkdownBlock, str]]]:
-    """Return the scored lines of page and answer, without captions, headers and the like."""
-    unscored = [line.text for line in page_lines if line.category in BESIDE]
-    near = np.any(distances(unscored, [text for _, text in answer_lines]) < FOUND, axis=0).tolist()
-    return (
-        [line for line in page_lines if line.category not in BESIDE],
-        [line for line, taken in zip(answer_lines, near, strict=True) if not taken],
     )
 
 
