@@ -30,6 +30,7 @@ from espalier.harness.evaluation.metric_scores import (
     needed_metrics,
 )
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.stats import by_unit
 from espalier.harness.store.answer_digest import Key
 
@@ -88,9 +89,10 @@ def set_clusters(tasks: Sequence[Task], benchmark: BenchmarkSpec) -> None:
 
 def _first_clusters(task: Task, limit: int, cluster: Cluster) -> frozenset[int]:
     """Return the ids of the samples of the first clusters."""
-    members: dict[Any, list[int]] = {}
-    for doc_id, doc in enumerate(task.eval_docs_no_media):
-        members.setdefault(_cluster(task.config.task, doc_id, doc, cluster), []).append(doc_id)
+    members = grouped(
+        (_cluster(task.config.task, doc_id, doc, cluster), doc_id)
+        for doc_id, doc in enumerate(task.eval_docs_no_media)
+    )
     chosen: list[int] = []
     for ids in members.values():
         if len(chosen) < limit:
@@ -207,9 +209,7 @@ def unit_aggregates(
     Returns:
         (n,) the aggregate of each sample's unit.
     """
-    members: dict[int, list[Any]] = {}
-    for unit, sample in zip(units, raw, strict=True):
-        members.setdefault(unit, []).append(sample)
+    members = grouped(zip(units, raw, strict=True))
     try:
         aggregates = {unit: _value(aggregate, values) for unit, values in members.items()}
     except NoContributions:

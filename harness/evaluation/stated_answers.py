@@ -26,6 +26,7 @@ from espalier.harness.evaluation.scoring.choices import (
     yes_or_no,
 )
 from espalier.harness.specs.benchmark_spec import Answers, BenchmarkSpec
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.store.answer_digest import Key
 
 #: Suffix of metrics by the task's own reading.
@@ -79,13 +80,14 @@ def count_unread(samples: Iterable[Sample]) -> int:
 
     Where all targets of a task are letters, or yes and no, an answer has to state one; others have to be legible.
     """
-    answers: dict[str, list[str]] = {}
-    targets: dict[str, list[Any]] = {}
-    for sample in samples:
-        answers.setdefault(sample.task, []).append(sample.scored)
-        targets.setdefault(sample.task, []).append((sample.context or {}).get("target"))
-    readers = {task: _reader(of_task) for task, of_task in targets.items()}
-    return sum(not readers[task](answer) for task, texts in answers.items() for answer in texts)
+    by_task = grouped((sample.task, sample) for sample in samples)
+    return sum(map(_count_unread, by_task.values()))
+
+
+def _count_unread(samples: Sequence[Sample]) -> int:
+    """Return the count of one task."""
+    reads = _reader([(sample.context or {}).get("target") for sample in samples])
+    return sum(not reads(sample.scored) for sample in samples)
 
 
 def _reader(targets: Sequence[Any]) -> Callable[[str], Any]:

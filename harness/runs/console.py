@@ -25,7 +25,7 @@ from espalier.harness.reports.curves.terminal_tables import (
 from espalier.harness.runs import streams
 from espalier.harness.runs.progress_bar import headline
 from espalier.harness.runs.streams import StatusLine
-from espalier.harness.specs.comparable import amount, brief, differences
+from espalier.harness.specs.comparable import amount, brief, differences, grouped
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.specs.run_spec import METERS, RunOptions, RunSpec
 from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
@@ -78,9 +78,7 @@ def _tables(rows: Sequence[Mapping[str, Any]], width: int) -> list[RenderableTyp
     if fits(columns, width):
         title = f"{models}: headline metric ± standard error; median ms a sample (decode: a token)"
         return [side_by_side(columns, title)]
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["benchmark"], headline(row)), []).append(row)
+    groups = grouped(((row["benchmark"], headline(row)), row) for row in rows)
     parts: list[RenderableType] = []
     for (benchmark, metric), group in groups.items():
         scores = TerminalColumn(metric, tuple(map(_headline_score, group)), "left")
@@ -301,12 +299,13 @@ def print_left(word: str, cells: Sequence[tuple[RunSpec, str]], out: TextIO) -> 
     # Imports torch, which a stored row needs not.
     from espalier.harness.kinds.lookup import label_of
 
-    names: dict[str, list[str]] = {}
-    for spec, reason in cells:
-        name = f"{spec.method.title} {label_of(spec)}".strip()
-        names.setdefault(reason, []).append(f"{name} {spec.budget.amount} {spec.benchmark.name}")
-    for reason, cells_of_reason in names.items():
-        print(plain(f"{word}: {', '.join(cells_of_reason)}: {reason}"), file=out, flush=True)
+    for reason, specs in grouped((reason, spec) for spec, reason in cells).items():
+        names = (
+            f"{spec.method.title} {label_of(spec)}".strip()
+            + f" {spec.budget.amount} {spec.benchmark.name}"
+            for spec in specs
+        )
+        print(plain(f"{word}: {', '.join(names)}: {reason}"), file=out, flush=True)
 
 
 def prints_json(spec: RunOptions, out: TextIO) -> bool:

@@ -22,6 +22,7 @@ from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.progress_bar import Board
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
 from espalier.harness.store import RunDir, Store
 from espalier.harness.store.files.journal import Journal
@@ -139,11 +140,10 @@ def _tell(
     job: Job, separate: Sequence[Job], reasons_by_key: dict[str, str | None], count: int
 ) -> None:
     """Print in one line which cells share a pass and which do not."""
-    reasons: dict[str, list[str]] = {}
-    for cell in separate:
-        reasons.setdefault(reasons_by_key[cell.key] or "", []).append(
-            f"{cell.spec.method.title} {cell.spec.budget.amount}"
-        )
+    reasons = grouped(
+        (reasons_by_key[cell.key], f"{cell.spec.method.title} {cell.spec.budget.amount}")
+        for cell in separate
+    )
     separate_text = "".join(
         f"; by itself: {', '.join(cells)} ({why})" for why, cells in reasons.items()
     )

@@ -169,20 +169,17 @@ class CellLines:
         self._progress, self._title, self._board, self._key = progress, title, board, key
         self._log = log
         self._start, self._share = time.monotonic(), 0.0
-        self._redraw: Callable[[], None] = lambda: None
+        #: Draws these lines at once.
+        self.redraw: Callable[[], None] = lambda: None
         if progress is not None:
             self._samples = progress.add_task(title, total=None, count="", rate="")
-
-    def attach(self, redraw: Callable[[], None]) -> None:
-        """Set the function that draws these lines at once."""
-        self._redraw = redraw
 
     def phase(self, text: str) -> None:
         """Show a phase before the samples."""
         if self._progress is not None:
             self._progress.update(self._samples, description=text)
             # Redraw now: the next step may block the interpreter for seconds.
-            self._redraw()
+            self.redraw()
 
     def samples(self, finished: int, total: int) -> None:
         """Show the number of finished samples."""
@@ -250,7 +247,7 @@ def cell_progress(
     )
     lines = CellLines(Progress(*columns, console=console, expand=True), title, board, key)
     with Live(lines, console=console, transient=True, refresh_per_second=REFRESHES) as live:
-        lines.attach(live.refresh)
+        lines.redraw = live.refresh
         yield lines
 
 

@@ -30,6 +30,7 @@ from espalier.harness.runs.wandb_log import Mirror
 from espalier.harness.specs.comparable import settings_digest
 from espalier.harness.store import RunDir, Store, Unreadable
 from espalier.harness.store.answer_digest import digest_of
+from espalier.harness.store.claims import tidy
 from espalier.harness.store.files.digests import digest
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class CellRunner:
                     # Another command may have finished it in the meantime.
                     row = self.stored(job) or self._evaluate(job, directory, mirror)
             elif self.ranks.rank == 0:
-                directory.tidy(job.spec.lease)
+                tidy(directory.path, job.spec.lease)
         self.done.add(job.key)
         return row, time.monotonic() - start
 

@@ -81,7 +81,7 @@ def progress_of(store: Path, sweep: Sweep | None) -> Progress:
     runs = entries(store, None if sweep is None else {cell.key for cell in sweep.cells})
     by_key = {run.key: run for run in runs}
     if sweep is None:
-        sweep = Sweep("", (), 0.0, tuple(map(_cell, runs)))
+        sweep = Sweep("", (), tuple(map(_cell, runs)))
     cells = [_cell_progress(cell, by_key.get(cell.key)) for cell in sweep.cells]
     unlimited = (progress for progress in cells if progress.cell.samples is None)
     samples = {cell.cell.benchmark: cell.answers for cell in unlimited if cell.state == DONE}

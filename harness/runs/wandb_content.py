@@ -15,9 +15,8 @@ from espalier.harness.store import RunDir
 if TYPE_CHECKING:
     from espalier.harness.runs.sample_pictures import SamplePicture
 
-#: Artifact type of a row, and the files of the run folder in it.
+#: Artifact type of a row.
 ARTIFACT = "row"
-FILES = ("row.json", "spec.json")
 
 COLUMNS = ("task", "doc_id", "question", "target", "answer")
 
@@ -102,7 +101,7 @@ def comparison(rows: Iterable[Mapping[str, Any]]) -> Any:
 def artifact(directory: RunDir) -> Any:
     """Return the files of a run from which its row can be restored."""
     row_artifact = wandb.Artifact(f"row-{directory.path.name}", type=ARTIFACT)
-    for name in FILES:
+    for name in ("row.json", "spec.json"):
         if (directory.path / name).is_file():
             row_artifact.add_file(str(directory.path / name), name=name)
     return row_artifact

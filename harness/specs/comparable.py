@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from espalier.harness.errors import UserError
 from espalier.harness.specs.row_settings import COSTS
@@ -20,6 +20,8 @@ from espalier.harness.store.files.digests import digest
 from espalier.harness.store.row_text import amount_text
 
 Row = Mapping[str, Any]
+Key = TypeVar("Key", bound=Hashable)
+Entry = TypeVar("Entry")
 
 #: Keys of a row that name its cell; `keep` does so too where it was set, and `extra.label`: hyper-parameters off their
 #: default, and which of two variants it is.
@@ -137,12 +139,12 @@ def check_comparable(rows: Iterable[Row], indifferent: Collection[str] = ()) -> 
         indifferent: settings that do not affect the reader's output.
     """
     rows, free = list(rows), frozenset(indifferent)
-    for group in _grouped(rows, identity):
+    for group in grouped((identity(row), row) for row in rows).values():
         _check(group, lambda key: key not in free)
-    for group in _grouped(rows, lambda row: identity(row, ALONG)):
+    for group in grouped((identity(row, ALONG), row) for row in rows).values():
         # Hyper-parameters outside the label depend on the ratio: a schedule that was fitted to it.
         _check(group, lambda key: key not in free | COSTS and not key.startswith("method.params."))
-    for group in _grouped(rows, lambda row: (row["model"], row["benchmark"])):
+    for group in grouped(((row["model"], row["benchmark"]), row) for row in rows).values():
         _check(group, lambda key: not key.startswith(OF_A_METHOD))
 
 
@@ -158,11 +160,12 @@ def brief(value: str) -> str:
     return f"{value[:8]}..{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
-def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
-    groups: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(by(row), []).append(row)
-    return list(groups.values())
+def grouped(pairs: Iterable[tuple[Key, Entry]]) -> dict[Key, list[Entry]]:
+    """Return the entries of each key; keys and entries stay in their order."""
+    groups: dict[Key, list[Entry]] = {}
+    for key, entry in pairs:
+        groups.setdefault(key, []).append(entry)
+    return groups
 
 
 def _check(rows: Sequence[Row], counts: Callable[[str], bool]) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from espalier.harness.errors import FOREIGN, StoreLost, UserError, first_words, tell_once
 from espalier.harness.store.answer_digest import matches_row
-from espalier.harness.store.claims import WITHOUT_LOCKS, claim, tidy
+from espalier.harness.store.claims import WITHOUT_LOCKS, claim
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import read_json
 from espalier.harness.store.files.folder_checks import below
@@ -168,14 +168,6 @@ class RunDir:
             )
         return row
 
-    def readable_row(self) -> dict[str, Any] | None:
-        """Return the committed row, or None; a row that `row` refuses is reported on stderr and passed over."""
-        try:
-            return self.row()
-        except Unreadable as error:
-            tell_once(f"passed over: {error}")
-            return None
-
     def check_writable(self) -> None:
         """Raise UserError if links, or files of another user, keep this one from computing or resuming the run.
 
@@ -199,10 +191,6 @@ class RunDir:
             StoreLost: the disk does not take the files of lock and lease.
         """
         return claim(self.path, patience, terms, (self.journal, self.forced))
-
-    def tidy(self, terms: Terms = DEFAULT_TERMS) -> None:
-        """Remove the lock files of a process that died after its row; see `espalier.harness.store.claims.tidy`."""
-        tidy(self.path, terms)
 
 
 @dataclass(frozen=True)
@@ -245,7 +233,11 @@ class Store:
         it is reported on stderr with the reason, and passed over.
         """
         for directory in self.folders():
-            row = directory.readable_row()
+            try:
+                row = directory.row()
+            except Unreadable as error:
+                tell_once(f"passed over: {error}")
+                continue
             if row is not None:
                 yield directory, row
 

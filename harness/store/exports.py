@@ -85,7 +85,7 @@ def read_scores(folder: Path, keys: Iterable[str]) -> dict[str, Sequence[Journal
         UserError: as `dated_rows`, or scores are of another run.
     """
     entries: dict[str, dict[tuple[str, int], dict[str, Any]]] = {key: {} for key in keys}
-    for key, task, doc_id, metric, score, unit in read_samples(folder):
+    for key, task, doc_id, metric, score, unit in _read(folder / SAMPLES):
         if key not in entries:
             raise UserError(
                 f"{folder / SAMPLES}: run {key} is not in {ROWS}; valid: files written together"
@@ -120,11 +120,6 @@ def dated_rows(folder: Path) -> list[tuple[float, Row]]:
         except FOREIGN as error:
             raise UserError(f"{folder / ROWS}: run {key} has {first_words(error)}") from error
     return rows
-
-
-def read_samples(folder: Path) -> list[tuple[Any, ...]]:
-    """Return the scores of samples, in the order of their columns; raises UserError as `dated_rows`."""
-    return _read(folder / SAMPLES)
 
 
 def _read(path: Path) -> list[tuple[Any, ...]]:
@@ -250,5 +245,5 @@ def _opened(folder: Path, query: str) -> Iterator[Connection]:
         ]
         add_rows(connection, lines)
         if samples:
-            add_samples(connection, read_samples(folder))
+            add_samples(connection, _read(folder / SAMPLES))
         yield connection

@@ -76,7 +76,6 @@ class Sweep:
 
     name: str
     argv: tuple[str, ...]
-    submitted: float
     cells: tuple[SweepCell, ...]
 
 
@@ -156,7 +155,7 @@ def _read(path: Path) -> Sweep:
         if version == VERSION:
             cells = [read_section(SweepCell, "cell", {"keep": None, **c}) for c in record["cells"]]
             argv = read_value("argv", record["argv"], tuple[str, ...])
-            return Sweep(path.stem, argv, float(record["submitted"]), tuple(cells))
+            return Sweep(path.stem, argv, tuple(cells))
     except FOREIGN as error:
         raise UserError(f"{path} is damaged ({first_words(error)}); valid: removing it") from error
     raise UserError(

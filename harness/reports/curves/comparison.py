@@ -31,7 +31,7 @@ from espalier.harness.reports.curves.stored_rows import (
     with_settings,
 )
 from espalier.harness.reports.frame import POINTS, UNPRUNED, PointFrame, StoredResult, typed
-from espalier.harness.specs.comparable import Row, passed_over, policy, sweep_names
+from espalier.harness.specs.comparable import Row, grouped, passed_over, policy, sweep_names
 from espalier.harness.stats import (
     Interval,
     average_retention,
@@ -202,12 +202,12 @@ class ComparedRuns:
     @property
     def points(self) -> dict[MethodPoint, list[RunScores]]:
         """The runs of each method at each amount, one for each seed."""
-        points: dict[MethodPoint, list[RunScores]] = {}
-        for run in self.runs:
-            # At ratio 0 nothing is removed.
-            if run.row["method"] != FULL and run.row["ratio"] > 0:
-                points.setdefault((run.name, run.row["ratio"], run.row.get("keep")), []).append(run)
-        return points
+        # At ratio 0 nothing is removed.
+        return grouped(
+            ((run.name, run.row["ratio"], run.row.get("keep")), run)
+            for run in self.runs
+            if run.row["method"] != FULL and run.row["ratio"] > 0
+        )
 
     def scores(self, runs: Sequence[RunScores]) -> Scores:
         """Return the score of each sample, seeds averaged."""

@@ -17,7 +17,6 @@ from espalier.harness.reports.curves.curve_points import (
     verdict,
 )
 from espalier.harness.reports.printed_text import markdown_table
-from espalier.harness.stats import Interval
 from espalier.harness.store.row_text import mark
 
 #: The text of a frame's row, by heading of the column.
@@ -203,12 +202,9 @@ def _mean_retention(mean: Any) -> str:
     return f"{mean.retention.percent}{mark(mean.unread)}"
 
 
-def _interval(interval: Interval | None) -> str:
-    return "" if interval is None else interval.percent
-
-
 def _retention(point: Any) -> str:
-    return f"{_interval(point.retention)}{_star(point.lost_p)}{point.mark}"
+    percent = "" if point.retention is None else point.retention.percent
+    return f"{percent}{_star(point.lost_p)}{point.mark}"
 
 
 def _gain(point: Any) -> str:

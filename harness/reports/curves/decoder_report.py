@@ -219,11 +219,8 @@ SPEEDS = (
 SIDES = {False: ("draft and target take turns", COLOURS[5]), True: ("side by side", COLOURS[0])}
 
 TIMES = "times as fast as plain decoding"
-PROMISED = "promised by acceptance and single forwards"
-WHOLE = "end to end, prefill included"
 PLAIN = ("plain decoding", Interval(1.0, 1.0, 1.0))
 ACCEPTED = "drafted tokens accepted (%)"
-BARS = "bars: 95 % bootstrap intervals over answers"
 
 
 def setting_line(cells: pd.DataFrame) -> str:
@@ -263,8 +260,15 @@ def draw_decoders(by_benchmark: Mapping[str, pd.DataFrame]) -> Figure:
         diamond = marker("D", markerfacecolor="white", zorder=4)
         thick = marker("|", markersize=10, markeredgewidth=2, zorder=4)
         marks = [
-            Series(PROMISED, _spots(cells.speedup_predicted), diamond, key=True),
-            Series(WHOLE, _spots(cells.speedup_end_to_end), thick, key=True),
+            Series(
+                "promised by acceptance and single forwards",
+                _spots(cells.speedup_predicted),
+                diamond,
+                key=True,
+            ),
+            Series(
+                "end to end, prefill included", _spots(cells.speedup_end_to_end), thick, key=True
+            ),
         ]
         plots.append(
             Plot(
@@ -395,7 +399,9 @@ def _split(
 
 
 def _bars(shares: Sequence[Interval | None]) -> str:
-    return BARS if any(share is not None and share.low < share.high for share in shares) else ""
+    if any(share is not None and share.low < share.high for share in shares):
+        return "bars: 95 % bootstrap intervals over answers"
+    return ""
 
 
 def _foot(cells: pd.DataFrame, *notes: str) -> str:

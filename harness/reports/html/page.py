@@ -413,14 +413,10 @@ def assemble(content: dict[str, Any]) -> str:
     )
 
 
-#: Reports with pictures on the page.
-REPORTS = (decoder_report.REPORT, cache_report.REPORT, diffusion_report.REPORT)
-
-
 def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any]]:
     """Return titles, captions and figures; one that the results cannot provide is the repository's, if this is it."""
     entries = []
-    for report in REPORTS:
+    for report in (decoder_report.REPORT, cache_report.REPORT, diffusion_report.REPORT):
         drawn = _draw(report, results, stores)
         for stem, caption in report.captions.items():
             measured = ROOT / report.folder / f"{stem}.svg"

@@ -18,6 +18,7 @@ from espalier.harness.reports.curves.stored_rows import RunScores, with_settings
 from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.printed_text import markdown_table, render
 from espalier.harness.specs.commands import RUN
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.stats import Interval
 from espalier.harness.store.row_text import amount_text
 
@@ -28,10 +29,10 @@ def grouped_runs(results: Sequence[StoredResult]) -> list[ComparedRuns]:
     Raises:
         UserError: the runs of a benchmark differ in a setting that must be the same, or lack scores of samples.
     """
-    groups: dict[tuple[str, str, str], list[StoredResult]] = {}
-    for result in with_settings(results)[0]:
-        model, rule, benchmark = (result.row[key] for key in ("model", "budget_rule", "benchmark"))
-        groups.setdefault((model, rule, benchmark), []).append(result)
+    keys = ("model", "budget_rule", "benchmark")
+    groups = grouped(
+        (tuple(result.row[key] for key in keys), result) for result in with_settings(results)[0]
+    )
     return [runs_of(key[2], group, swept=True) for key, group in sorted(groups.items())]
 
 

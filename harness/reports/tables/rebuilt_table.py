@@ -33,6 +33,7 @@ from espalier.harness.reports.tables.published_tables import (
 )
 from espalier.harness.reports.tables.table_rows import Notes, RequestedNumbers
 from espalier.harness.specs.commands import RUN
+from espalier.harness.specs.comparable import grouped
 
 #: A line's cells by benchmark, split and metric.
 CellsByKey = dict[tuple[str, ...], FilledCell]
@@ -84,16 +85,11 @@ class LineAverage:
 
 def averages(filled: Sequence[FilledCell], rule: Average | None) -> list[LineAverage]:
     """Return the averages of every line of a table that prints one."""
-    printed: dict[tuple[str, ...], list[PrintedCell]] = defaultdict(list)
-    for filled_cell in filled:
-        if rule is not None and rule.prints(filled_cell.cell):
-            printed[filled_cell.cell.model, filled_cell.cell.metric].append(filled_cell.cell)
-    return [
-        average
-        for group in printed.values()
-        if rule is not None
-        for average in _of_group(group, filled, rule)
-    ]
+    if rule is None:
+        return []
+    cells = (filled_cell.cell for filled_cell in filled)
+    printed = grouped(((cell.model, cell.metric), cell) for cell in cells if rule.prints(cell))
+    return [average for group in printed.values() for average in _of_group(group, filled, rule)]
 
 
 #: Parts of OmniDocBench's Overall: factor and offset of each.

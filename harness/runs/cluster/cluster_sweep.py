@@ -84,7 +84,7 @@ def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
     return cells
 
 
-def grouped(cells: Iterable[tuple[str, ClusterCell, D]], limit: int) -> list[JobGroup[D]]:
+def job_groups(cells: Iterable[tuple[str, ClusterCell, D]], limit: int) -> list[JobGroup[D]]:
     """Return the jobs of cells, each with its run key and what the job holds of it; cells of one run count once."""
     first: dict[str, tuple[str, str, Resources, D]] = {}
     for run, cell, entry in cells:
@@ -118,11 +118,12 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
         for cell, job in admitted
         if runner.cells.stored(job) is None and job.key not in unfinished.keys
     )
-    packs = grouped(to_do, cluster.cells_per_job)
+    packs = job_groups(to_do, cluster.cells_per_job)
     jobs = unfinished.of({job.key for _, job in admitted})
     if packs:
         launcher.check(packs)
-        jobs = jobs.merged(_start(command, launcher, packs, store))
+        started = _start(command, launcher, packs, store)
+        jobs = Jobs({**jobs.files, **started.files})
     waiting.clear()
     if jobs and not cluster.wait:
         streams.tell(f"submitted {jobs}; the same command with cluster.wait=true waits for them")
@@ -244,10 +245,6 @@ class Jobs:
                 if any(cell.key in keys for cell in self.entries[name])
             }
         )
-
-    def merged(self, jobs: Jobs) -> Jobs:
-        """Return these jobs and others."""
-        return Jobs({**self.files, **jobs.files})
 
     def missing(self, key: str) -> LeftOut | None:
         """Return why a run has no new row; None if it has one, or if no job has its cell."""

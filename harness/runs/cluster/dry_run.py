@@ -33,7 +33,7 @@ from espalier.harness.paths import CONF
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here
-from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, grouped
+from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, job_groups
 from espalier.harness.runs.cluster.job_file import JobGroup
 from espalier.harness.runs.cluster.resources import (
     ClusterSpec,
@@ -46,6 +46,7 @@ from espalier.harness.runs.cluster.resources import (
 )
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.streams import StatusLine
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.generation import CanvasSettings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import RunDir
@@ -371,7 +372,7 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSp
 def jobs_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> list[JobGroup[PlannedCell]]:
     """Return the jobs of the cells that would run; cells of one run count once."""
     limit = len(planned) if cluster.name == "local" else cluster.cells_per_job
-    return grouped(
+    return job_groups(
         ((cell.run, cell.cell, cell) for cell in planned if cell.status in TO_RUN), limit
     )
 
@@ -412,10 +413,11 @@ def _problems(planned: Sequence[PlannedCell]) -> Iterator[str]:
         False: "missing on this machine",
     }
     for left_out, title in titles.items():
-        by_reason: dict[str, list[PlannedCell]] = {}
-        for cell in planned:
-            if cell.problem is not None and (cell.status == "refused") is left_out:
-                by_reason.setdefault(cell.problem, []).append(cell)
+        by_reason = grouped(
+            (cell.problem, cell)
+            for cell in planned
+            if cell.problem is not None and (cell.status == "refused") is left_out
+        )
         for reason, cells in by_reason.items():
             yield f"{title}: {reason} ({len(cells)} of the cells)"
             if left_out:
@@ -482,9 +484,9 @@ def costs_of(jobs: Iterable[JobGroup[PlannedCell]]) -> list[CellCost]:
 
 def cell_lines(specs: Iterable[RunSpec]) -> Iterator[str]:
     """Yield cells, a line for each method and ratio with its benchmarks."""
-    by_method: dict[str, list[str]] = {}
-    for spec in specs:
-        by_method.setdefault(f"{_method(spec)} {spec.budget.amount}", []).append(_benchmark(spec))
+    by_method = grouped(
+        (f"{_method(spec)} {spec.budget.amount}", _benchmark(spec)) for spec in specs
+    )
     for name, benchmarks in by_method.items():
         yield from _wrapped(f"    {name}: ", ", ".join(dict.fromkeys(benchmarks)))
 

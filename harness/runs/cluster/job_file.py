@@ -23,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from espalier.harness.errors import FOREIGN, first_words, foreign, tell_once
 from espalier.harness.paths import child_path
 from espalier.harness.runs.cluster.resources import Resources
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.store.files import durable
 from espalier.harness.store.files.digests import read_json
 
@@ -175,9 +176,7 @@ def group_cells(cells: Sequence[tuple[str, str, Resources, D]], limit: int) -> l
         cells: each with the name of its model, a key that is equal while the model stays loaded, and its resources.
         limit: maximum cells of a job.
     """
-    groups: dict[tuple[str, str, Resources], list[D]] = {}
-    for name, model, resources, cell in cells:
-        groups.setdefault((name, model, resources), []).append(cell)
+    groups = grouped(((name, model, resources), cell) for name, model, resources, cell in cells)
     # A stable sort keeps different settings of one model together, in their order.
     first = {name: place for place, (name, _, _) in reversed(list(enumerate(groups)))}
     ordered = sorted(groups.items(), key=lambda group: first[group[0][0]])
