@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
@@ -43,10 +44,7 @@ def located(value: str | PathLike[str]) -> Path:
         )
     if text.startswith(IN_PACKAGE):
         name, _, place = text.removeprefix(IN_PACKAGE).partition("/")
-        try:
-            spec = find_spec(name)
-        except (ImportError, ValueError):  # `..` and the like are no names of packages
-            spec = None
+        spec = package_spec(name)
         if spec is None or not spec.submodule_search_locations:
             raise UserError(
                 f"{text!r}: no package {name!r} is installed; valid: pkg://espalier/..."
@@ -61,6 +59,14 @@ def located(value: str | PathLike[str]) -> Path:
         raise UserError(
             f"{text!r} starts at the working directory, which is gone; valid: an absolute path"
         ) from error
+
+
+def package_spec(name: str) -> ModuleSpec | None:
+    """Return the spec of a package, which is not imported; None: it is not installed, or the text is no such name."""
+    try:
+        return find_spec(name)
+    except (ImportError, ValueError):  # `..` and the like are no names of packages
+        return None
 
 
 def short_path(path: Path) -> str:

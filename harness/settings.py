@@ -354,8 +354,7 @@ def check_keys(key: str, keys: Iterable[str], valid: Iterable[str]) -> None:
     """Raise UserError unless every key of a table is valid; keys may be missing."""
     names = set(valid)
     for name in keys:
-        if name not in names:
-            raise unknown_name(_dotted(key, "setting"), name, names)
+        choice(_dotted(key, "setting"), name, names)
 
 
 def key_mistakes(key: str, names_in_file: Iterable[str], valid: Iterable[str]) -> list[str]:

@@ -75,10 +75,9 @@ def draw(
         outside = tokens == _OUTSIDE
         return _faded(pixels, ~outside & alive[tokens], outside)
 
-    def caption(tokens: np.ndarray) -> str:
-        return f"{int(alive[tokens].sum())} of {len(tokens)}"
-
-    figure, _ = _figure(visible, paint, caption, title)
+    figure, _ = _figure(
+        visible, paint, lambda tokens: f"{int(alive[tokens].sum())} of {len(tokens)}", title
+    )
     return _saved(figure, path)
 
 

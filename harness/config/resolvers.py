@@ -16,8 +16,8 @@ from espalier.harness.config.method_names import (
     methods_of,
     setting_names,
 )
-from espalier.harness.errors import UserError, tell_once, unknown_name
-from espalier.harness.settings import check_keys
+from espalier.harness.errors import UserError, tell_once
+from espalier.harness.settings import check_keys, choice
 from espalier.harness.specs.benchmark_spec import TASK_KINDS
 
 
@@ -46,8 +46,7 @@ def methods(kind: str, *excluded: str) -> str:
     Raises:
         UserError: there is no such kind.
     """
-    if kind not in KINDS.values():
-        raise unknown_name("hydra.sweeper.params.method: kind", kind, KINDS.values())
+    choice("hydra.sweeper.params.method: kind", kind, KINDS.values())
     return ",".join(name for name in methods_of(kind) if name not in excluded)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -70,11 +70,11 @@ def damaged_images_refused() -> Patch:
 
 def rows_mapped_here() -> Patch:
     """Datasets 5.2.0, `Dataset.map`: tasks use child processes, which may hang when forked from torch's threads."""
-
-    def serial(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return original(*args, **options | {"num_proc": None})
-
-    return _replaced(datasets.Dataset, "map", serial)
+    return _replaced(
+        datasets.Dataset,
+        "map",
+        lambda original, *args, **options: original(*args, **options | {"num_proc": None}),
+    )
 
 
 # ---------------------------------------------------------------------- the hub
@@ -173,11 +173,9 @@ def without_guesses() -> Patch:
     Here such an answer is wrong. The released scorer draws as well, so that its scores of unreadable answers are those
     of chance and depend on the state of the generator.
     """
-
-    def unread(options: Sequence[str]) -> str:
-        return UNREAD
-
-    return mock.patch.object(mmmu_mcq_utils, "random", SimpleNamespace(choice=unread))
+    return mock.patch.object(
+        mmmu_mcq_utils, "random", SimpleNamespace(choice=lambda options: UNREAD)
+    )
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from urllib.request import urlopen
 
 from filelock import FileLock
 
-from espalier.harness.errors import FOREIGN, UserError, plain, tell_once, unknown_name
-from espalier.harness.settings import Names, OneOf, Text, read_value
+from espalier.harness.errors import FOREIGN, UserError, plain, tell_once
+from espalier.harness.settings import Names, OneOf, Text, choice, read_value
 from espalier.harness.specs.comparable import amount
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.specs.secrets import masked, scrub, wandb_keys, without_keys
@@ -172,8 +172,7 @@ def check(options: Mapping[str, Any]) -> None:
 
     valid = [name for name in inspect.signature(wandb.init).parameters if name not in RESERVED]
     for name in options:
-        if name not in valid:
-            raise unknown_name("log.options", name, valid)
+        choice("log.options", name, valid)
     check_values(options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from espalier.harness.errors import unknown_name
+from espalier.harness.settings import choice
 from espalier.harness.specs.plugins.code_reference import CodeReference
 
 
@@ -59,9 +59,7 @@ class Registry:
         return self._target(name).partition(":")[0]
 
     def _target(self, name: str) -> str:
-        if name not in self._targets:
-            raise unknown_name(self.kind, name, self._targets)
-        return self._targets[name]
+        return self._targets[choice(self.kind, name, self._targets)]
 
     def __contains__(self, name: object) -> bool:
         """Return whether the name is in the table, or is the place of a user's class."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.settings import choice
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.lease import LEASE, Terms, file_time, read_lease
 from espalier.harness.store.index import Row, walk
@@ -148,8 +149,7 @@ def select_runs(
         if value is None:
             continue
         valid = {entry.summary[name] for entry in entries if entry.state == DONE}
-        if value not in valid:
-            raise unknown_name(f"--{name}", value, valid)
+        choice(f"--{name}", value, valid)
         kept = [entry for entry in kept if entry.summary.get(name) == value]
     if status is not None:
         kept = [entry for entry in kept if entry.state == status]

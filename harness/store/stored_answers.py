@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.errors import UserError
+from espalier.harness.settings import choice
 from espalier.harness.store import RunDir, Store, Unreadable
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.row_text import amount_text
@@ -145,8 +146,7 @@ def read_answers(run: RunDir, metric: str | None = None) -> AnsweredRun:
     headline = str(row["extra"].get("headline"))
     metrics = row.get("metrics", {})
     name = metric or headline
-    if name not in metrics:
-        raise unknown_name("--metric", name, metrics)
+    choice("--metric", name, metrics)
     aggregation = row["extra"].get("aggregation", {}).get(name, {}).get("how", "mean")
     answers, scores = dict[Key, Mapping[str, Any]](), dict[Key, Mapping[str, Any]]()
     for entry in run.journal.entries():

@@ -91,7 +91,7 @@ SCORES = ("benchmark", "headline", "printed", "other metrics", "prompts", "paper
 
 def page() -> str:
     """Return the page: data, scores and notes of the benchmarks, by kind of task."""
-    specs = [_spec(name) for name in choices("benchmark")]
+    specs = [benchmark_spec(read_choice("benchmark", name)) for name in choices("benchmark")]
     ours = [spec for spec in specs if spec.name.startswith(EMBEDDED)]
     parts = [HEAD.format(version=version("lmms-eval"))]
     for kind, title in SECTIONS.items():
@@ -101,10 +101,6 @@ def page() -> str:
     parts.append(_section("Embedded", ours, "Scenes of shapes and digits, drawn by the harness."))
     keys = table(("key", "default", "what"), _keys())
     return "\n".join([*parts, TAIL + keys])
-
-
-def _spec(name: str) -> BenchmarkSpec:
-    return benchmark_spec(read_choice("benchmark", name))
 
 
 def _section(title: str, specs: Sequence[BenchmarkSpec], intro: str = "") -> str:

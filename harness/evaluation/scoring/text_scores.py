@@ -252,9 +252,8 @@ def plain_markdown(answer: str) -> str:
     A picture becomes a markdown picture on its own line; other marks are removed with their line. `\coloneqq` and
     `\eqqcolon`, which few renderers know, are replaced by `:=` and `=:`. Other answers are unchanged.
     """
-    answer = MARK.sub(_picture, answer.replace(END, ""))
+    answer = MARK.sub(
+        lambda mark: "![](picture)\n" if mark.group(1).strip() == "image" else "",
+        answer.replace(END, ""),
+    )
     return answer.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:").strip()
-
-
-def _picture(mark: re.Match[str]) -> str:
-    return "![](picture)\n" if mark.group(1).strip() == "image" else ""

@@ -50,11 +50,15 @@ def read_caches(store: Path, model: str | None = None, where: Sequence[str] = ()
     """
     results = [result for result in read_results(store) if result.row["budget_rule"] == "kept"]
     places = {_place(result) for result in results if "cache" in result.row["extra"]}
-
-    def is_related(result: StoredResult) -> bool:
-        return _place(result) in places and not result.row["extra"].get("speculative")
-
-    results = results_of(results, is_related, "a cache compressor", store, "kv", model, where)
+    results = results_of(
+        results,
+        lambda result: _place(result) in places and not result.row["extra"].get("speculative"),
+        "a cache compressor",
+        store,
+        "kv",
+        model,
+        where,
+    )
     paths = {key: f"extra.params.{key}" for key in ("allocation", "window")}
     paths |= {"evicted": "extra.cache.ratio", "entries": "tokens.kv_entries"}
     frame = tidy(newest_per_cell(results), headline="extra.headline", **paths)
@@ -168,11 +172,6 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     settings, stacks, used = ablation(frame), stacked(frame), compared(frame, names)
     keys = set(used.run_key)
     panels = read_panels(store, (), used.model.iloc[0], "kept", keys, where=where) if keys else []
-
-    def rank(points: pd.DataFrame) -> float:
-        """Return the sort key of a curve: best at the largest ratio first."""
-        return -float(points.score.iloc[-1].value)
-
     grids = []
     for (benchmark, ratio), cells in settings.groupby(["benchmark", "ratio"]):
         heads = {rule: rule.replace("_", " ") for rule in sorted(set(cells.allocation))}
@@ -181,7 +180,15 @@ def read_page(store: Path, model: str | None, where: Sequence[str]) -> CurvesPag
     values = {
         "compared": COMPARED,
         "gains": [
-            gains_over(panel, "random_kv", names, rank, "with the whole cache") for panel in panels
+            gains_over(
+                panel,
+                "random_kv",
+                names,
+                # Best at the largest ratio first.
+                lambda points: -float(points.score.iloc[-1].value),
+                "with the whole cache",
+            )
+            for panel in panels
         ],
         "grids": grids,
         "stacks": [

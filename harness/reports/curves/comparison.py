@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.errors import UserError
 from espalier.harness.reports.curves.curve_points import (
     CONTROLS,
     FLOORS,
@@ -31,6 +31,7 @@ from espalier.harness.reports.curves.stored_rows import (
     with_settings,
 )
 from espalier.harness.reports.frame import POINTS, UNPRUNED, PointFrame, StoredResult, typed
+from espalier.harness.settings import choice
 from espalier.harness.specs.comparable import Row, grouped, passed_over, policy, sweep_names
 from espalier.harness.stats import (
     Interval,
@@ -92,8 +93,7 @@ def read_panels(
     present = sorted({result.row["benchmark"] for result in results})
     panels = []
     for name in benchmarks or present:
-        if name not in present:
-            raise unknown_name("--benchmarks", name, present)
+        choice("--benchmarks", name, present)
         selected, notes = with_settings(
             [result for result in results if result.row["benchmark"] == name]
         )

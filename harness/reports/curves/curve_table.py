@@ -58,7 +58,14 @@ def _over_all(panels: Sequence[CurvePanel]) -> list[str]:
         return []
     amounts = means.sort_values("ratio", kind="stable").amount.unique()
     heads = [share(amount) if isinstance(amount, float) else amount for amount in amounts]
-    texts = grid(means, "curve", "amount", amounts, _mean_retention, "")
+    texts = grid(
+        means,
+        "curve",
+        "amount",
+        amounts,
+        lambda mean: f"{mean.retention.percent}{mark(mean.unread)}",
+        "",
+    )
     return [
         f"### Mean retention over {len(panels)} benchmarks\n\n"
         "In percent of the unpruned score, each benchmark weighed alike, its samples resampled within it.\n\n"
@@ -196,10 +203,6 @@ def _costs(shares: pd.Series) -> str:
 
 def _score(point: Any) -> str:
     return f"{point.score.percent}{point.mark}"
-
-
-def _mean_retention(mean: Any) -> str:
-    return f"{mean.retention.percent}{mark(mean.unread)}"
 
 
 def _retention(point: Any) -> str:

@@ -80,12 +80,14 @@ def read_decoders(store: Path, model: str | None = None, where: Sequence[str] = 
     Raises:
         UserError: there are no results, they are of several models and `model` is None, or none matches `where`.
     """
-
-    def is_decoder(result: StoredResult) -> bool:
-        return bool(result.row["extra"].get("speculative"))
-
     results = results_of(
-        read_results(store), is_decoder, "a decoder", store, "speculative", model, where
+        read_results(store),
+        lambda result: bool(result.row["extra"].get("speculative")),
+        "a decoder",
+        store,
+        "speculative",
+        model,
+        where,
     )
     frame = tidy(
         results,

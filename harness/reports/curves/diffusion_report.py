@@ -36,7 +36,6 @@ from espalier.harness.reports.curves.figures import (
 )
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names
 from espalier.harness.reports.curves.stored_rows import read_results, results_of, tidy
-from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.printed_text import readable
 from espalier.harness.specs.commands import RUN
 from espalier.harness.store.row_text import FOOTNOTE
@@ -76,12 +75,16 @@ def read_step_panels(
         UserError: there are no results, they are of several models and `model` is None, results differ in a setting
             that must be the same, or none is of random tokens.
     """
-
-    def is_denoised(result: StoredResult) -> bool:
-        return result.row["budget_rule"] == "kept" and bool(result.row["extra"].get("diffusion"))
-
     results = results_of(
-        read_results(store), is_denoised, "a model that denoises", store, "diffusion", model, where
+        read_results(store),
+        lambda result: (
+            result.row["budget_rule"] == "kept" and bool(result.row["extra"].get("diffusion"))
+        ),
+        "a model that denoises",
+        store,
+        "diffusion",
+        model,
+        where,
     )
     frame = tidy(results, length="extra.diffusion.length", steps="extra.diffusion.steps")
     frame["length"], frame["steps"] = frame.length.map(round), frame.steps.map(round)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.reports.frame import ROWS, StoredResult, at, report_damaged, stored_results
+from espalier.harness.settings import choice
 from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import (
     Row,
@@ -119,8 +120,7 @@ def filter_results(results: Sequence[StoredResult], where: Sequence[str]) -> lis
     for condition in where:
         key, _, value = condition.partition("=")
         keys = {name for result in kept for name in settings(result.row)}
-        if key not in keys:
-            raise unknown_name("--where", key, keys)
+        choice("--where", key, keys)
         values = {text(settings(result.row).get(key)) for result in kept}
         if not any(value in (value_text, brief(value_text)) for value_text in values):
             raise unknown_name(f"--where {key}", value, map(brief, values))

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.lmms_task_files import read_yaml
-from espalier.harness.errors import UserError, unknown_name
+from espalier.harness.errors import UserError
 from espalier.harness.paths import PAPERS
-from espalier.harness.settings import defaults, read_section
+from espalier.harness.settings import choice, defaults, read_section
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,7 @@ class Paper:
                 f"{display_name(number)} of {self.paper} is not rebuilt: {self.absent[number]}; valid: "
                 + ", ".join(self.tables)
             )
-        if number not in self.tables:
-            raise unknown_name(f"table of {self.slug}", number, self.tables)
-        return self.tables[number]
+        return self.tables[choice(f"table of {self.slug}", number, self.tables)]
 
 
 def papers(folder: Path = FOLDER) -> list[str]:
@@ -271,8 +269,7 @@ def read_paper(slug: str, folder: Path = FOLDER) -> Paper:
     Raises:
         UserError: there is no such paper, or its file lacks a key or has an unknown one.
     """
-    if slug not in papers(folder):
-        raise unknown_name("paper", slug, papers(folder))
+    choice("paper", slug, papers(folder))
     entries = read_yaml(folder / f"{slug}.yaml")
     tables = {str(number): entry for number, entry in entries.pop("tables", {}).items()}
     absent = {str(number): why for number, why in entries.pop("absent", {}).items()}

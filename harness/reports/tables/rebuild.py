@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.harness.config.group_lists import choices
-from espalier.harness.errors import print_lines, unknown_name
+from espalier.harness.errors import print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.reports.tables.cell_verdicts import ResultIndex, formula_values
@@ -103,10 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.out is not None:
         check_folder("--out", options.out)
-    if options.paper not in (*papers(), "all", "misprints"):
-        raise unknown_name("paper", options.paper, [*papers(), "all", "misprints"])
-    if options.model is not None and options.model not in choices("model"):
-        raise unknown_name("--model", options.model, choices("model"))
+    choice("paper", options.paper, [*papers(), "all", "misprints"])
+    if options.model is not None:
+        choice("--model", options.model, choices("model"))
     if options.positions is not None:
         choice("--positions", options.positions, POSITIONS)
     read_value("--limit", options.limit, Count | None)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -20,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from espalier.harness.errors import UserError, brief, tell_once, text_of
+from espalier.harness.paths import package_spec
 
 _PATTERN = re.compile(r"(.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):([^\W\d]\w*)")
 
@@ -64,10 +65,7 @@ class CodeReference:
         """The file, or the folder of the module's package, which is not imported; None: there is none."""
         if self.file is not None:
             return self.file if self.file.exists() else None
-        try:
-            spec = find_spec(self.place.partition(".")[0])
-        except (ImportError, ValueError):
-            spec = None
+        spec = package_spec(self.place.partition(".")[0])
         places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
         return None if not places or places[0] is None else Path(places[0])
 

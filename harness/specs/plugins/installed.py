@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint
-from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
 
 from espalier.harness.errors import FOREIGN, first_words
+from espalier.harness.paths import package_spec
 from espalier.harness.specs.plugins.code_reference import CodeReference
 
 #: The group of entry points.
@@ -140,10 +140,7 @@ def _plugin(entry: EntryPoint) -> Plugin:
     title = f"{entry.dist.name} {entry.dist.version}"
     line = f"plug-in {title} is passed over: its entry point {entry.name} = {entry.value!r}"
     package, *inner = entry.value.split(".")
-    try:
-        spec = find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
+    spec = package_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return Plugin(title, None, f"{line} names no package; valid: a package with a folder conf")
     root = Path(next(iter(spec.submodule_search_locations)), *inner)

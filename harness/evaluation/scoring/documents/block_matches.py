@@ -131,7 +131,7 @@ def merged(page: Sequence[str], answer: Sequence[str], close: np.ndarray) -> lis
     free = [place for place in range(len(answer)) if not close[:, place].any()]
     runs: list[Run] = []
     # The same neighbours are compared from each start.
-    stretch = cache(_is_stretch)
+    stretch = cache(lambda part, block: window_distance(part, block, PART) < PART)
     for block in np.flatnonzero(~close.any(axis=1)).tolist():
         tried = [_run(page[block], answer, start, set(free), stretch) for start in free]
         if tried:
@@ -152,10 +152,6 @@ def _run(block: str, answer: Sequence[str], start: int, free: set[int], stretch:
             break
     text = " ".join(answer[place] for place in run)
     return tuple(run), float(Levenshtein.normalized_distance(block, text))
-
-
-def _is_stretch(part: str, block: str) -> bool:
-    return window_distance(part, block, PART) < PART
 
 
 def _belongs(parts: Sequence[str], block: str, stretch: Stretch) -> bool:

@@ -241,7 +241,8 @@ def blocks(markdown: str) -> list[MarkdownBlock]:
     for code in CODE.finditer(page):
         result.append(MarkdownBlock("text", code.group(1).strip(), code.start()))
         page = _blank(page, code.start(), code.end())
-    result += _paragraphs(STYLE.sub(_padded, page))
+    # Padded to the same length, so that positions stay.
+    result += _paragraphs(STYLE.sub(lambda style: style.group(1).ljust(len(style.group(0))), page))
     return sorted(result, key=lambda block: block.position)
 
 
@@ -288,8 +289,3 @@ def _paragraphs(page: str) -> Iterator[MarkdownBlock]:
 
 def _blank(page: str, start: int, end: int) -> str:
     return page[:start] + " " * (end - start) + page[end:]
-
-
-def _padded(style: re.Match[str]) -> str:
-    """Return the argument, padded to the same length, so that positions stay."""
-    return style.group(1).ljust(len(style.group(0)))

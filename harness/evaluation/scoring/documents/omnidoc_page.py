@@ -376,16 +376,18 @@ def _order(
     answer_lines: Sequence[tuple[MarkdownBlock, str]],
     pairs: Sequence[BlockMatch],
 ) -> float | None:
-    def first(pair: BlockMatch) -> int:
-        return answer_lines[pair.answer[0]][0].position
-
     def orders(chosen: Sequence[BlockMatch]) -> list[float]:
         return [
             order for pair in chosen for place in pair.page if (order := page_lines[place].order)
         ]
 
     wanted = sorted(orders(pairs))
-    read = orders(sorted((pair for pair in pairs if pair.answer), key=first))
+    read = orders(
+        sorted(
+            (pair for pair in pairs if pair.answer),
+            key=lambda pair: answer_lines[pair.answer[0]][0].position,
+        )
+    )
     if not wanted and not read:
         return None
     return float(Levenshtein.normalized_distance(wanted, read))
