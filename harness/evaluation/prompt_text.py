@@ -185,7 +185,11 @@ def _placed(to_messages: Callable[[Document], Messages], doc: Document) -> Messa
     """
     messages = to_messages(doc)
     _check_words(messages, doc)
-    pictures = _named_pictures(doc)
+    numbers = {number for text in texts_in(doc) for number in MARK.findall(text)}
+    columns = {number: doc.get(f"image_{number}") for number in sorted(numbers)}
+    pictures = {
+        number: picture for number, picture in columns.items() if isinstance(picture, Image.Image)
+    }
     written = {number for text in texts_in(messages) for number in MARK.findall(text)}
     if pictures.keys() <= written:
         return messages
@@ -193,15 +197,6 @@ def _placed(to_messages: Callable[[Document], Messages], doc: Document) -> Messa
     if any(part["type"] != "text" for turn in plain for part in turn["content"]):
         return messages
     return [turn | {"content": list(_parts(turn["content"], pictures))} for turn in plain]
-
-
-def _named_pictures(doc: Document) -> dict[str, Image.Image]:
-    """Return the pictures that the texts of a document name, by number."""
-    numbers = {number for text in texts_in(doc) for number in MARK.findall(text)}
-    columns = {number: doc.get(f"image_{number}") for number in sorted(numbers)}
-    return {
-        number: picture for number, picture in columns.items() if isinstance(picture, Image.Image)
-    }
 
 
 def _hidden(value: Any, pictures: Mapping[str, Any]) -> Any:

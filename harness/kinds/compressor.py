@@ -53,7 +53,7 @@ class Compressor(Kind[CacheCompressor]):
         self, spec: RunSpec, method: CacheCompressor, digests: Digests
     ) -> ResolvedMethod[CacheCompressor]:
         """Check the run like one without a method."""
-        REDUCER.resolve(_without_reduction(spec), NoReduction(), digests)
+        REDUCER.resolve(replace(spec, budget=WHOLE), NoReduction(), digests)
         return ResolvedMethod(method)
 
     def open(
@@ -66,7 +66,7 @@ class Compressor(Kind[CacheCompressor]):
         """Open a session that evicts and one that does not."""
         # No token leaves the prompt, so no policy for positions applies.
         engine = replace(spec.engine, backend="drop", positions="original", scope="prompt")
-        plain = replace(_without_reduction(spec), engine=engine)
+        plain = replace(spec, budget=WHOLE, engine=engine)
         return sessions(plain, adapter, NoReduction(), evicting=_evicting(spec, method))
 
     def prompt_reducer(self, _method: CacheCompressor) -> TokenReducer | None:
@@ -84,7 +84,7 @@ class Compressor(Kind[CacheCompressor]):
     ) -> Account:
         """Count whole prompts and the entries that stay in each cache, verified against the budget."""
         blocks = cache_blocks(_evicting(spec, method), records)
-        account = account_of(_without_reduction(spec), NoReduction(), records)
+        account = account_of(replace(spec, budget=WHOLE), NoReduction(), records)
         if spec.budget.rule == "kv_bytes":
             # The prefill was whole; what the cache holds is the budget.
             achieved = {**account.extra["achieved"], "kv_bytes": fmean(blocks["cache"]["entries"])}
@@ -235,11 +235,6 @@ def _evicting(spec: AnswerRequest, method: CacheCompressor | Composed) -> CacheB
         return CacheBudget(method, spec.budget.ratio, spec.budget.count)
     acts = method.compressor.sites(spec.model.facts.text.layers)
     return CacheBudget(method.compressor, method.cache_ratio if acts else 0.0)
-
-
-def _without_reduction(spec: Any) -> Any:
-    """Return the run with every token of the prompt kept."""
-    return replace(spec, budget=WHOLE)
 
 
 COMPRESSOR = Compressor()

@@ -85,7 +85,11 @@ def crowd_objects(split: str, seed: int, index: int) -> tuple[SceneObject, ...]:
         different = shuffled(COLOUR_NAMES, stream)
         for number in range(count):
             colour = different[number] if kind == 1 else stream.pick(COLOUR_NAMES)
-            objects.append(_shape(name, colour, cells.pop(), stream))
+            row, column = cells.pop()
+            size = stream.pick(SIZES)
+            x = column * CELL + stream.below(CELL - size + 1)
+            y = row * CELL + stream.below(CELL - size + 1)
+            objects.append(SceneObject("shape", name, colour, (x, y, x + size, y + size)))
     return tuple(sorted(objects, key=lambda item: (item.box[1] // CELL, item.box[0])))
 
 
@@ -100,14 +104,6 @@ def _number(row: int, half: int, colour: str, stream: DrawStream) -> list[SceneO
         box = (x, top, x + size, top + size)
         digits.append(SceneObject("digit", str(stream.below(10)), colour, box))
     return digits
-
-
-def _shape(name: str, colour: str, cell: tuple[int, int], stream: DrawStream) -> SceneObject:
-    row, column = cell
-    size = stream.pick(SIZES)
-    x = column * CELL + stream.below(CELL - size + 1)
-    y = row * CELL + stream.below(CELL - size + 1)
-    return SceneObject("shape", name, colour, (x, y, x + size, y + size))
 
 
 def crowd_scene(split: str, seed: int, index: int) -> Scene:

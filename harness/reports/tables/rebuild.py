@@ -200,7 +200,3 @@ def print_misprints(argv: Sequence[str]) -> int:
         f"{kinds['cell']} cells ({count} of them: {why}), {kinds['average']} averages"
     )
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
