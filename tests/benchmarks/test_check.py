@@ -41,8 +41,7 @@ def edited(root: Path, change: Callable[[pa.Table], pa.Table]) -> None:
 
 
 def test_list_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out == listing("benchmark")
+    assert (main(["list"]), capsys.readouterr().out) == (0, listing("benchmark"))
 
 
 def test_every_step_says_what_it_saw(

@@ -15,19 +15,25 @@ ROWS = 40
 
 
 def write_ocrbench(root: Path) -> None:
-    columns = dict.fromkeys(("question", "dataset", "question_type"), TEXT)
-    columns |= {"answer": TEXTS, "image": PICTURE}
-    rows = [
-        {
-            "question": "what is written in the image?",
-            "dataset": "HME100k" if number % 2 else "IIIT5K",
-            "question_type": "Regular Text Recognition",
-            "answer": [f"word {number}."],
-            "image": picture(number),
-        }
-        for number in range(ROWS)
-    ]
-    write_repository(root, "echo840/OCRBench", "test", columns, rows)
+    write_repository(
+        root,
+        "echo840/OCRBench",
+        "test",
+        columns={
+            **dict.fromkeys(("question", "dataset", "question_type"), TEXT),
+            **{"answer": TEXTS, "image": PICTURE},
+        },
+        rows=[
+            {
+                "question": "what is written in the image?",
+                "dataset": "HME100k" if number % 2 else "IIIT5K",
+                "question_type": "Regular Text Recognition",
+                "answer": [f"word {number}."],
+                "image": picture(number),
+            }
+            for number in range(ROWS)
+        ],
+    )
 
 
 @pytest.mark.parametrize(("limit", "samples"), [(None, ROWS), (10, 10)])
@@ -35,8 +41,7 @@ def test_the_score_is_the_share_of_right_answers(
     tmp_path: Path, limit: int | None, samples: int
 ) -> None:
     write_ocrbench(tmp_path / "data")
-    words = arguments("task:ocrbench", tmp_path / "data", tmp_path / "store")
-    spec = commands.spec_of(*words)
+    spec = commands.spec_of(*arguments("task:ocrbench", tmp_path / "data", tmp_path / "store"))
     spec = replace(spec, benchmark=replace(spec.benchmark, limit=limit))
     assert spec.benchmark.headline == "ocrbench_accuracy"
 

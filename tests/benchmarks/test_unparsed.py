@@ -66,8 +66,7 @@ def test_every_form_of_the_right_letter_is_right(
 ) -> None:
     plain = evaluated(name, ANSWERS[name])
     formed = evaluated(name, lambda doc: form.format(ANSWERS[name](doc)))
-    assert headline(formed) == headline(plain)
-    assert formed.unparsed == 0
+    assert (headline(formed), formed.unparsed) == (headline(plain), 0)
     assert formed.metrics["unparsed"]["value"] == 0
 
 
@@ -78,8 +77,7 @@ def test_a_hedge_is_wrong_and_counted(
     evaluated: Callable[..., Evaluation], name: str, hedge: str
 ) -> None:
     evaluation = evaluated(name, lambda doc: hedge)
-    assert headline(evaluation) == 0
-    assert evaluation.unparsed == evaluation.n_samples
+    assert (headline(evaluation), evaluation.unparsed) == (0, evaluation.n_samples)
     assert evaluation.metrics["unparsed"]["value"] == 1
 
 
@@ -149,8 +147,7 @@ def test_reasoning_is_not_scored_and_kept(
 ) -> None:
     plain = evaluated(name, ANSWERS[name])
     thoughtful = evaluated(name, lambda doc: f"{begin}</think>\n{ANSWERS[name](doc)}")
-    assert thoughtful.metrics == plain.metrics
-    assert thoughtful.unparsed == plain.unparsed
+    assert (thoughtful.metrics, thoughtful.unparsed) == (plain.metrics, plain.unparsed)
     assert all(sample.answer.startswith(begin) for sample in thoughtful.samples)
 
 

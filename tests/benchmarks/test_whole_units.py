@@ -23,24 +23,32 @@ QUESTIONS, ROTATIONS = 6, 4
 def write_rotations(root: Path, config: str) -> None:
     """Write six questions in four orders of their options: all originals first, as in the released files."""
     texts = ["red", "green", "blue", "white"]
-    rows = [
-        {
-            "index": 1_000_000 * turn + number,
-            "question": f"Which colour is {number}?",
-            "hint": "nan",
-            "answer": "ABCD"[turn],
-            **dict(zip("ABCD", [*texts[-turn:], *texts[:-turn]] if turn else texts, strict=True)),
-            "category": "attribute_recognition",
-            "image": picture(number),
-            "source": "ours",
-            "L2-category": "finegrained_perception (instance-level)",
-            "comment": "nan",
-            "split": "dev",
-        }
-        for turn in range(ROTATIONS)
-        for number in range(QUESTIONS)
-    ]
-    write_repository(root, "lmms-lab-encoder/MMBench", "dev", choices.MMBENCH, rows, config)
+    write_repository(
+        root,
+        "lmms-lab-encoder/MMBench",
+        "dev",
+        columns=choices.MMBENCH,
+        rows=[
+            {
+                "index": 1_000_000 * turn + number,
+                "question": f"Which colour is {number}?",
+                "hint": "nan",
+                "answer": "ABCD"[turn],
+                **dict(
+                    zip("ABCD", [*texts[-turn:], *texts[:-turn]] if turn else texts, strict=True)
+                ),
+                "category": "attribute_recognition",
+                "image": picture(number),
+                "source": "ours",
+                "L2-category": "finegrained_perception (instance-level)",
+                "comment": "nan",
+                "split": "dev",
+            }
+            for turn in range(ROTATIONS)
+            for number in range(QUESTIONS)
+        ],
+        config=config,
+    )
 
 
 def wrong_last_turn(doc: Any) -> str:
@@ -112,5 +120,4 @@ def test_the_row_counts_the_samples_that_were_asked(
     ]
     sweep = ["-m", *words, "limit=3", "method=uniform", "ratio=0.5,0.9", "engine.share=prefix"]
     assert run.main(sweep) == 0, capfd.readouterr().err
-    rows = list(Store(tmp_path / "store").rows())
-    assert [row["n_samples"] for row in rows] == [4, 4]
+    assert [row["n_samples"] for row in Store(tmp_path / "store").rows()] == [4, 4]
