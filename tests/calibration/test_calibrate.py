@@ -73,11 +73,6 @@ def test_padding_on_the_right_disturbs_no_real_token():
 # ---------------------------------------------------------------- measuring
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save_llava(tmp_path_factory.mktemp("tiny") / "model")
-
-
 def model_spec(path: Path, **changes: object) -> ModelSpec:
     base = ModelSpec(
         name="tiny",
@@ -137,8 +132,7 @@ def test_the_hash_of_the_images_follows_pixels_and_order(folder: Path):
         calibrate(adapter, (1,), some, "w1", batch_size=size).pixels.hexdigest()
         for some, size in ((images, 1), (images, 2), (images[::-1], 3), (images[:2], 3))
     ]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
+    assert (digests[0], len(set(digests))) == (digests[1], 3)
 
 
 # ---------------------------------------------------------------- artifacts
@@ -160,10 +154,8 @@ def test_a_stored_prior_comes_back_with_its_description(spec: ModelSpec):
     assert path == prior_artifact(spec, 1).path
     assert torch.equal(load_prior(spec, 1)[0], prior.float())
     described = json.loads(path.with_suffix(".json").read_text())
-    assert described["model"] == "tiny"
-    assert described["layer"] == 1
-    assert described["dtype"] == "float32"
-    assert described["grid"] == [4, 4]
+    assert (described["model"], described["layer"]) == ("tiny", 1)
+    assert (described["dtype"], described["grid"]) == ("float32", [4, 4])
     assert set(MADE_FROM) < set(described)
     assert {file.name for file in path.parent.iterdir()} == {
         path.name,
@@ -192,8 +184,7 @@ def test_a_missing_prior_prints_the_command(spec: ModelSpec):
 def test_only_methods_that_read_a_prior_need_one(spec: ModelSpec):
     assert prior_layers(D2Pruner(K=3), tiny.DEPTH) == (2,)
     assert prior_layers(FastV(), tiny.DEPTH) == ()
-    assert require_prior(spec, FastV(), "fastv") == ()
-    assert prior_for(spec, FastV()) is None
+    assert (require_prior(spec, FastV(), "fastv"), prior_for(spec, FastV())) == ((), None)
     path = save_prior(spec, 2, (torch.ones(4, 4),), MADE_FROM)
     assert require_prior(spec, D2Pruner(K=3), "d2pruner") == (path,)
     assert torch.equal(prior_for(spec, D2Pruner(K=3))[0], torch.ones(4, 4))
@@ -330,5 +321,4 @@ def test_calibrating_the_seedling_writes_to_the_store_what_a_run_then_finds_firs
     # One of other weights under the same name does not hide what was shipped for these.
     described = json.loads(path.with_suffix(".json").read_text())
     path.with_suffix(".json").write_text(json.dumps({**described, "revision": "other"}))
-    again = prior_for(model, D2Pruner(), tmp_path)
-    assert torch.equal(again[0], shipped_prior)
+    assert torch.equal(prior_for(model, D2Pruner(), tmp_path)[0], shipped_prior)

@@ -53,8 +53,7 @@ def slow_expendable(attention: list[float], mass: float, alpha: float) -> set[in
 
 @pytest.mark.parametrize("alpha", [0.0, 0.05, 0.3, 0.77, 1.0])
 def test_the_longest_beginning_equals_the_slow_one(alpha: float):
-    generator = torch.Generator().manual_seed(0)
-    attention = torch.rand(6, 30, generator=generator) ** 4
+    attention = torch.rand(6, 30, generator=torch.Generator().manual_seed(0)) ** 4
     attention[3] = attention[3].round(decimals=1)  # ties and zeros
     mass = attention.double().sum(1) * torch.tensor([1, 1, 0.8, 1, 1.3, 5])
     removable = expendable(attention, mass, alpha)
@@ -318,8 +317,7 @@ def test_fitting_the_seedling_writes_what_a_run_then_finds(
     assert path == str(tmp_path / "calibration/seedling_draft_fitprune.safetensors")
     assert smallest.startswith("smallest alpha that saves 0.4 of the visual tokens' FLOPs: 0.")
     assert last.startswith("last alpha tried, which the released code takes: 0.")
-    model = read_request(argv).spec.model
-    method = with_scheme(model, FitPrune(), "fitprune", store=tmp_path)
+    method = with_scheme(read_request(argv).spec.model, FitPrune(), "fitprune", store=tmp_path)
     assert (len(method.scheme), len(method.scheme[0])) == (15, 1)
 
     content = Path(path).read_bytes()

@@ -110,8 +110,7 @@ def slow_prior(prior: tuple[Tensor, ...], tiling: Tiling) -> Tensor:
     parts = []
     for _, view, height, width in tiling:
         values = prior[min(view, len(prior) - 1)]
-        size = (height, width)
-        parts.append(interpolate(values[None, None], size, mode="bilinear").flatten())
+        parts.append(interpolate(values[None, None], (height, width), mode="bilinear").flatten())
     return torch.cat(parts)
 
 
@@ -183,11 +182,6 @@ def test_the_prior_of_each_view_is_the_mean_of_eager_attention():
 MADE_FROM = {"images": 2, "images_sha256": "0" * 64, "source": "test", "prompt": "w1"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save_llava(tmp_path_factory.mktemp("tiny") / "model")
-
-
 @pytest.fixture
 def spec(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path / "local")
@@ -201,8 +195,7 @@ def test_a_prior_of_several_views_comes_back(spec: ModelSpec):
     assert len(loaded) == 3
     assert all(torch.equal(a, b) for a, b in zip(loaded, prior, strict=True))
     described = json.loads(path.with_suffix(".json").read_text())
-    assert described["format"] == 2
-    assert described["grids"] == [[4, 4], [3, 5], [2, 2]]
+    assert (described["format"], described["grids"]) == (2, [[4, 4], [3, 5], [2, 2]])
     assert described["maps"] == [2, 2, 1]
     assert require_prior(spec, D2Pruner(), "d2pruner") == (path,)
 
@@ -218,8 +211,7 @@ def test_the_command_stores_a_map_for_each_view(tmp_path: Path):
     assert [path.name for path in paths] == ["tiny_layer1.safetensors", "tiny_layer2.safetensors"]
     described = json.loads(paths[0].with_suffix(".json").read_text())
     assert (described["images"], described["maps"]) == (3, [3, 3])
-    prior = load_prior(model, 1, store)
-    assert [list(values.shape) for values in prior] == described["grids"]
+    assert [list(values.shape) for values in load_prior(model, 1, store)] == described["grids"]
     assert described["grids"][0] == [4, 4]
 
 
