@@ -130,25 +130,30 @@ def original(tensors: dict[str, Tensor], kind: str, config: Any) -> dict[str, Te
             if old + end in left:
                 renamed[new + end] = left.pop(old + end)
 
-    tower = "model.vision_tower.embeddings."
-    move(f"{tower}cls_token", "vision_model.embeddings.class_embedding")
-    move(f"{tower}position_embeddings", "vision_model.embeddings.position_embedding")
-    move(f"{tower}patch_embeddings.projection", "vision_model.embeddings.patch_embedding")
+    for old, new in (
+        ("cls_token", "class_embedding"),
+        ("position_embeddings", "position_embedding"),
+        ("patch_embeddings.projection", "patch_embedding"),
+    ):
+        move(f"model.vision_tower.embeddings.{old}", f"vision_model.embeddings.{new}")
     for n in range(vision.num_hidden_layers):
         old, new = f"model.vision_tower.encoder.layer.{n}.", f"vision_model.encoder.layers.{n}."
         for end in ("weight", "bias"):
             if f"{old}attention.q_proj.{end}" in left:
                 parts = [left.pop(f"{old}attention.{part}_proj.{end}") for part in "qkv"]
                 renamed[f"{new}attn.qkv.{end}"] = torch.cat(parts)
-        move(f"{old}attention.projection_layer", f"{new}attn.proj")
-        move(f"{old}attention.q_norm", f"{new}attn.q_norm")
-        move(f"{old}attention.k_norm", f"{new}attn.k_norm")
-        move(f"{old}layernorm_before", f"{new}norm1")
-        move(f"{old}layernorm_after", f"{new}norm2")
-        move(f"{old}lambda_1", f"{new}ls1")
-        move(f"{old}lambda_2", f"{new}ls2")
-        move(f"{old}mlp.fc1", f"{new}mlp.fc1")
-        move(f"{old}mlp.fc2", f"{new}mlp.fc2")
+        for old_part, new_part in (
+            ("attention.projection_layer", "attn.proj"),
+            ("attention.q_norm", "attn.q_norm"),
+            ("attention.k_norm", "attn.k_norm"),
+            ("layernorm_before", "norm1"),
+            ("layernorm_after", "norm2"),
+            ("lambda_1", "ls1"),
+            ("lambda_2", "ls2"),
+            ("mlp.fc1", "mlp.fc1"),
+            ("mlp.fc2", "mlp.fc2"),
+        ):
+            move(old + old_part, new + new_part)
     for number, name in (("0", "layer_norm"), ("1", "linear_1"), ("3", "linear_2")):
         move(f"model.multi_modal_projector.{name}", f"mlp1.{number}")
     if kind.startswith("internlm2"):
@@ -165,15 +170,21 @@ def original(tensors: dict[str, Tensor], kind: str, config: Any) -> dict[str, Te
                 ]
                 rows += [weight[group * size : (group + 1) * size] for weight in (key, value)]
             renamed[f"{new}attention.wqkv.weight"] = torch.cat(rows)
-            move(f"{old}self_attn.o_proj", f"{new}attention.wo")
-            move(f"{old}mlp.gate_proj", f"{new}feed_forward.w1")
-            move(f"{old}mlp.up_proj", f"{new}feed_forward.w3")
-            move(f"{old}mlp.down_proj", f"{new}feed_forward.w2")
-            move(f"{old}input_layernorm", f"{new}attention_norm")
-            move(f"{old}post_attention_layernorm", f"{new}ffn_norm")
-        move("model.language_model.embed_tokens", "language_model.model.tok_embeddings")
-        move("model.language_model.norm", "language_model.model.norm")
-        move("lm_head", "language_model.output")
+            for old_part, new_part in (
+                ("self_attn.o_proj", "attention.wo"),
+                ("mlp.gate_proj", "feed_forward.w1"),
+                ("mlp.up_proj", "feed_forward.w3"),
+                ("mlp.down_proj", "feed_forward.w2"),
+                ("input_layernorm", "attention_norm"),
+                ("post_attention_layernorm", "ffn_norm"),
+            ):
+                move(old + old_part, new + new_part)
+        for old, new in (
+            ("model.language_model.embed_tokens", "model.tok_embeddings"),
+            ("model.language_model.norm", "model.norm"),
+            ("lm_head", "output"),
+        ):
+            move(old, f"language_model.{new}")
     else:
         move("lm_head", "language_model.lm_head")
         for name in [name for name in left if name.startswith("model.language_model.")]:
@@ -317,9 +328,11 @@ def test_grouped_rows_are_taken_apart_head_by_head() -> None:
     fused = torch.arange(2 * 4 * 3).float().view(-1, 1).expand(-1, 5)
     rows = {"q": 12, "k": 6, "v": 6}
     parts = split_rows(fused, rows, groups=2)
-    assert parts["q"][:, 0].tolist() == [*range(6), *range(12, 18)]
-    assert parts["k"][:, 0].tolist() == [6, 7, 8, 18, 19, 20]
-    assert parts["v"][:, 0].tolist() == [9, 10, 11, 21, 22, 23]
+    assert {name: part[:, 0].tolist() for name, part in parts.items()} == {
+        "q": [*range(6), *range(12, 18)],
+        "k": [6, 7, 8, 18, 19, 20],
+        "v": [9, 10, 11, 21, 22, 23],
+    }
     assert {name: len(part) for name, part in parts.items()} == rows
     assert split_rows(fused[1:], rows, groups=2).keys() == {"q"}
 

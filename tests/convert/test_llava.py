@@ -189,8 +189,7 @@ def test_a_converted_release_answers_as_the_model_it_holds(
 ) -> None:
     folder, model = sources[version]
     assert conversion.main([*arguments(folder, version)[:-1], str(tmp_path / "out")]) == 0
-    spec = replace(SPECS[version], path=tmp_path / "out", weights="trained")
-    adapter = load_adapter(spec)
+    adapter = load_adapter(replace(SPECS[version], path=tmp_path / "out", weights="trained"))
     for parts in (model, model.model):
         parts.config.image_token_id = adapter.model.config.image_token_id
     assert adapter.model.config.image_token_id == TOKENS
@@ -202,8 +201,7 @@ def test_a_converted_release_answers_as_the_model_it_holds(
         expected = model(**inputs).logits
         assert torch.equal(adapter.model(**inputs).logits, expected)
     assert expected.std() > 0.1
-    ids = adapter.model.generation_config.eos_token_id, adapter.pad_id
-    assert ids == (2, TOKENS + 1)
+    assert (adapter.model.generation_config.eos_token_id, adapter.pad_id) == (2, TOKENS + 1)
     # The same folder describes itself: sizes, views and chat format.
     question = chat("w1", 0)
     with espalier.load(tmp_path / "out", device="cpu").open_adapter() as alone:

@@ -100,11 +100,10 @@ def test_a_release_of_the_other_family_is_refused(release):
 
 def test_unknown_and_missing_tensors_are_refused(release, tmp_path):
     kind, folder, _ = release
-    changes = {
+    for problem, change in {
         "unexpected keys": lambda tensors: {**tensors, "model.vision_resampler.weight": ONE},
         "missing keys": lambda tensors: dict(sorted(tensors.items())[:-1]),
-    }
-    for problem, change in changes.items():
+    }.items():
         changed = copied(folder, tmp_path / problem.split()[0])
         file = changed / "model.safetensors"
         save_file(change(load_file(file)), file)
@@ -120,8 +119,7 @@ def test_a_tied_head_need_not_be_there(release, tmp_path):
     save_file(tensors, tied / "model.safetensors")
     architecture = SPECS[kind].architecture
     model = {**architecture["model"], "tie_word_embeddings": True}
-    spec = replace(SPECS[kind], architecture={**architecture, "model": model})
-    adapter = load_tiny(spec, tied)
+    adapter = load_tiny(replace(SPECS[kind], architecture={**architecture, "model": model}), tied)
     words = adapter.model.model.language_model.embed_tokens.weight
     assert torch.equal(adapter.model.lm_head.weight, words)
 
