@@ -271,8 +271,7 @@ def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None
     embedded = dict.fromkeys(("seedling_video", "seedling_video_draft"), "seedling_video_brief")
     embedded["seedling_crowd"] = "seedling_crowd"
     made_for_videos = embedded | dict.fromkeys(VIDEO_MODELS, "video_detail_caption")
-    benchmark = spec_of(f"model={name}").benchmark.name
-    assert benchmark == made_for_videos.get(name, "seedling_rec")
+    assert spec_of(f"model={name}").benchmark.name == made_for_videos.get(name, "seedling_rec")
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,7 @@ def test_an_answer_is_what_the_engine_says(model, questions, method, params):
         generated = session.generate(inputs, max_new_tokens=6, do_sample=False)
         text = adapter.decode(generated.ids)[0]
     (record,) = generated.records
-    assert answer.text == text
-    assert answer.kept_indices == tuple(record.origin.tolist())
+    assert (answer.text, answer.kept_indices) == (text, tuple(record.origin.tolist()))
     assert (answer.kept, answer.visual, answer.tokens) == (
         record.entering[-1],
         144,

@@ -31,10 +31,8 @@ def test_an_answer_tells_its_steps(denoising, scene, method, kept):
     with espalier.apply(denoising, method, ratio=0.75) as pruned:
         answer = pruned.ask(*scene, **HOW)
     assert [len(step) for step in answer.kept_by_step] == kept
-    assert answer.kept_indices == answer.kept_by_step[-1]
-    assert answer.kept == kept[-1]
-    assert answer.cache == 1.0
-    assert answer.ratio == pytest.approx(1 - kept[-1] / 144)
+    assert (answer.kept_indices, answer.kept) == (answer.kept_by_step[-1], kept[-1])
+    assert (answer.cache, answer.ratio) == (1.0, pytest.approx(1 - kept[-1] / 144))
     if method == "none":
         assert answer.flops.share == 1.0
     else:

@@ -335,8 +335,7 @@ model = espalier.load('seedling', device='cpu')
 print(json.dumps([espalier.__file__, str(espalier.harness.paths.ROOT)]))
 """
     (tmp_path / "elsewhere").mkdir()
-    out = run("-c", code, cwd=tmp_path / "elsewhere").stdout
-    assert json.loads(out.splitlines()[-1]) == [
+    assert json.loads(run("-c", code, cwd=tmp_path / "elsewhere").stdout.splitlines()[-1]) == [
         str(checkout / "espalier" / "__init__.py"),
         str(checkout),
     ]

@@ -83,8 +83,7 @@ def test_a_share_is_the_ratio(model: espalier.Model, scene: tuple[Image.Image, s
     by_share, by_ratio = (
         ask(model, "fastv", scene, **how) for how in ({"keep": "25%"}, {"ratio": 0.75})
     )
-    assert by_share.kept_indices == by_ratio.kept_indices
-    assert len(by_share.kept_indices) == 36
+    assert (by_share.kept_indices, len(by_share.kept_indices)) == (by_ratio.kept_indices, 36)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +102,7 @@ def test_a_stack_counts_tokens_of_the_reducer_and_a_draft_sees_the_count(
 ) -> None:
     answer = ask(model, "divprune", scene, keep=50, compressor="aircache", cache_ratio=0.5)
     assert (answer.kept, answer.cache) == (50, 0.5)
-    decoding = ask(model, "specvlm_sd", scene, keep=COUNT).decoding
-    assert decoding.draft_visual == COUNT
+    assert ask(model, "specvlm_sd", scene, keep=COUNT).decoding.draft_visual == COUNT
 
 
 def test_a_denoiser_keeps_the_count_after_the_first_step(

@@ -55,8 +55,7 @@ class Mine(TokenReducer):
 
 
 def first(view: Any, keep: int, start: int = 0) -> torch.Tensor:
-    rows = view.tokens.shape[0]
-    return torch.arange(start, start + keep).expand(rows, keep)
+    return torch.arange(start, start + keep).expand(view.tokens.shape[0], keep)
 
 
 def fails(view: Any, keep: int) -> Plan:

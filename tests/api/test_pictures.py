@@ -92,8 +92,7 @@ def test_words_that_a_model_does_not_know_are_told_once(
         for _ in range(2):
             plain.ask(picture(0, 96, 96), "what is the purpose of red ?", max_new_tokens=1)
         plain.ask(picture(0, 96, 96), "what shape is red ?", max_new_tokens=1)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "no token" in line]
-    assert lines == [
+    assert [line for line in capsys.readouterr().err.splitlines() if "no token" in line] == [
         "model='seedling' has no token for 'purpose': they are read as unknown, and the answer may mean nothing"
     ]
 

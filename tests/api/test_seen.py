@@ -39,8 +39,7 @@ def centres(visible: VisibleChat) -> tuple[np.ndarray, np.ndarray]:
         view = visible.grids[number]
         box = view.box.cell(int(row), int(column), view.rows, view.columns)
         places.append(((box.left + box.right) / 2, (box.top + box.bottom) / 2))
-        edges = (box.left, box.top, 1 - box.right, 1 - box.bottom)
-        inside.append(min(edges) > -1e-6)
+        inside.append(min((box.left, box.top, 1 - box.right, 1 - box.bottom)) > -1e-6)
     return np.array(places), np.array(inside)
 
 

@@ -152,8 +152,7 @@ def test_the_familys_own_format_is_told_where_the_folder_has_another(
     (line,) = lines
     assert "prompts follow the family's own format" in line
     assert "model.conversation=checkpoint" in line
-    model = espalier.load(folder, device="cpu", conversation=None)
-    assert prompt(model) == adapter.render(CHAT)
+    assert prompt(espalier.load(folder, device="cpu", conversation=None)) == adapter.render(CHAT)
     assert len(lines) == 2
 
 

@@ -78,8 +78,7 @@ def test_views_carry_every_signal_in_its_shape() -> None:
     for need in needs:
         axes = bench_views.axes_of(need.signal)
         shape = dict(zip(axes, view.signals[need.key].shape, strict=True))
-        assert shape.get("B", shape.get("P")) == 1
-        assert shape.get("N", 16) == 16
+        assert (shape.get("B", shape.get("P")), shape.get("N", 16)) == (1, 16)
         assert shape.get("T", bench_views.WORDS) == bench_views.WORDS
         assert shape.get("D", 96) == 96
     assert view.grid[0, :, 2:].tolist() == [[i // 4, i % 4] for i in range(16)]
@@ -151,9 +150,11 @@ def test_what_would_not_fit_is_not_started(monkeypatch: pytest.MonkeyPatch) -> N
         run = bench_select_parts.Alone(seconds, peak, torch.zeros(1))
         return bench_select_parts.too_large([run], 100.0)
 
-    assert reason(0.6, 51 * 2**20) == ""
-    assert reason(0.61, 0) == "by the square of the tokens it would take 61 s"
-    assert reason(0.0, 2**30) == "by the square of the tokens it would take 100 GiB"
+    assert [reason(0.6, 51 * 2**20), reason(0.61, 0), reason(0.0, 2**30)] == [
+        "",
+        "by the square of the tokens it would take 61 s",
+        "by the square of the tokens it would take 100 GiB",
+    ]
 
 
 def test_both_parts_on_tiny_sizes(

@@ -46,8 +46,7 @@ def test_a_target_is_met_or_missed() -> None:
     # Half of the time is saved where the FLOPs promise six tenths.
     assert ROW.reached == pytest.approx(0.5 / 0.6)
     low, high = ROW.reached_interval or (0, 0)
-    assert low == pytest.approx((1 - 1 / 1.9) / 0.6)
-    assert high == pytest.approx((1 - 1 / 2.1) / 0.6)
+    assert (low, high) == (pytest.approx((1 - 1 / 1.9) / 0.6), pytest.approx((1 - 1 / 2.1) / 0.6))
     assert verdicts(ROW) == ["- missed", "- met"]
     assert verdicts(replace(ROW, gain=Gain(2.1, 2.0, 2.2, 2.5))) == ["- met", "- met"]
     assert verdicts(replace(ROW, method_share=0.021))[1] == "- missed"

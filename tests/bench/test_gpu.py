@@ -89,8 +89,7 @@ def test_every_part_runs_to_its_end(
         steps = f"60 visual tokens, {seen} for the draft, both on cpu"
         target = figures[f"T_p beside the draft, {steps}"]["value"]
         drafted = figures[f"T_q beside the target, {steps}"]["value"]
-        ratio = figures[f"c beside one another, {steps}"]["value"]
-        assert ratio == pytest.approx(target / drafted)
+        assert figures[f"c beside one another, {steps}"]["value"] == pytest.approx(target / drafted)
         assert f"c alone, {steps}" in figures
 
 
@@ -169,8 +168,7 @@ def test_selections_too_long_or_too_large_are_left_out(monkeypatch: pytest.Monke
     before = {"slow": 101.0, "fast": 99.0}
     plan = replace(SMALL, longest=10.0)
     parts = list(bench_gpu_parts.at_size(specs, (360, 8, 9, 2), plan, before, 36))
-    notes = [part for part in parts if isinstance(part, Note)]
-    assert notes == [
+    assert [part for part in parts if isinstance(part, Note)] == [
         Note("slow was not asked at N=360: expected to take 10 s"),
         Note("large does not fit the memory at N=360"),
         Note("broken at N=360: RuntimeError: two devices", failed=True),

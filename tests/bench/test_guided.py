@@ -25,15 +25,13 @@ def clip() -> SeenClip:
     begins = torch.zeros_like(objects)
     begins[4, 1] = True
     scores = {"last first": torch.arange(float(FRAMES * PLACES))}
-    flat = (signal.flatten(0, 1) for signal in (features, objects, begins))
-    tokens, shown, begun = flat
+    tokens, shown, begun = (signal.flatten(0, 1) for signal in (features, objects, begins))
     return SeenClip(FRAMES, tokens, scores, shown, begun)
 
 
 def subset(name: str, keep: int) -> list[int]:
     indices = clip_subsets(clip(), keep, torch.Generator().manual_seed(0))[name]
-    assert len(indices) == keep
-    assert indices.tolist() == sorted(set(indices.tolist()))
+    assert (len(indices), indices.tolist()) == (keep, sorted(set(indices.tolist())))
     return indices.tolist()
 
 
@@ -95,12 +93,10 @@ def test_shares_kinds_and_first_mistakes() -> None:
     assert guided.by_kind == pytest.approx(
         {"time": 0, "object": 1, "place": 1, "event": 1, "end": 0, "template": 1}
     )
-    assert guided.first["time"] == 1
-    assert guided.run == 2
+    assert (guided.first["time"], guided.run) == (1, 2)
     assert (guided.objects, guided.events) == (0.25, 0.5)
     whole = summary["everything", 0.0, "original"]
-    assert whole.run == 13
-    assert sum(whole.first.values()) == 0
+    assert (whole.run, sum(whole.first.values())) == (13, 0)
 
 
 def test_the_page_has_a_line_for_each_subset(tmp_path: Path) -> None:

@@ -47,8 +47,7 @@ BENCHES = {
 def test_pages_are_those_of_the_figures_beside_them(name: str, tmp_path: Path) -> None:
     measured = ROOT / "lab" / "measured"
     result = json.loads((measured / f"{name}.json").read_text())
-    page = BENCHES[name.removesuffix("_only")].page
-    leave(tmp_path, name, page(result), result)
+    leave(tmp_path, name, BENCHES[name.removesuffix("_only")].page(result), result)
     for file in (f"{name}.json", f"{name}.md"):
         assert (tmp_path / file).read_bytes() == (measured / file).read_bytes()
 

@@ -83,8 +83,7 @@ def test_a_cell_costs_its_layers_and_heads_times_its_samples() -> None:
     assert cost(*ten, "method=fastv", "ratio=0.75") == by_hand(144, 144, *[36] * 4)
     # What evicts cache entries saves nothing in the prefill; what stands before it does.
     assert cost(*ten, "method=snapkv", "ratio=0.75") == by_hand(*[144] * 6)
-    stack = ("method=random", "ratio=0.75", "compressor=snapkv")
-    assert cost(*ten, *stack) == by_hand(*[36] * 6)
+    assert cost(*ten, "method=random", "ratio=0.75", "compressor=snapkv") == by_hand(*[36] * 6)
 
 
 def test_samples_are_the_limit_or_what_the_split_has() -> None:
@@ -167,8 +166,7 @@ def test_hours_never_stand_without_decoding() -> None:
 
 
 def test_pages_cost_hours_by_the_length_of_their_text() -> None:
-    pages = ("model=deepseek_ocr_base", "method=none", "benchmark=omnidocbench")
-    (cell,), lines = planned(*pages)
+    (cell,), lines = planned("model=deepseek_ocr_base", "method=none", "benchmark=omnidocbench")
     assert "1,355 of" not in "".join(lines)
     cost, decoding = cell.cost, cell.cost and cell.cost.decoding
     assert decoding.tokens == (600, 1300)
@@ -191,8 +189,7 @@ def test_a_limit_of_new_tokens_cuts_the_typical_length() -> None:
         (pages, 100, (100, 100)),
         (unstated, 50, (1, 50)),
     ):
-        limited = decoding_of(*line, f"++benchmark.generation.max_new_tokens={limit}")
-        assert limited.tokens == tokens
+        assert decoding_of(*line, f"++benchmark.generation.max_new_tokens={limit}").tokens == tokens
 
 
 def test_lengths_are_of_benchmarks_that_exist_and_each_has_its_source() -> None:
@@ -240,8 +237,7 @@ def test_steps_of_denoised_answers_are_counted() -> None:
         "++benchmark.generation.max_new_tokens=16",
         "++benchmark.generation.steps=8",
     )
-    spec = settled(*lavida, *stated, "method=none")
-    facts = spec.model.facts
+    facts = settled(*lavida, *stated, "method=none").model.facts
     entering = (facts.visual_tokens,) * facts.text.layers
     step = text_flops(facts, entering, NOMINAL_TEXT + 16)
     # Two places a step: the head runs for those that are masked.

@@ -96,16 +96,14 @@ def test_a_job_without_cells_to_do_starts_no_process(
     file = job(tmp_path, 0, "good")
     Path(file.entries()[0].row).write_text("{}", encoding="utf-8")
     monkeypatch.setattr(job_file, "start", lambda *_: pytest.fail("a process was started"))
-    assert run_job(file, {}) == 0
-    assert file.ended() == 0
+    assert (run_job(file, {}), file.ended()) == (0, 0)
 
 
 @pytest.mark.usefixtures("worker")
 def test_a_job_notes_how_its_process_ended(tmp_path: Path) -> None:
     for number, (how, code) in enumerate([("good", 0), ("error", 1), ("kill", -signal.SIGKILL)]):
         file = job(tmp_path, number, how)
-        assert run_job(file, {}) == code
-        assert file.ended() == code
+        assert (run_job(file, {}), file.ended()) == (code, code)
 
 
 @pytest.mark.usefixtures("worker")
@@ -198,8 +196,7 @@ def test_a_job_between_two_turns_in_the_queue_is_waited_for(tmp_path: Path) -> N
     jobs = Jobs({"7": job(tmp_path, 0, "good", "good")})
     watch(jobs, queue, 0.001, StatusLine(quiet=True), lambda line: None)
     assert queue._states == []
-    lost = "job 7 ended before this cell was done: FAILED; "
-    assert reason_of(jobs, "00").startswith(lost)
+    assert reason_of(jobs, "00").startswith("job 7 ended before this cell was done: FAILED; ")
     # A row counts, whatever the queue says; a reason that was noted does, too.
     Path(jobs.entries["7"][0].row).write_text("{}", encoding="utf-8")
     assert jobs.missing("00") is None
@@ -266,5 +263,4 @@ def test_what_is_noted_of_a_job_and_makes_no_sense_is_passed_over(
     file = JobFile(tmp_path / "job-0.json")
     for part in (".left_out", ".end"):
         file.path.with_suffix(f"{part}.json").write_text(content)
-    assert file.left_out() == {}
-    assert file.ended() is None
+    assert (file.left_out(), file.ended()) == ({}, None)

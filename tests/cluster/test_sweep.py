@@ -78,5 +78,4 @@ def test_a_failed_cell_of_a_job_is_named_once_and_the_others_have_their_rows(
 def test_of_one_cell_the_cause_is_the_error(bench: Bench) -> None:
     bench.fake.stop_after, bench.fake.error = 1, lambda: ZeroDivisionError("nobody")
     done = bench("method=random", "ratio=0.5", *SWEEP[3:])
-    assert done.code == 1
-    assert done.err.splitlines()[-1] == "error: ZeroDivisionError: nobody"
+    assert (done.code, done.err.splitlines()[-1]) == (1, "error: ZeroDivisionError: nobody")

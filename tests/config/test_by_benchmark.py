@@ -33,11 +33,10 @@ def test_every_cell_composes_with_its_printed_length() -> None:
     """Of each benchmark one method, and of one benchmark every method and ratio."""
     specs = specs_of("method=d3tom_t", "ratio=0.9", "model.weights=random")
     assert {spec.model.name for spec in specs} == {"lavida_llada_8b"}
-    lengths = {
+    assert {
         spec.benchmark.name: (spec.generation["max_new_tokens"], spec.generation["steps"])
         for spec in specs
-    }
-    assert lengths == {name: (length, length // 2) for name, length in LENGTHS.items()}
+    } == {name: (length, length // 2) for name, length in LENGTHS.items()}
 
 
 def test_its_cells_are_admitted(tmp_path) -> None:

@@ -161,5 +161,4 @@ def test_an_id_of_the_local_cache_runs(tmp_path: Path) -> None:
         text=True,
     )
     row = json.loads(done.stdout.splitlines()[-1])
-    assert row["model"] == "tiny"
-    assert row["settings"]["model"]["revision"] == f"me/tiny@{COMMIT}"
+    assert (row["model"], row["settings"]["model"]["revision"]) == ("tiny", f"me/tiny@{COMMIT}")

@@ -80,8 +80,7 @@ def test_a_working_directory_that_is_gone_is_one_line(
 
 def test_secrets_stay_out_of_lines() -> None:
     arguments = ["judge.options={api_key: abcdef}", "x.token=ghijkl", "max_new_tokens=12345"]
-    line = masked("bad abcdef and ghijkl of 12345", typed(arguments))
-    assert line == "bad *** and *** of 12345"
+    assert masked("bad abcdef and ghijkl of 12345", typed(arguments)) == "bad *** and *** of 12345"
 
 
 @pytest.mark.slow

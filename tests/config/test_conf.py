@@ -102,8 +102,7 @@ def test_model_facts_are_those_of_the_checkpoint(name: str) -> None:
     model = spec_of(f"model={name}").model
     config: dict[str, Any] = json.loads((model.path / "config.json").read_text())
     text, vision, facts = config["text_config"], config["vision_config"], model.facts
-    text_sizes = {**SIZES, "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
-    for field, key in text_sizes.items():
+    for field, key in {**SIZES, "kv_heads": "num_key_value_heads", "head_dim": "head_dim"}.items():
         assert getattr(facts.text, field) == text[key], field
     # hidden_states holds the embeddings first: feature layer -2 is the output of the last layer but one.
     used = vision | {
@@ -169,8 +168,7 @@ def test_benchmarks_report_metrics_of_their_task(name: str) -> None:
 
 
 def test_limit_is_the_benchmarks_unless_given() -> None:
-    assert spec_of().benchmark.limit == 500
-    assert spec_of("limit=16").benchmark.limit == 16
+    assert (spec_of().benchmark.limit, spec_of("limit=16").benchmark.limit) == (500, 16)
     assert spec_of("limit=null").benchmark.limit is None
 
 

@@ -121,7 +121,6 @@ def test_looking_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_hint_does_not_set_both() -> None:
-    rows = [{"method": "none", "extra": {}}]
-    step = next_step(["method=none", "keep=64"], rows)
+    step = next_step(["method=none", "keep=64"], [{"method": "none", "extra": {}}])
     assert "ratio=0.5,0.9" in step[0]
     assert "keep" not in step[0]

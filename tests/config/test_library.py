@@ -88,5 +88,4 @@ def test_the_index_is_lmms_evals_own() -> None:
     assert set(index.tags) == {name for name, kind in kinds.items() if kind == "tag"}
     assert all(set(index.tags[name]) == set(theirs[name]["task"]) for name in index.tags)
     tasks = index.names - index.groups - set(index.tags)
-    elsewhere = {name for name in tasks if str(index.files[name]) != theirs[name]["yaml_path"]}
-    assert elsewhere <= TWICE
+    assert {name for name in tasks if str(index.files[name]) != theirs[name]["yaml_path"]} <= TWICE

@@ -51,8 +51,7 @@ def test_every_set_of_every_model_can_be_had(name: str) -> None:
 
 def test_a_set_chooses_frames_pixels_and_length_together() -> None:
     spec = composed("model=qwen2_vl_7b", "model.prompt=vlmevalkit").model
-    assert spec.processor["min_pixels"] == 1003520
-    assert spec.generation["max_new_tokens"] == 2048
+    assert (spec.processor["min_pixels"], spec.generation["max_new_tokens"]) == (1003520, 2048)
     ov = composed("model=llava_ov_7b", "model.prompt=vlmevalkit").model
     assert ov.video == VideoSpec(16, "fps_then_uniform", "repeat", 1.0)
     assert ov.prompt.join == "lines"
@@ -100,8 +99,7 @@ def test_tiles_by_data_set_under_vlmevalkit(benchmark: str, tiles: int) -> None:
 def test_a_draft_is_prompted_as_its_target() -> None:
     spec = composed("model=llava_ov_7b", "method=pearl", "model.prompt=hub")
     draft = spec.method.draft
-    assert draft.prompt.name == "hub"
-    assert draft.video == spec.model.video
+    assert (draft.prompt.name, draft.video) == ("hub", spec.model.video)
 
 
 def test_a_benchmark_s_text_goes_before_its_texts_and_these_before_the_set_s() -> None:

@@ -170,8 +170,7 @@ def test_two_images_cost_the_tower_twice() -> None:
 
 
 def test_windows_count_in_the_layers_that_have_them() -> None:
-    windowed = replace(TOWER, window_layers=1)
-    facts = replace(FACTS, tower=windowed, stem=TOWER)
+    facts = replace(FACTS, tower=replace(TOWER, window_layers=1), stem=TOWER)
     work = Work(tokens=32, pairs=32**2, window_pairs=4 * 8**2, stem_tokens=16, stem_pairs=16**2)
     pair = 4 * 4 * 12
     by_hand = 2 * layer_flops(TOWER, 32) - pair * (32**2 - 4 * 8**2) + 2 * layer_flops(TOWER, 16)
@@ -179,8 +178,7 @@ def test_windows_count_in_the_layers_that_have_them() -> None:
 
 
 def test_a_dense_first_layer_and_a_router_are_counted() -> None:
-    text = replace(TEXT, intermediate=100, first_intermediate=300, experts=8)
-    facts = replace(FACTS, text=text)
+    facts = replace(FACTS, text=replace(TEXT, intermediate=100, first_intermediate=300, experts=8))
     dense = layer_flops(replace(TEXT, intermediate=300), 20)
     sparse = layer_flops(replace(TEXT, intermediate=100), 20) + 2 * 20 * 64 * 8
     assert text_flops(facts, (15,) * 3, 5) == dense + 2 * sparse

@@ -38,8 +38,7 @@ def test_layers_add_up_and_the_first_may_differ() -> None:
     ],
 )
 def test_deepseek_ocr_by_rtprunes_formula(tokens: int, giga: float) -> None:
-    digits = 3 if giga > 100 else 1
-    assert round(rtprune(OCR, [tokens] * 12) / 1e9, digits) == giga
+    assert round(rtprune(OCR, [tokens] * 12) / 1e9, 3 if giga > 100 else 1) == giga
 
 
 def test_a_row_of_deepseek_ocr_says_what_rtprune_prints() -> None:

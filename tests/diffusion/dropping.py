@@ -43,8 +43,7 @@ def step(
             x = x[[row for row, place in enumerate(alive) if place not in gone]]
             alive = [place for place in alive if place not in gone]
         entered.append(len(kept))
-        tables = stack.rotary_emb(x, torch.tensor([alive]))
-        put_out, a = attention(layer, stack.config, x, tables)
+        put_out, a = attention(layer, stack.config, x, stack.rotary_emb(x, torch.tensor([alive])))
         paid = {
             place: sum(float(a[alive.index(i), row]) for i in ranking if i in alive)
             for row, place in enumerate(alive)

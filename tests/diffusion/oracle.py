@@ -74,8 +74,7 @@ def step(model, x: Tensor, visual: list[int], deciders: list[int], answer: int, 
     positions = list(range(len(x)))
     kept = list(range(len(visual)))
     for number, layer in enumerate(stack.layers):
-        tables = stack.rotary_emb(x, torch.tensor([positions]))
-        put_out, a = attention(layer, config, x, tables)
+        put_out, a = attention(layer, config, x, stack.rotary_emb(x, torch.tensor([positions])))
         if number == method.K and keep < len(visual):
             score = [sum(float(a[i, j]) for i in deciders) for j in visual]
             ranks = sorted(range(len(visual)), key=lambda j: (-score[j], j))

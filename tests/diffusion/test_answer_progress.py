@@ -19,8 +19,7 @@ def finished(
 ) -> list[list[list[int]]]:
     """Return the words of each row after each of its steps, until it is complete, for the rows together."""
     ids = torch.full((len(rows), settings.length), MASK)
-    generators = [torch.Generator() for _ in rows]
-    progress = AnswerProgress(ids, settings, FACTS, [(END,)], generators)
+    progress = AnswerProgress(ids, settings, FACTS, [(END,)], [torch.Generator() for _ in rows])
     seen: list[list[list[int]]] = [[] for _ in rows]
     for step in range(settings.length):
         left = list(progress.remaining)

@@ -149,8 +149,7 @@ def with_states(adapter, call):
 def by_hand(adapter, inputs, dropped, first):
     """Hooks with masks written out: dropped tokens are hidden from layer `first` on."""
     visual = adapter.layout(inputs).visual[0]
-    length = inputs["input_ids"].shape[1]
-    marked = torch.zeros(length + 3 * CANVAS, dtype=torch.bool)
+    marked = torch.zeros(inputs["input_ids"].shape[1] + 3 * CANVAS, dtype=torch.bool)
     marked[visual] = True
     place = torch.arange(len(marked))
     group = (~marked).long().cumsum(0)  # equal inside a picture
@@ -201,8 +200,7 @@ def test_dropping_equals_handwritten_masks(where, size):
     )
     dropped = torch.ones(generated.records[0].visual, dtype=torch.bool)
     dropped[generated.records[0].origin] = False
-    first = 0 if where == ("prefix",) else where[0]
-    handles = by_hand(adapter, inputs, dropped, first)
+    handles = by_hand(adapter, inputs, dropped, 0 if where == ("prefix",) else where[0])
     (ids, _), expected = with_states(adapter, partial(class_answers, adapter, inputs, **LONG))
     for handle in handles:
         handle.remove()
@@ -243,8 +241,7 @@ def test_flops_are_those_that_torch_counts(ratio):
 
 
 def test_pairs_are_those_of_masks_by_hand(adapter):
-    inputs = batch_of(adapter, (0,))
-    record = run(adapter, inputs, Scatter(("prefix",)), MOST, **LONG).records[0]
+    record = run(adapter, batch_of(adapter, (0,)), Scatter(("prefix",)), MOST, **LONG).records[0]
     full = record.entering[0] + record.text
     slides = [name == "sliding_attention" for name in adapter.decoder.config.layer_types]
     for number, (visible, full_visible) in enumerate(
@@ -274,8 +271,7 @@ def test_a_method_in_the_prompt(case):
     ids, _ = class_answers(adapter, inputs, **settings)
     assert torch.equal(run(adapter, inputs, method, **settings).ids, ids)
     fast = run(adapter, inputs, method, MOST, **settings)
-    slow = run(adapter, inputs, method, MOST, "emulate", **settings)
-    assert torch.equal(fast.ids, slow.ids)
+    assert torch.equal(fast.ids, run(adapter, inputs, method, MOST, "emulate", **settings).ids)
     for record in fast.records:
         MOST.verify(method, adapter.facts, record)
 

@@ -242,8 +242,7 @@ def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> No
 def test_reducers_keep_to_their_budgets(label, cached) -> None:
     """At ratio 0 to the bit the plain model; in a batch as alone."""
     adapter, chats = adapter_of("lavida_dream"), DENOISING["lavida_dream"].chats
-    params = {"K": 2} if label == "fastv_first_step" else {}
-    method = build_method(label, params)
+    method = build_method(label, {"K": 2} if label == "fastv_first_step" else {})
     how = {"prefix_cache": cached, "output_logits": True}
     whole, none = answers(chats, method, 0.0, **how), answers(chats, **how)
     assert torch.equal(whole.ids, none.ids)

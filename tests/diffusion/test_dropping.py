@@ -36,12 +36,11 @@ def places(adapter, chat, x) -> tuple[list[int], dict[str, list[int]]]:
     visual = adapter.layout(adapter.encode([chat])).visual[0].tolist()
     first = x.shape[1] - LENGTH
     unveiled = answering(1).deciders[0].nonzero()[:, 0].tolist()
-    ranking = {
+    return visual, {
         "deciders": [first + place for place in unveiled],
         "last": [first - 1],
         "mean": list(range(x.shape[1])),
     }
-    return visual, ranking
 
 
 @pytest.mark.sampled(9)
@@ -58,8 +57,7 @@ def test_fastv_is_the_appendix_written_out(adapter, queries, K) -> None:
             adapter.model, x[0].clone(), visual, LENGTH, ranking[queries], {K: keep}
         )
         logits, (record,) = run(adapter, method, budget, [chat])
-        assert record.origin.tolist() == kept
-        assert list(record.entering) == entered
+        assert (record.origin.tolist(), list(record.entering)) == (kept, entered)
         assert (logits[0] - expected).abs().max() < 1e-9
 
 
@@ -79,8 +77,7 @@ def test_pyramiddrop_is_the_appendix_written_out(adapter, ratio) -> None:
             adapter.model, states[0].clone(), visual, LENGTH, ranking["last"], drops
         )
         logits, (record,) = run(adapter, method, budgets[0], [chat])
-        assert record.origin.tolist() == kept
-        assert list(record.entering) == entered
+        assert (record.origin.tolist(), list(record.entering)) == (kept, entered)
         assert (logits[0] - expected).abs().max() < 1e-9
 
 

@@ -50,8 +50,7 @@ def written_out(adapter, chat, method, keep, renumber):
     ids, steps, alive = [models.MASK] * PLACES, [], list(range(len(prompt) + PLACES))
     kept = list(range(len(visual)))
     for count in REVEALS:
-        words = model.get_input_embeddings()(torch.tensor(ids)).detach()
-        x = torch.cat([prompt, words])
+        x = torch.cat([prompt, model.get_input_embeddings()(torch.tensor(ids)).detach()])
         last, drops = [len(prompt) - 1], {}
         if not steps and isinstance(method, FastVFirstStep):
             drops = {method.K or len(model.model.language_model.layers) // 2: keep}

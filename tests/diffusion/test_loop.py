@@ -63,8 +63,7 @@ def test_an_answer_is_that_of_the_loop_written_out(adapter) -> None:
 
 def test_behind_its_end_an_answer_is_padding(adapter) -> None:
     generated = models.denoised(adapter, infill="w1</s>w2<mask>", stop="cut")
-    encode = adapter.processor.tokenizer.encode
-    words = encode("w1</s>", add_special_tokens=False)
+    words = adapter.processor.tokenizer.encode("w1</s>", add_special_tokens=False)
     for ids in generated.ids.tolist():
         assert ids == words + [adapter.pad_id] * (len(ids) - len(words))
 
@@ -118,8 +117,7 @@ def test_records_tell_each_step(adapter, prefix_cache) -> None:
         assert denoising.entering == tuple((2 * n + 3 * kept) / 5 for (kept,) in denoising.kept)
         assert verify_steps(method, budget, adapter.facts, record)["kept"] == (n + n // 2 + 1) / 3
     block = diffusion_block(generated.records)
-    assert block["per_step"]["reveals"] == [2, 1, 2, 1]
-    assert block["steps"] == 4
+    assert (block["per_step"]["reveals"], block["steps"]) == ([2, 1, 2, 1], 4)
     with pytest.raises(BudgetMismatch, match="denoising step 1"):
         verify_steps(method, Budget("kept", 0.9), adapter.facts, generated.records[0])
 

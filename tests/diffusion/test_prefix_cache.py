@@ -154,8 +154,7 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
     answer = answering(3)
     changed = AnswerState(answer.ids, answer.deciders.roll(2, 1), 1)
     with DenoisingSession(adapter, method, budget) as session:
-        prompt = session.prompt(adapter.encode(CHATS))
-        cached = session.cache_prompt(prompt, names, LENGTH)
+        cached = session.cache_prompt(session.prompt(adapter.encode(CHATS)), names, LENGTH)
         first, _ = session.denoise_cached(cached, answer, names, budget)
         between, _ = session.denoise_cached(cached, changed, names, budget)
         repeated, _ = session.denoise_cached(cached, answer, names, budget)
@@ -178,11 +177,10 @@ def test_a_worked_example_of_entries() -> None:
     choice = KeptEntries(torch.tensor([1, 2, 3]), torch.tensor([0, 1]), 4)
     stores = [EntryStore(rows.transpose(0, 1).contiguous()) for rows in (keys, values)]
     entries = Entries(PromptEntries(*stores), choice)
-    expected = {
+    for targets, rows in {
         "visual": [(3 * 7 / 65**0.5, 3 * 4 / 65**0.5), (0, -3)],
         "prompt": [(11 / 3 / 10**0.5, 11 / 10**0.5), (11 / 3, 0), (0, -11 / 3)],
-    }
-    for targets, rows in expected.items():
+    }.items():
         merged, weights = merged_entries(entries, targets)
         torch.testing.assert_close(merged, torch.tensor([rows], dtype=torch.double))
         torch.testing.assert_close(weights, 2 * merged.flip(-1))
@@ -208,8 +206,7 @@ def test_records_tell_the_path_and_what_is_held(adapter) -> None:
     text, heads = adapter.facts.text, adapter.facts.text.kv_heads
     for record, chat in zip(generated.records, CHATS, strict=True):
         layout, n = adapter.layout(adapter.encode([chat])), record.visual
-        assert record.text == layout.text[0]
-        assert record.kv_entries == 5 * n
+        assert (record.text, record.kv_entries) == (layout.text[0], 5 * n)
         assert record.times_ms["prefill"] > 0
     slots = adapter.encode(CHATS)["input_ids"].shape[1] + 6  # padding, and the answer's places
     assert generated.records[0].kv_bytes == 2 * 5 * heads * text.head_dim * 8 * slots

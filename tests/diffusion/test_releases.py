@@ -388,8 +388,7 @@ def test_the_set_of_d3tom_is_its_call_and_its_table() -> None:
     model = ("model=lavida_llada_8b", "model.prompt=d3tom")
     call = denoising_of(*model, "benchmark=chartqa")
     assert call == Denoising(128, 128, 64, "shift", 3.0, 0.3, stop="none")
-    table = denoising_of(*model, "benchmark=mathvision")
-    assert table == Denoising(100, 100, 50, stop="none")
+    assert denoising_of(*model, "benchmark=mathvision") == Denoising(100, 100, 50, stop="none")
 
 
 def test_a_tasks_limit_of_words_is_no_number_of_places() -> None:

@@ -75,8 +75,7 @@ def test_curves_are_those_of_the_release_for_every_length(name) -> None:
 
 def test_maskgits_cosine_unveils_few_places_at_first() -> None:
     reveals = counts("maskgit", 64, 8)
-    assert reveals == (2, 3, 6, 8, 10, 11, 12, 12)
-    assert list(reveals) == sorted(reveals)
+    assert (reveals, list(reveals)) == ((2, 3, 6, 8, 10, 11, 12, 12), sorted(reveals))
 
 
 def test_steps_are_a_share_of_a_block_and_a_length_is_the_models_own() -> None:
@@ -89,8 +88,7 @@ def test_steps_are_a_share_of_a_block_and_a_length_is_the_models_own() -> None:
 
 def test_blocks_follow_one_another() -> None:
     how = read(max_new_tokens=8, block_length=4, steps=4, schedule="linear")
-    assert how.reveals == (2, 2, 2, 2)
-    assert read(max_new_tokens=5).reveals == (1,) * 5
+    assert (how.reveals, read(max_new_tokens=5).reveals) == ((2, 2, 2, 2), (1,) * 5)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +145,11 @@ def test_a_text_to_fill_sets_its_length_and_is_not_cut() -> None:
 
 def test_timesteps_of_dream_unmask_what_times_leave() -> None:
     """Its first steps round down to nothing and are not run; the last unmasks the rest."""
-    assert counts("timesteps", 16, 16) == (1,) * 14 + (2,)
-    assert counts("timesteps", 15, 16) == (1,) * 13 + (2,)
-    assert counts("timesteps", 16, 4) == (3, 4, 4, 5)
+    assert [counts("timesteps", *sizes) for sizes in ((16, 16), (15, 16), (16, 4))] == [
+        (1,) * 14 + (2,),
+        (1,) * 13 + (2,),
+        (3, 4, 4, 5),
+    ]
     assert counts("timesteps", 16, 4, eps=0.5) == (2, 1, 2, 11)
 
 

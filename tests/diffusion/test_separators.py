@@ -51,7 +51,6 @@ def test_ratio_zero_is_bit_identical(prefix_cache) -> None:
 def test_a_cached_prompt_merges_newlines_too() -> None:
     drop = answers("d3tom", CHATS, prefix_cache=True)
     for record in drop.records:
-        kept = record.denoising["kept"]
-        assert all(step[-1] == round(0.4 * record.visual) for step in kept[1:])
+        assert all(step[-1] == round(0.4 * record.visual) for step in record.denoising["kept"][1:])
     for row, chat in enumerate(CHATS):
         assert answers("d3tom", [chat], prefix_cache=True).ids[0].tolist() == drop.ids[row].tolist()

@@ -21,8 +21,7 @@ LENGTH = 6
 
 
 def answering(rows: int, step: int = 1) -> AnswerState:
-    generator = torch.Generator().manual_seed(5)
-    words = torch.randint(20, 200, (rows, LENGTH), generator=generator)
+    words = torch.randint(20, 200, (rows, LENGTH), generator=torch.Generator().manual_seed(5))
     unveiled = torch.tensor([True, False, True, True, False, False]).expand(rows, -1)
     deciders = torch.tensor([False, False, True, True, False, False]).expand(rows, -1)
     return AnswerState(torch.where(unveiled, words, models.MASK), deciders, step)

@@ -142,8 +142,7 @@ def test_an_answer_is_that_of_the_loop_written_out(folder, cache, shifted) -> No
         alone = answers(adapter, [chat], **cache)
         assert alone.ids[0].tolist() == together.ids[row].tolist() == expected
         (denoising,) = denoising_records([together.records[row]])
-        assert list(denoising.windows) == sizes
-        assert denoising.path == "stored"
+        assert (list(denoising.windows), denoising.path) == (sizes, "stored")
     assert diffusion_block(together.records)["path"] == "stored"
 
 
@@ -225,8 +224,7 @@ def test_planned_windows_are_those_that_run(adapter) -> None:
         "+benchmark.generation.prompt_interval=4",
         "+benchmark.generation.generation_interval=2",
     )
-    assert part.windows == (0, 16, 16, 16) * 2
-    assert part.parts == (0, 4, 0, 4) * 2
+    assert (part.windows, part.parts) == ((0, 16, 16, 16) * 2, (0, 4, 0, 4) * 2)
 
 
 def test_what_a_stored_sequence_cannot_do_is_refused(adapter) -> None:
