@@ -359,10 +359,8 @@ def test_a_count_keeps_that_many_or_all(n: int, count: int, text: int) -> None:
     budget = Budget.of_count("kept", count, FACTS)
     for method in (PREFIX, At(layers(7)), Pyramid(layers(4, 8, 16)), Floored(layers(1, 2))):
         kept = budget.keep(method, FACTS, n, text)
-        assert kept[-1] == min(count, n)
-        assert sorted(kept, reverse=True) == list(kept)
-    assert budget.draft_keep(n) == min(count, n)
-    assert budget.clips(n) == (0 < n < count)
+        assert (kept[-1], sorted(kept, reverse=True)) == (min(count, n), list(kept))
+    assert (budget.draft_keep(n), budget.clips(n)) == (min(count, n), 0 < n < count)
 
 
 @THOROUGH

@@ -257,8 +257,7 @@ def age(root: Path, key: str, order: int) -> None:
 
 def silence(directory: RunDir) -> None:
     """Take the settings off a row, as rows of older versions have none."""
-    row = directory.row()
-    directory.commit({name: value for name, value in row.items() if name != "settings"})
+    directory.commit({name: value for name, value in directory.row().items() if name != "settings"})
 
 
 def test_a_store_of_silent_rows_is_refused(store: Path) -> None:
@@ -303,8 +302,7 @@ def test_rows_that_no_piece_shows_are_counted(
 ) -> None:
     for _ in range(2):
         add(tmp_path / "store", "vanilla_sd", 0)
-    silent = add(tmp_path / "store", "vanilla_sd", 0)
-    silence(RunDir(silent))
+    silence(RunDir(add(tmp_path / "store", "vanilla_sd", 0)))
     assert main_of_decoders(["--store", str(tmp_path / "store"), "--write", str(tmp_path)]) == 0
     errors = capsys.readouterr().err
     assert "1 row passed over: without settings" in errors
@@ -366,8 +364,6 @@ def test_curves_that_would_mix_settings_are_refused_before_the_first_run(
     target = bench.store / "curve"
     sweep = ("-m", "method=divprune", "engine.positions=original,renumbered", f"{key}={target}")
     done = bench(*sweep)
-    assert done.code == 2
-    assert bench.fake.specs == []
-    assert len(done.err.splitlines()) == 1
+    assert (done.code, bench.fake.specs, len(done.err.splitlines())) == (2, [], 1)
     assert f"{key}={str(target)!r}: rows of seedling on seedling_rec cannot be mixed" in done.err
     assert "engine.positions (original, renumbered)" in done.err

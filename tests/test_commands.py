@@ -128,8 +128,7 @@ def test_a_command_ends_with_a_line_and_a_code(
     def main(argv: Sequence[str] | None) -> int:
         raise error
 
-    assert main([]) == code
-    assert capsys.readouterr().err == line
+    assert (main([]), capsys.readouterr().err) == (code, line)
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

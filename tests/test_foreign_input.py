@@ -275,8 +275,7 @@ def test_an_interruption_of_imports_is_a_line(command: tuple[str, ...], tmp_path
         text=True,
         check=False,
     )
-    assert ended.returncode == 130
-    assert ended.stderr.splitlines() == ["error: stopped"]
+    assert (ended.returncode, ended.stderr.splitlines()) == (130, ["error: stopped"])
 
 
 @pytest.mark.parametrize(

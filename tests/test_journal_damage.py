@@ -88,8 +88,7 @@ def test_a_journal_that_is_no_file_is_one_line(journal: Journal, kind: str) -> N
     ("count", "rest"), [(1, ""), (5, ""), (6, "; and 1 more"), (9, "; and 4 more")]
 )
 def test_an_error_line_names_five_failures_and_counts_the_rest(count: int, rest: str) -> None:
-    failures = [Failure("t", number, "E: x") for number in range(count)]
-    error = SampleErrors(failures, 20)
+    error = SampleErrors([Failure("t", number, "E: x") for number in range(count)], 20)
     named = "; ".join(f"t/{number}: E: x" for number in range(min(count, 5)))
     assert str(error).startswith(f"{count} of 20 samples failed: {named}{rest} (finished")
     again = pickle.loads(pickle.dumps(error))

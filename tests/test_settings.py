@@ -115,10 +115,8 @@ def test_values_are_converted() -> None:
 
 
 def test_tables_and_names() -> None:
-    assert table(KEY, None) == {}
-    assert table(KEY, {1: "x"}) == {"1": "x"}
-    assert read_value(KEY, ["a", "b"], SomeNames) == ("a", "b")
-    assert read_value(KEY, [], Names) == ()
+    assert (table(KEY, None), table(KEY, {1: "x"})) == ({}, {"1": "x"})
+    assert (read_value(KEY, ["a", "b"], SomeNames), read_value(KEY, [], Names)) == (("a", "b"), ())
     for wrong in ([], "a", ["a", ""], ["a", 1], None):
         with pytest.raises(UserError, match=KEY):
             read_value(KEY, wrong, SomeNames)

@@ -123,8 +123,7 @@ def test_pairing_removes_the_spread_that_samples_share() -> None:
 
 def test_retention_covers_the_ratio_of_means() -> None:
     full = np.array([1.0] * 80 + [0.0] * 20)
-    ours = np.array([1.0] * 60 + [0.0] * 40)
-    interval = stats.retention_interval(ours, full)
+    interval = stats.retention_interval(np.array([1.0] * 60 + [0.0] * 40), full)
     assert interval.value == pytest.approx(0.75)
     # Given 80 right, the lost 20 of them are binomial: sd = sqrt(.75 * .25 / 80).
     half = 1.96 * math.sqrt(0.75 * 0.25 / 80)
@@ -157,8 +156,7 @@ def test_permutations_are_those_of_scipy() -> None:
 def test_holm_corrects_in_order() -> None:
     # Holm's own example of four: 4 p(1), 3 p(2), 2 p(3), p(4), never falling.
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert stats.holm([0.6, 0.9]) == [1.0, 1.0]
-    assert stats.holm([]) == []
+    assert (stats.holm([0.6, 0.9]), stats.holm([])) == ([1.0, 1.0], [])
     with pytest.raises(ValueError, match="between 0 and 1"):
         stats.holm([1.2])
 
@@ -166,8 +164,7 @@ def test_holm_corrects_in_order() -> None:
 def test_the_samples_that_are_needed_are_enough() -> None:
     needed = samples_needed(0.05, 0.1)
     assert 300 <= needed <= 380  # Connor's formula, without continuity, says 312
-    rng = np.random.default_rng(12)
-    drawn = rng.multinomial(needed, (0.025, 0.075, 0.9), size=1000)
+    drawn = np.random.default_rng(12).multinomial(needed, (0.025, 0.075, 0.9), size=1000)
     interval = np.mean([stats.mcnemar_pvalue(broke, mended) <= 0.05 for broke, mended, _ in drawn])
     assert interval == pytest.approx(power_of(needed, 0.05, 0.1), abs=0.04)
     assert 0.8 <= power_of(needed, 0.05, 0.1) < 0.84

@@ -32,8 +32,7 @@ def request(doc_id: int) -> Any:
 
     def to_messages(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
         image = {"type": "image", "url": Image.new("RGB", (4, 4))}
-        text = {"type": "text", "text": doc["question"]}
-        return [{"role": "user", "content": [image, text]}]
+        return [{"role": "user", "content": [image, {"type": "text", "text": doc["question"]}]}]
 
     return SimpleNamespace(args=("", to_messages, {}, doc_id, "sums", "test"))
 

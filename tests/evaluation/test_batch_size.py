@@ -177,12 +177,10 @@ def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(
     trials, run = model.batches[:4], model.batches[4:]
     assert trials == [names(7), names(7, 0), names(7, 0, 1, 2), names(7, *range(7))]
     assert run == [names(0, 1, 2, 3), names(4, 5, 6, 7), names(8, 9)]
-    assert result.batch_size == 4
-    assert result.metrics["right"]["value"] == 1.0
+    assert (result.batch_size, result.metrics["right"]["value"]) == (4, 1.0)
     assert journal.entries()[0] == {"batch_size": 4}
     # A resumed run forms the same batches, whatever fits by now.
-    lines = journal.path.read_bytes().splitlines(keepends=True)
-    journal.path.write_bytes(b"".join(lines[:6]))
+    journal.path.write_bytes(b"".join(journal.path.read_bytes().splitlines(keepends=True)[:6]))
     roomy = Small()
     again = evaluate_session(spec, roomy, journal)
     assert roomy.batches == [names(4, 5, 6, 7), names(8, 9)]
@@ -214,8 +212,7 @@ def test_the_smallest_size_of_all_processes_counts(journal: Journal, tmp_path: P
 
     spec = make_spec(write_task(tmp_path / "t", sums(8)), batch_size="auto")
     model = Small()
-    result = evaluate_session(spec, model, journal, None, WithOneThatHasRoomForTwo())
-    assert result.batch_size == 2
+    assert evaluate_session(spec, model, journal, None, WithOneThatHasRoomForTwo()).batch_size == 2
     assert journal.entries()[0] == {"batch_size": 2}
 
 

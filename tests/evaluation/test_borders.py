@@ -88,9 +88,8 @@ def write(folder: Path, *images: dict[str, Any]) -> Path:
     (folder / "images" / ".hidden").mkdir(parents=True, exist_ok=True)
     (folder / "images/inside.png").write_bytes(png("blue"))
     (folder / "images/.hidden/secret.png").write_bytes(png("red"))
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     columns = {
-        "image": pa.array(images, type=kind),
+        "image": pa.array(images, type=pa.struct({"bytes": pa.binary(), "path": pa.string()})),
         "target": ["a"] * len(images),
         "file": [image["path"] for image in images],
     }
@@ -156,8 +155,7 @@ def test_media_outside_of_the_folder_are_refused_and_no_request_is_made(
     data = tmp_path / "data"
     ways = outside(tmp_path, data, address)
     # lmms-eval looks at the first row when it loads a task.
-    paths = ["images/inside.png", *ways.values()]
-    write(data, *({"bytes": None, "path": path} for path in paths))
+    write(data, *({"bytes": None, "path": path} for path in ["images/inside.png", *ways.values()]))
     for offline in (True, False):
         loaded = opened(data, tmp_path / "task", offline)
         (task,) = loaded.tasks

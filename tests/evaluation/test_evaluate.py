@@ -56,8 +56,7 @@ def test_metrics_samples_and_telemetry(model: Calculator, tmp_path: Path, journa
     values, chances = 2 * np.arange(6) / (np.arange(6) + 5), binom(5, 0.8).pmf(range(6))
     spread = chances @ values**2 - (chances @ values) ** 2
     assert result.metrics["f1"]["stderr"] == pytest.approx(spread**0.5, rel=0.1)
-    assert list(result.metrics) == ["right", "f1"]
-    assert result.n_samples == 5
+    assert (list(result.metrics), result.n_samples) == (["right", "f1"], 5)
     assert answers(result) == {i: str(i + 7) for i in range(5)}
     assert result.scores["sums", 3] == {"right": 0.0}
     scorings = read_scorings(journal.entries())
@@ -120,8 +119,7 @@ def test_resume_takes_finished_samples_and_gives_the_same_result(
     assert replace(result, resumed=0, seconds=0) == replace(expected, resumed=0, seconds=0)
     again = Calculator()
     final = evaluate_session(spec, again, journal)
-    assert again.batches == []
-    assert final.metrics == expected.metrics
+    assert (again.batches, final.metrics) == ([], expected.metrics)
 
 
 @pytest.mark.parametrize("fail", [RuntimeError, SystemExit])
@@ -198,8 +196,7 @@ def test_a_document_that_cannot_be_loaded_is_named(tmp_path: Path, journal: Jour
 
 def test_a_task_of_a_group_may_fail_as_a_whole(tmp_path: Path, journal: Journal) -> None:
     folder = write_task(tmp_path / "t", sums(3))
-    other = (folder / "sums.yaml").read_text().replace("sums", "odds")
-    (folder / "odds.yaml").write_text(other)
+    (folder / "odds.yaml").write_text((folder / "sums.yaml").read_text().replace("sums", "odds"))
     (folder / "odds.jsonl").write_text('{"question": "bad", "target": ""}\n' * 2)
     (folder / "both.yaml").write_text("group: both\ntask: [sums, odds]\n")
     spec = make_spec(folder, task="both", metrics=("sums/right", "odds/right"), max_errors=2)
@@ -229,15 +226,13 @@ def test_until_and_generation_settings_reach_the_model(tmp_path: Path, journal: 
 
 
 def test_settings_precedence_and_cleaning() -> None:
-    merged = settings(
+    assert settings(
         {"max_new_tokens": 5, "num_beams": 2}, {"max_new_tokens": 3}, {"num_beams": 1}
-    )
-    assert merged.generate == {"max_new_tokens": 5, "num_beams": 1, "do_sample": False}
+    ).generate == {"max_new_tokens": 5, "num_beams": 1, "do_sample": False}
     sampling = settings({"temperature": 0.7, "top_p": 0.9, "image_aspect_ratio": "pad"})
     expected = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "do_sample": True}
     assert sampling.generate == {**expected, "max_new_tokens": DEFAULT_NEW_TOKENS}
-    assert settings({"until": "\n"}).until == ("\n",)
-    assert settings({"until": None}).until == ()
+    assert (settings({"until": "\n"}).until, settings({"until": None}).until) == (("\n",), ())
 
 
 def test_bad_task_and_metric_names(
@@ -287,8 +282,7 @@ def test_a_run_resumed_after_a_kill_contributes_the_same_to_f1(tmp_path: Path) -
         evaluate_session(spec, Killed(), broken)
     assert len(broken.entries()) == 6
     resumed = evaluate_session(spec, Calculator(), broken)
-    assert resumed.resumed == 6
-    assert resumed.scores == straight.scores
+    assert (resumed.resumed, resumed.scores) == (6, straight.scores)
     assert resumed.metrics == straight.metrics
     assert broken.path.read_bytes() == whole.path.read_bytes()
     assert straight.aggregation["f1"] == {

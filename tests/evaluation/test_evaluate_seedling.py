@@ -52,8 +52,7 @@ def untimed(result: Evaluation) -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def whole(adapter: Adapter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluation, Path]:
     path = tmp_path_factory.mktemp("whole") / "journal.jsonl"
-    spec = make_spec("method=random", "engine.batch_size=4")
-    return run(spec, adapter, Journal(path)), path
+    return run(make_spec("method=random", "engine.batch_size=4"), adapter, Journal(path)), path
 
 
 def test_telemetry_is_complete(whole: tuple[Evaluation, Path], adapter: Adapter) -> None:
@@ -65,8 +64,7 @@ def test_telemetry_is_complete(whole: tuple[Evaluation, Path], adapter: Adapter)
         record = sample.record
         assert record.sample == f"seedling_rec/{sample.doc_id}"
         assert (record.visual, record.requested, record.kept) == (144, (36,), (36,))
-        assert record.entering == (36,) * depth
-        assert record.kv_entries == 36 * depth
+        assert (record.entering, record.kv_entries) == ((36,) * depth, 36 * depth)
         # Keys and values in fp32; what is longer is the padding of the batch.
         entries = record.kv_bytes / (depth * 2 * text.kv_heads * text.head_dim * 4)
         assert 36 + record.text <= entries < 36 + record.text + 16
@@ -90,8 +88,7 @@ def test_batches_of_one_and_a_resumed_run_give_the_same(
     journal.path.write_bytes(b"".join(lines[:6]) + lines[6][:40])
     spec = make_spec("method=random", "engine.batch_size=4", "engine.warmup=0")
     result = run(spec, adapter, journal)
-    assert result.resumed == 6
-    assert untimed(result) == untimed(whole[0])
+    assert (result.resumed, untimed(result)) == (6, untimed(whole[0]))
     assert [sample.record.kv_bytes for sample in result.samples] == [
         sample.record.kv_bytes for sample in whole[0].samples
     ]
@@ -207,9 +204,9 @@ def test_an_image_that_cannot_be_decoded_is_an_error_and_never_an_answer(
 def test_kept_tokens_are_recorded_and_change_no_answer(adapter: Adapter, tmp_path: Path) -> None:
     plain, recording = (Journal(tmp_path / f"{name}.jsonl") for name in ("plain", "recording"))
     first = run(make_spec("method=fastv"), adapter, plain)
-    second = run(make_spec("method=fastv", "engine.kept=true"), adapter, recording)
     assert [sample.answer for sample in first.samples] == [
-        sample.answer for sample in second.samples
+        sample.answer
+        for sample in run(make_spec("method=fastv", "engine.kept=true"), adapter, recording).samples
     ]
     sets = [entry["record"]["kept_tokens"] for entry in recording.entries() if "answer" in entry]
     assert [len(kept) for kept in sets] == [36] * LIMIT

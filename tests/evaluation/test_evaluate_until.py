@@ -67,8 +67,7 @@ def test_what_is_written_is_told_from_what_is_filled_in_through_includes_groups_
     tmp_path: Path,
 ) -> None:
     folder = write_task(tmp_path / "t", sums(1), UNNAMED)
-    named = (folder / "sums.yaml").read_text().replace(UNNAMED, NAMED)
-    (folder / "_named_yaml").write_text(named)
+    (folder / "_named_yaml").write_text((folder / "sums.yaml").read_text().replace(UNNAMED, NAMED))
     (folder / "_middle_yaml").write_text("include: _named_yaml\n")
     (folder / "heir.yaml").write_text("include: _middle_yaml\ntask: heir\n")
     # The heir's own table replaces the one that it includes.

@@ -162,8 +162,7 @@ def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> Non
 
 def test_times_add_up_over_processes() -> None:
     total = sum([ReadingTimes(4, 2.0, 1.0), ReadingTimes(4, 4.0, 0.0)], ReadingTimes())
-    assert total.ms == {"took": 750.0, "waited": 125.0}
-    assert ReadingTimes().ms is None
+    assert (total.ms, ReadingTimes().ms) == ({"took": 750.0, "waited": 125.0}, None)
 
 
 def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
@@ -174,8 +173,7 @@ def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
     drafted = replace(gpu, method=replace(gpu.method, draft=gpu.model))
     timed = replace(gpu, benchmark=replace(gpu.benchmark, prompt_tokens=100))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
-    assert batches_ahead(spec) == 0
-    assert batches_ahead(gpu) == AHEAD
+    assert (batches_ahead(spec), batches_ahead(gpu)) == (0, AHEAD)
     assert batches_ahead(gpu, processes=2) == batches_ahead(drafted) == batches_ahead(timed) == 0
     engine = replace(gpu.engine, prefetch=5)
     assert batches_ahead(replace(spec, engine=engine)) == 5

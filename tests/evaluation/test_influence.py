@@ -219,8 +219,7 @@ def test_an_aggregate_may_be_a_mean_of_units_in_the_end() -> None:
 
     raw = [(q, bool((q + p) % 3)) for q in range(7) for p in range(2 if q % 2 else 4)]
     units = [q for q, _ in raw]
-    single = unit_aggregates(circular, raw, units, circular(raw))
-    assert dict(zip(units, single, strict=True)) == {
+    assert dict(zip(units, unit_aggregates(circular, raw, units, circular(raw)), strict=True)) == {
         q: circular([answer for answer in raw if answer[0] == q]) for q in range(7)
     }
     answers = yes_no(np.random.default_rng(0), 50)
@@ -258,10 +257,9 @@ def test_a_paired_difference_covers_the_truth_as_often_as_its_level() -> None:
         ease = rng.random(n)  # shared: what is hard for one is hard for the other
         shares = []
         for hits in (0.75, 0.85):
-            answers = np.where(ease < hits, wants, ~wants)
             raw = [
                 {"prediction": "yes" if a else "no", "ground_truth": "yes" if t else "no"}
-                for a, t in zip(answers, wants, strict=True)
+                for a, t in zip(np.where(ease < hits, wants, ~wants), wants, strict=True)
             ]
             shares.append(influence(pope_aggregate_f1_score, raw, range(n)).values)
         gap = difference_interval(*shares)

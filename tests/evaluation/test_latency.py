@@ -143,8 +143,7 @@ def test_sides_take_turns_and_the_first_round_does_not_count() -> None:
     assert sorted(called) == ["own"] * 4 + ["plain"] * 4
     assert {name: len(turns) for name, turns in rounds.items()} == {"own": 3, "plain": 3}
     # A record has its row's share of the batch's time.
-    assert [turn.step for turn in rounds["own"]] == [4.0] * 3
-    assert rounds["plain"][0].kv_bytes == 8000
+    assert ([turn.step for turn in rounds["own"]], rounds["plain"][0].kv_bytes) == ([4.0] * 3, 8000)
     assert rounds["own"][0].peak_bytes > 0
 
 

@@ -196,8 +196,7 @@ def test_functions_of_a_task_find_files_while_it_is_served_and_ask_the_hub_other
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub)
-    copy = write_copy(tmp_path / "data")
-    task, data = opened(write_task(tmp_path / "task"), copy)
+    task, data = opened(write_task(tmp_path / "task"), write_copy(tmp_path / "data"))
     functions: dict[str, Callable[[], str]] = task.config.doc_to_visual.__globals__
     assert functions["HOME"] == str(data.home)
     assert huggingface_hub.snapshot_download is hub

@@ -14,8 +14,7 @@ from espalier.harness.evaluation.metric_scores import collect
 
 def task_of(name: str, **aggregations: Callable[[list[Any]], float]) -> Any:
     """A task of which only its name and its aggregations are read."""
-    config = SimpleNamespace(task=name)
-    return SimpleNamespace(config=config, aggregation=lambda: aggregations)
+    return SimpleNamespace(config=SimpleNamespace(task=name), aggregation=lambda: aggregations)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -91,12 +90,10 @@ def test_tasks_of_a_group_keep_apart_and_come_in_the_given_order() -> None:
         ("b/acc", 100.0),
         ("a/acc", 0.5),
     ]
-    assert scores["a", 0] == {"a/acc": 1.0}
-    assert scores["b", 1] == {"b/acc": 100.0}
+    assert (scores["a", 0], scores["b", 1]) == ({"a/acc": 1.0}, {"b/acc": 100.0})
 
 
 def test_nan_is_no_value() -> None:
     results = results_of("t", {"acc,none": float("nan")}, acc=[float("nan"), 1.0])
     metrics, scores = collect(results, [task_of("t", acc=mean)], ["acc"], resample=False)
-    assert metrics == {"acc": {"value": None, "stderr": None}}
-    assert scores == {}
+    assert (metrics, scores) == ({"acc": {"value": None, "stderr": None}}, {})

@@ -108,6 +108,5 @@ def test_data_are_kept_of_one_benchmark_as_it_was_asked_for(
     ):
         (task,) = load_tasks("sums", folder, template=template, shelf=shelf).tasks
         assert len(task.test_docs()) == count
-    assert read.count("initialize_tasks") == 2
-    assert read.count("load_dataset") == 4
+    assert (read.count("initialize_tasks"), read.count("load_dataset")) == (2, 4)
     assert len(shelf.data) == 1

@@ -165,8 +165,7 @@ def data_set(place: str) -> Callable[[Path], None]:
             number = table.column_names.index("image")
             images = [{"bytes": None, "path": place.replace(HERE, str(here))}] * len(table)
             column = pa.array(images, type=table.schema.field("image").type)
-            field = table.schema.field("image")
-            pq.write_table(table.set_column(number, field, column), file)
+            pq.write_table(table.set_column(number, table.schema.field("image"), column), file)
 
     return prepare
 
@@ -231,8 +230,7 @@ def files(dice: Random) -> Iterator[Case]:
     for text in CELL_FILES:
         line = ("--cells", f"{HERE}/cells.json")
         # No cells are nothing to run.
-        refused = text not in ("[]", "{}")
-        yield Case("cells", "run", line, prepare=cells_file(text), refused=refused)
+        yield Case("cells", "run", line, prepare=cells_file(text), refused=text not in ("[]", "{}"))
     line = (*CELLS, f"model.path={HERE}/model")
     for text in HEADERS:
         yield run("checkpoint: header", *line, prepare=header(text), refused=True)

@@ -100,8 +100,7 @@ def _call(case: Case, arguments: list[str]) -> tuple[int, str]:
         if case.command.startswith("call:"):
             function = getattr(calls, case.command.removeprefix("call:"))
             plain = [text for text in arguments if function is not calls.locale or "=" not in text]
-            named = dict(text.split("=", 1) for text in arguments[len(plain) :])
-            function(*plain, **named)
+            function(*plain, **dict(text.split("=", 1) for text in arguments[len(plain) :]))
             return 0, ""
         name = "run" if case.command == "run" else case.command
         return int(importlib.import_module(name).main(arguments) or 0), ""

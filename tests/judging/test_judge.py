@@ -67,8 +67,7 @@ def test_a_question_reaches_the_judge_whole_and_its_verdict_comes_back(
     server: JudgeServer, tmp_path: Path
 ) -> None:
     results = ask(server, tmp_path, question(7, "{question} \ud800"), seed=3, options={"top_p": 1})
-    assert results.verdicts == {("t", 7): "2"}
-    assert results.served == {"referee-2026-01-01"}
+    assert (results.verdicts, results.served) == ({("t", 7): "2"}, {"referee-2026-01-01"})
     assert (results.cached, results.failed, results.unjudged) == (0, 0, {})
     assert server.requests == [
         {
@@ -117,8 +116,7 @@ def test_what_is_known_is_not_asked_again_wherever_the_judge_is(
 def test_equal_questions_are_one_request(server: JudgeServer, tmp_path: Path) -> None:
     same = [JudgeQuestion(("t", n), WORDS, question(0).parts, question(0).holds) for n in range(5)]
     results = ask(server, tmp_path, *same)
-    assert len(server.requests) == 1
-    assert results.verdicts == {("t", n): "2" for n in range(5)}
+    assert (len(server.requests), results.verdicts) == (1, {("t", n): "2" for n in range(5)})
 
 
 def test_no_more_are_under_way_than_allowed(server: JudgeServer, tmp_path: Path) -> None:
@@ -154,8 +152,7 @@ PASSING = {
 def test_what_passes_is_asked_again(name: str, server: JudgeServer, tmp_path: Path) -> None:
     server.next(PASSING[name], PASSING[name])
     results = ask(server, tmp_path)
-    assert results.verdicts == {("t", 0): "2"}
-    assert results.failed == 2
+    assert (results.verdicts, results.failed) == ({("t", 0): "2"}, 2)
     assert len(server.requests) == 3
 
 
@@ -269,8 +266,7 @@ def test_one_question_without_a_verdict_is_no_trouble_of_the_others(
     assert sorted(results.verdicts) == [("t", 0), ("t", 2), ("t", 3)]
     assert results.unjudged == {("t", 1): "no score in 3 answers of the judge, the last: 'well'"}
     assert len(server.requests) == 6
-    again = ask(server, tmp_path, *map(question, range(4)))
-    assert (again.cached, len(server.requests)) == (3, 9)
+    assert (ask(server, tmp_path, *map(question, range(4))).cached, len(server.requests)) == (3, 9)
 
 
 def test_a_question_that_the_server_refuses_is_not_repeated(
@@ -336,8 +332,7 @@ def test_a_damaged_verdict_is_asked_for_again(
     (file,) = tmp_path.glob("judge/*/*.json")
     good = file.read_bytes()
     file.write_bytes(DAMAGE[name])
-    assert ask(server, tmp_path).verdicts == {("t", 0): "2"}
-    assert len(server.requests) == 2
+    assert (ask(server, tmp_path).verdicts, len(server.requests)) == ({("t", 0): "2"}, 2)
     assert file.read_bytes() == good
     assert f"judge: {file} is damaged and does not count" in capsys.readouterr().err
 
@@ -349,8 +344,7 @@ def test_the_first_verdict_counts(tmp_path: Path) -> None:
     assert store.put("ab", {}, StoredVerdict("2")) == StoredVerdict("2")
     assert store.put("ab", {}, StoredVerdict("3")) == StoredVerdict("2")
     assert store.put("ab", {}, StoredVerdict("3"), lambda text: text == "3") == StoredVerdict("3")
-    assert store.get("ab") == StoredVerdict("3")
-    assert store.get("cd") is None
+    assert (store.get("ab"), store.get("cd")) == (StoredVerdict("3"), None)
 
 
 def test_a_store_that_takes_nothing_ends_it(server: JudgeServer, tmp_path: Path) -> None:

@@ -48,8 +48,7 @@ def fickle() -> JudgeServer:
 @pytest.mark.slow
 def test_a_second_process_asks_nothing(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
-        spec = JudgeSpec(server.base_url, "referee")
-        results = collect_verdicts(spec, tmp_path, questions(10))
+        results = collect_verdicts(JudgeSpec(server.base_url, "referee"), tmp_path, questions(10))
         assert len(server.requests) == 10
         answers = verdicts(begin(server, tmp_path, 10))
         assert answers == {str(number): text for (_, number), text in results.verdicts.items()}
@@ -60,14 +59,11 @@ def test_a_second_process_asks_nothing(fickle: JudgeServer, tmp_path: Path) -> N
 def test_two_at_once_take_the_same_verdicts(fickle: JudgeServer, tmp_path: Path) -> None:
     with fickle as server:
         server.delay = 0.01
-        both = [begin(server, tmp_path, 30) for _ in range(2)]
-        first, second = map(verdicts, both)
-        assert first == second
-        assert len(first) == 30
+        first, second = map(verdicts, [begin(server, tmp_path, 30) for _ in range(2)])
+        assert (first, len(first)) == (second, 30)
         assert len(list(tmp_path.glob("judge/*/*.json"))) == 30
         # Nothing half written stays behind.
-        names = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
-        assert names <= {".json", ""}
+        assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} <= {".json", ""}
 
 
 @pytest.mark.slow

@@ -61,8 +61,7 @@ def command(
     """Run a command line; whatever it leaves or says, the key is not in it."""
 
     def call(*more: str) -> tuple[int, list[dict[str, Any]], str]:
-        store = tmp_path / "store"
-        code = run.main(arguments(data, store, server, *more))
+        code = run.main(arguments(data, tmp_path / "store", server, *more))
         out, err = capfd.readouterr()
         assert KEY not in out + err
         for path in tmp_path.rglob("*"):
@@ -75,8 +74,7 @@ def command(
 @pytest.mark.slow
 def test_a_row_says_who_judged_and_how(command: Command, server: JudgeServer) -> None:
     code, (row,), _ = command()
-    assert code == 0
-    assert row["n_samples"] == ANSWERS
+    assert (code, row["n_samples"]) == (0, ANSWERS)
     # What the embedded model says is wrong: 2 points of 8.
     assert row["metrics"]["all"]["value"] == 25
     judge = row["extra"]["judge"]
@@ -100,8 +98,7 @@ def test_a_row_says_who_judged_and_how(command: Command, server: JudgeServer) ->
         "prompt": None,
     }
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    first = server.requests[0]["messages"][-1]["content"]
-    assert "A blue wall.\nA yellow square on it." in first
+    assert "A blue wall.\nA yellow square on it." in server.requests[0]["messages"][-1]["content"]
     # The same answers under another key of the run are judged already.
     code, (again,), _ = command("force=true")
     assert (code, len(server.requests)) == (0, ANSWERS)
@@ -126,10 +123,8 @@ def test_a_lost_judge_costs_no_answer(
     requests = len(server.requests)
     code, (row,), _ = command()
     assert code == 0
-    assert row["status"] == "resumed"
-    assert row["extra"]["resumed_samples"] == ANSWERS
-    assert row["extra"]["judge"]["cached_share"] == 0.25
-    assert len(server.requests) == requests + 3
+    assert (row["status"], row["extra"]["resumed_samples"]) == ("resumed", ANSWERS)
+    assert (row["extra"]["judge"]["cached_share"], len(server.requests)) == (0.25, requests + 3)
 
 
 def test_a_sample_without_verdict_fails_the_run_or_is_left_out_as_allowed(
@@ -145,10 +140,8 @@ def test_a_sample_without_verdict_fails_the_run_or_is_left_out_as_allowed(
     code, (row,), _ = command("judge.retries=1", "engine.max_errors=1")
     assert code == 0
     # Neither a zero nor a guess: three samples count.
-    assert row["n_samples"] == 3
-    assert row["metrics"]["all"]["value"] == 50
-    assert len(row["extra"]["failures"]) == 1
-    assert row["extra"]["judge"]["unjudged"] == 1
+    assert (row["n_samples"], row["metrics"]["all"]["value"]) == (3, 50)
+    assert (len(row["extra"]["failures"]), row["extra"]["judge"]["unjudged"]) == (1, 1)
     # Asked again by the second command, and by that one alone.
     assert len(server.requests) == 5 + 2
 
@@ -172,8 +165,7 @@ def test_words_of_the_users_own_make_another_run(
     server.judge = lambda messages: "10, 5"
     _, (plain,), _ = command()
     code, (row,), _ = command(f"judge.prompt={file}")
-    assert code == 0
-    assert server.requests[-1]["messages"][0]["role"] == "user"
+    assert (code, server.requests[-1]["messages"][0]["role"]) == (0, "user")
     assert '{"score": 4}' in server.requests[-1]["messages"][0]["content"]
     assert row["run_key"] != plain["run_key"]
     judges = [block["extra"]["judge"] for block in (plain, row)]

@@ -79,8 +79,7 @@ def walked(method: Method, store: Path, *overrides: str) -> Walked:
     """Take a method all the way from the command line to the row; a decoder answers one chat at a time, so all do."""
     name = "vanilla_sd" if method.drafts else "uniform"
     settings = ("ratio=0.875", f"store={store}", "engine.transport=sequential")
-    spec = spec_of(f"method={name}", *settings, *overrides)
-    job = admit(spec, Digests(), method=method)
+    job = admit(spec_of(f"method={name}", *settings, *overrides), Digests(), method=method)
     kind = kind_of(job.method, job.spec)
     ids: list[tuple[int, ...]] = []
     samples: list[Sample] = []
@@ -155,8 +154,7 @@ def test_each_kind_goes_the_same_way(name: str, store: Path) -> None:
     method, share, concerning = EVERY_KIND[name]
     done = walked(method, store)
     reducer = method if isinstance(method, TokenReducer) else FASTV
-    expected = in_a_session(reducer, 0.875) if share < 1 else whole()
-    assert done.ids == expected
+    assert done.ids == (in_a_session(reducer, 0.875) if share < 1 else whole())
     row = done.row
     assert row["ratio"] == 1 - share
     assert row["tokens"]["kept_final"] == share * row["tokens"]["visual"]
@@ -183,8 +181,7 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
     for block in ("tokens", "flops"):
         assert both.row[block] == alone.row[block]
     assert both.row["extra"]["sites"] == alone.row["extra"]["sites"]
-    params = both.row["settings"]["method"]["params"]
-    assert params == {
+    assert both.row["settings"]["method"]["params"] == {
         "FastV": alone.row["settings"]["method"]["params"],
         "KeepCache": {"allocation": "uniform", "scope": "visual", "tau": 0.25},
         "cache_ratio": 0.0,

@@ -143,8 +143,7 @@ def plain(folder: Path) -> Path:
 @given(st.integers(1, 5000), st.integers(1, 300), st.sampled_from(["uniform", "centre", "fps"]))
 def test_indices_ascend_differ_and_lie_within(total: int, count: int, rule: str) -> None:
     taken = rule_indices(total, min(count, total), rule)
-    assert len(taken) == min(count, total)
-    assert list(taken) == sorted(set(taken))
+    assert (len(taken), list(taken)) == (min(count, total), sorted(set(taken)))
     assert taken[0] >= 0
     assert taken[-1] < total
 
@@ -301,16 +300,14 @@ def test_headers_that_state_too_many_frames_are_not_believed(folder: Path) -> No
         assert container.streams.video[0].frames == 60
     assert sample_frames(trimmed, 43).total_frames == 43
 
-    path = encode(folder / "plain.avi", 60, "mpeg4", MPEG4)
-    data = bytearray(path.read_bytes())
+    data = bytearray(encode(folder / "plain.avi", 60, "mpeg4", MPEG4).read_bytes())
     at = data.index(b"strh") + 8 + 32  # dwLength
     assert struct.unpack_from("<I", data, at) == (60,)
     struct.pack_into("<I", data, at, 80)
     lying = folder / "lying.avi"
     lying.write_bytes(data)
     clip = sample_frames(lying, 8)
-    assert clip.total_frames == 60
-    assert clip.indices[-1] == 59
+    assert (clip.total_frames, clip.indices[-1]) == (60, 59)
 
 
 def test_rotation_is_applied(folder: Path) -> None:
