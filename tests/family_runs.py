@@ -81,6 +81,11 @@ def generation(adapter: Adapter, inputs: dict[str, Any], **changes: Any) -> dict
     }
 
 
+def span(tensor: Tensor) -> float:
+    """The largest magnitude in a tensor."""
+    return tensor.abs().max().item()
+
+
 @cache
 def plain(tiny: Tiny, *rows: int) -> tuple[Tensor, Tensor]:
     """What the model alone answers, computed once a process."""

@@ -22,7 +22,7 @@ from espalier.methods.base import (
 )
 from tests.engine.decode_oracle import step_logits
 from tests.families import FAMILIES
-from tests.family_runs import answered, generation
+from tests.family_runs import answered, generation, span
 from tests.tiny import DEPTH, Scatter
 
 NAMES = (
@@ -72,10 +72,6 @@ def run(adapter, method, chats, ratio=0.6, backend="drop", **changes):
     inputs = adapter.encode(list(chats))
     with Session(adapter, method, Budget("kept", ratio), backend=backend) as session:
         return session.generate(inputs, None, **generation(adapter, inputs, **changes))
-
-
-def span(tensor):
-    return tensor.abs().max().item()
 
 
 @pytest.mark.sampled(24)

@@ -172,8 +172,7 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     assert record.held == tuple(int(mask[:, visual].sum()) // len(mask) for mask in masks)
     assert record.kv_entries == sum(record.held)
     size = sum(tensor.numel() * tensor.element_size() for pair in caches[0] for tensor in pair)
-    assert record.kv_bytes == size
-    assert record.entering == (layout.counts[0],) * len(masks)
+    assert (record.kv_bytes, record.entering) == (size, (layout.counts[0],) * len(masks))
 
 
 @pytest.mark.sampled(9)
@@ -268,13 +267,11 @@ def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
     with noted(monkeypatch) as caches:
         run(adapter, method, [sample_chat], ratio=0.75)
     full_cache, *_ = prefilled(adapter, inputs)
-    layout = adapter.layout(inputs)
-    visual = layout.visual[0].tolist()
+    visual = adapter.layout(inputs).visual[0].tolist()
     for layer, stores in zip(full_cache.layers, caches[0], strict=True):
         for full, short in zip((layer.keys[0], layer.values[0]), stores, strict=True):
             # Words are unchanged; the kept entries are means of neighbours that make up all visual ones.
-            n_words = full.shape[1] - len(visual)
-            n_kept = short.shape[2] - n_words
+            n_kept = short.shape[2] - (full.shape[1] - len(visual))
             kept = short[0, :, visual[0] : visual[0] + n_kept]
             sums = full[:, visual]
             groups = [0]
@@ -284,8 +281,7 @@ def test_what_goes_is_averaged_into_what_stays(load, monkeypatch, name, params):
                     if torch.allclose(mean, kept[:, place], atol=1e-12):
                         groups.append(end)
                         break
-            assert len(groups) == n_kept + 1
-            assert groups[-1] == len(visual)
+            assert (len(groups), groups[-1]) == (n_kept + 1, len(visual))
 
 
 def test_the_released_merge_averages_the_slot_before_each_that_goes(load, monkeypatch):
@@ -316,12 +312,10 @@ def test_the_released_merge_averages_the_slot_before_each_that_goes(load, monkey
 
 def test_a_reducer_and_a_compressor_act_one_behind_the_other(load):
     adapter, chats = load("llava"), FAMILIES["llava"].chats
-    method = built("aircache")
-    generated = run(adapter, method, chats, ratio=0.5, reducer=Scatter((2,)), budget=0.5)
+    generated = run(adapter, built("aircache"), chats, ratio=0.5, reducer=Scatter((2,)), budget=0.5)
     reducer_only = run(adapter, None, chats, reducer=Scatter((2,)), budget=0.5)
     for record, reduced in zip(generated.records, reducer_only.records, strict=True):
-        assert record.entering == reduced.entering
-        assert record.kept == reduced.kept
+        assert (record.entering, record.kept) == (reduced.entering, reduced.kept)
         assert reduced.kv_entries == sum(reduced.entering)
         assert sum(record.held) == int(sum(reduced.entering) / 2 + 0.5)
         assert all(

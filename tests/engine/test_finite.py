@@ -87,8 +87,7 @@ def test_the_step_and_the_row_are_those_that_went_wrong(folder: Path) -> None:
     ]
     row, step = only[0]
     with torch.no_grad():
-        embeddings = adapter.model.get_input_embeddings().weight
-        embeddings[ids[row, step]] = float("nan")
+        adapter.model.get_input_embeddings().weight[ids[row, step]] = float("nan")
     with pytest.raises(NonFiniteLogits) as caught:
         generate(adapter, CHATS, **SHORT)
     assert (caught.value.sample, caught.value.step) == ("abc"[row], step + 1)

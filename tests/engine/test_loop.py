@@ -85,8 +85,7 @@ def test_every_family_alone_and_padded(
     monkeypatch.setattr(attention, "ROOM", 4)
     tiny = Tiny(name, dtype)
     for rows, where in ROWS:
-        method = Scatter(where) if where else None
-        check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=method)
+        check(tiny.adapter, tiny.inputs(*rows), GREEDY, method=Scatter(where) if where else None)
     check(tiny.adapter, tiny.inputs(), SAMPLED, method=Scatter((2,)))
 
 
@@ -181,8 +180,7 @@ def test_evicted_caches(method: str, params: dict[str, Any], rows: tuple[int, ..
         tiny = Tiny(name)
         evicting = CacheBudget(build_method(method, params), 0.6)
         check(tiny.adapter, tiny.inputs(*rows), GREEDY, evicting=evicting)
-        reduced = Scatter((2,))
-        check(tiny.adapter, tiny.inputs(*rows), GREEDY, evicting=evicting, method=reduced)
+        check(tiny.adapter, tiny.inputs(*rows), GREEDY, evicting=evicting, method=Scatter((2,)))
 
 
 # Of padding rows the library's own eager attention makes NaN in fp64.
@@ -225,9 +223,9 @@ def test_processors_that_leave_nothing_to_draw_are_an_error(tiny: Tiny) -> None:
 def test_the_model_is_as_it_was(tiny: Tiny) -> None:
 
     def hooks() -> int:
-        modules = tiny.adapter.model.modules()
         return sum(
-            len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules
+            len(module._forward_hooks) + len(module._forward_pre_hooks)
+            for module in tiny.adapter.model.modules()
         )
 
     before = hooks()

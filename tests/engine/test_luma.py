@@ -118,8 +118,7 @@ def test_crops_are_cut_by_the_projectors_units(name: str):
         for column in range(picture.shape[1] // side)
     ]
     (view,) = watched(name, [sample_chat])
-    source = adapter.layout(inputs).source[0, :, 0].tolist()
-    for token, unit in enumerate(source):
+    for token, unit in enumerate(adapter.layout(inputs).source[0, :, 0].tolist()):
         assert np.abs(view.signals["luma"][0, token].numpy() - cut[unit]).max() < 1e-9
     assert (view.grid[0, :, 1] > 0).any()
 
@@ -169,8 +168,7 @@ def slow_edges(luma: np.ndarray, tau: float, bordered: bool) -> float:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("tau", [0.0, 0.2, 1.5])
 def test_edges_equal_the_slow_ones(tau: float, whole: bool):
-    generator = torch.Generator().manual_seed(0)
-    luma = torch.rand(2, 3, 9, 9, generator=generator) * 0.8
+    luma = torch.rand(2, 3, 9, 9, generator=torch.Generator().manual_seed(0)) * 0.8
     luma[0, 0] = 0.3
     share = edge_share(luma, tau, whole)
     for row in range(2):
@@ -198,16 +196,14 @@ def test_a_pixel_that_is_not_finite_is_an_error(poison: float):
 
 @pytest.mark.parametrize(("colour", "share"), [((255,) * 3, 60 / 256), ((127,) * 3, 0.0)])
 def test_blank_pages_through_the_model(colour: tuple[int, int, int], share: float):
-    page = Image.new("RGB", (48, 48), colour)
-    (view,) = watched("deepseek_ocr", [chat("w1", page)])
+    (view,) = watched("deepseek_ocr", [chat("w1", Image.new("RGB", (48, 48), colour))])
     density = edge_share(view.signals["luma"], 0.2, across_patches=False)
     assert torch.allclose(density, torch.full((1, 9), share))
 
 
 def test_letterbox_has_no_edges():
     """A wide white page in a mode that pads: cells of pure padding are flat, cells of paper have their borders."""
-    page = Image.new("RGB", (30, 10), (255,) * 3)
-    (view,) = watched("deepseek_ocr_gundam", [chat("w1", page)])
+    (view,) = watched("deepseek_ocr_gundam", [chat("w1", Image.new("RGB", (30, 10), (255,) * 3))])
     density = edge_share(view.signals["luma"], 0.2, across_patches=False)[0].view(3, 3)
     # 48 x 16 pixels of paper: the middle row of cells.
     assert torch.allclose(density[1], torch.full((3,), 60 / 256))

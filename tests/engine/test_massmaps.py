@@ -26,8 +26,7 @@ def test_masses_are_column_means_of_the_eager_head_max_map(folder, double, chat)
     inputs = eager.encode([chat])
     with torch.inference_mode():
         maps = eager.model(**inputs, output_attentions=True).attentions
-    layout = eager.layout(inputs)
-    visual = layout.visual[0].tolist()
+    visual = eager.layout(inputs).visual[0].tolist()
     words_after = range(max(visual) + 1, inputs["input_ids"].shape[1])
     for view, site in zip(record(double, [chat]), SITES, strict=True):
         largest = maps[site.layer - 1][0].amax(dim=0).tolist()
@@ -45,8 +44,7 @@ def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(do
     """Recorder keeps the first tokens: at ratio 0.75 nothing of the second image is left at the second site."""
     two_images = chat("<image> w1 w2 <image> w3 w4 w5", 0, 1)
     fast, slow = (record(double, [two_images], 0.75, backend) for backend in ("drop", "emulate"))
-    assert fast[1].tokens.shape[1] == 8
-    assert fast[1].grid[0, :, 0].tolist() == [0] * 8
+    assert (fast[1].tokens.shape[1], fast[1].grid[0, :, 0].tolist()) == (8, [0] * 8)
     layout = double.layout(double.encode([two_images]))
     words, last = layout.words[0], int(layout.visual.max())
     between = (words > int(layout.visual[0, 15])) & (words < last)

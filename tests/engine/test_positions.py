@@ -17,7 +17,7 @@ from espalier.methods.pyramiddrop import PyramidDrop
 from espalier.methods.sparsevlm import SparseVLM
 from tests.engine.decode_oracle import forward
 from tests.families import FAMILIES
-from tests.family_runs import Tiny, adapter_of, extended, generation, plain
+from tests.family_runs import Tiny, adapter_of, extended, generation, plain, span
 from tests.methods.runs import kept_by
 from tests.tiny import DEPTH, Scatter
 
@@ -33,10 +33,6 @@ def run(name, method, chats, ratio=0.6, positions="renumbered", backend="drop", 
         adapter, method, Budget("kept", ratio), positions=positions, backend=backend
     ) as session:
         return session.generate(inputs, None, **generation(adapter, inputs, **changes))
-
-
-def span(tensor):
-    return tensor.abs().max().item()
 
 
 def living(adapter, inputs, method, counts):

@@ -34,8 +34,7 @@ def record(adapter, recorder, chats, ratio=0.0, **options):
 def attentions(eager, chats):
     """Return the text stack's maps (layers, B, H, L, L) and the positions that generate would use."""
     inputs = eager.encode(chats)
-    mask = inputs["attention_mask"]
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     with torch.inference_mode():
         out = eager.model(**inputs, position_ids=positions, output_attentions=True)
     return inputs, out.attentions

@@ -44,8 +44,7 @@ def test_a_picture_keeps_what_it_keeps_alone(double, name):
 def test_merges_of_items_are_joined():
     tokens = torch.randn(1, 7, 3)
     kept = [torch.tensor([[0, 2]]), torch.tensor([[1]]), torch.tensor([[0]])]
-    slot = torch.tensor([[0, 1, 1]])
-    assignment = Assignment(slot, torch.tensor([[1.0, 0.5, 0.5]]))
+    assignment = Assignment(torch.tensor([[0, 1, 1]]), torch.tensor([[1.0, 0.5, 0.5]]))
     mixture = Mixture(torch.tensor([[[0.25, 0.75]]]))
     items = (3, 2, 2)
     for merges in ((assignment, mixture, None), (assignment, None, None), (None, None, None)):

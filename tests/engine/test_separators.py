@@ -151,9 +151,8 @@ def test_of_a_whole_prompt_that_may_go_the_separators_left_are_counted(monkeypat
 @pytest.mark.parametrize("name", NAMES)
 def test_ratio_zero_is_bit_identical(name):
     plain = ran(name, dtype="float32")
-    method = build_method("aircache", {})
     for options in (
-        {"evicting": CacheBudget(method, 0.0)},
+        {"evicting": CacheBudget(build_method("aircache", {}), 0.0)},
         {"method": build_method("fastv", {"K": 2})},
         {"method": build_method("divprune", {})},
     ):
@@ -183,8 +182,7 @@ def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):
     labels = []
     for label, method in taking(name):
         labels.append(label)
-        budget = Budget("kept", 0.4)
-        options = {"method": method, "budget": budget, "separators": "candidates"}
+        options = {"method": method, "budget": Budget("kept", 0.4), "separators": "candidates"}
         drop, hidden = ran(name, **options), ran(name, **options, backend="emulate")
         assert torch.equal(drop.ids, hidden.ids), label
         assert (drop.logits - hidden.logits).abs().max() < 2e-6 * hidden.logits.abs().max(), label
@@ -256,8 +254,7 @@ def test_methods_of_patches_are_refused_in_one_line(label, why):
     model = FAMILIES["llava_next"].spec
     facts = replace(model.facts, signals=frozenset({*model.facts.signals, "cls_attention", "tile"}))
     spec = replace(asked_of("llava_next", label), model=replace(model, facts=facts))
-    compressor = build_method("aircache", {})
-    for candidate in (method, Composed(method, compressor, 0.5)):
+    for candidate in (method, Composed(method, build_method("aircache", {}), 0.5)):
         with pytest.raises(Refused) as refused:
             kind_of(candidate, spec).normalise(spec, candidate)
         line = str(refused.value)

@@ -61,8 +61,7 @@ def test_merging_before_the_decoder_computes_the_plan(double):
     def spy(module, args, kwargs):
         captured.update(hidden=args[0], rotary=kwargs["position_embeddings"])
 
-    chats = [chat("w1 w2", 5)]
-    inputs = double.encode(chats)
+    inputs = double.encode([chat("w1 w2", 5)])
     handle = double.decoder.layers[0].register_forward_pre_hook(spy, with_kwargs=True)
     generation = {"max_new_tokens": 1, "do_sample": False}
     with Session(double, Scatter(("prefix",)), NONE) as session:
@@ -201,9 +200,11 @@ def test_merged_features_are_projected_once_more(double):
 def test_an_answer_ends_with_its_first_end_token_and_padding_does_not_count():
     """Also if the padding is the end token itself, as in many checkpoints."""
     ids = torch.tensor([[5, 9, 2, 2, 2], [5, 6, 7, 8, 9], [3, 2, 0, 0, 0], [2, 2, 2, 2, 2]])
-    assert answer_lengths(ids, (2,)) == [3, 5, 2, 1]
-    assert answer_lengths(ids, (2, 9)) == [2, 5, 2, 1]
-    assert answer_lengths(ids, ()) == [5, 5, 5, 5]
+    assert [answer_lengths(ids, ends) for ends in ((2,), (2, 9), ())] == [
+        [3, 5, 2, 1],
+        [2, 5, 2, 1],
+        [5, 5, 5, 5],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,7 @@ def test_states_of_the_last_third_are_averaged(count: int, first: int) -> None:
     context: Any = SimpleNamespace(parts=adapter, class_tokens=1)
     states = TowerStates(context, Site("prefix"), Need("tower_states"))
     assert states.watched_layers == layers[first - 1 :]
-    generator = torch.Generator().manual_seed(0)
-    returned = torch.randn(count, 2, 5, 3, generator=generator)
+    returned = torch.randn(count, 2, 5, 3, generator=torch.Generator().manual_seed(0))
     for _ in range(2):  # nothing is left of the pass before
         handles = states.hook_tower(Clock())
         for picture in range(2):  # two calls of the tower

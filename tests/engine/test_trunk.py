@@ -53,8 +53,7 @@ def test_a_trunk_ends_where_its_room_is_used_up(attention: str) -> None:
     prompt = shared_prompt(tiny.adapter, tiny.inputs(), [method])
     settings = generation(tiny.adapter, prompt.inputs, max_new_tokens=3)
     short = prompt_with_trunk(tiny.adapter, prompt, 4, room=1, **settings)
-    assert len(short.trunk.outputs) == 1
-    assert len(short.trunk.heads) == (attention == "sdpa")
+    assert (len(short.trunk.outputs), len(short.trunk.heads)) == (1, attention == "sdpa")
     expected = answered(tiny, method, tiny.inputs())
     for start in (short, prompt_with_trunk(tiny.adapter, prompt, 2, **settings)):
         assert same(answered(tiny, method, start), expected)

@@ -72,8 +72,7 @@ def test_a_padded_batch_gives_the_signals_of_single_rows(single):
                 part = part.narrow(axis, 0, real)
             assert close(part, alone[name])
             assert (filler == (-1 if name in ("all_positions", "text_positions") else 0)).all()
-    widths = {view.signals["all_positions"].shape[1] for view in views.values()}
-    assert widths == {32}
+    assert {view.signals["all_positions"].shape[1] for view in views.values()} == {32}
 
 
 @pytest.mark.parametrize("chats", [CHATS[:1], CHATS])

@@ -78,8 +78,7 @@ def test_tokens_are_the_units_that_the_models_packing_puts_there(adapter):
     items = adapter.items(inputs)[adapter.model.config.image_token_id]
     for item, expected in zip(items, packings(adapter, inputs, features), strict=True):
         assert torch.equal(~item.prunable, expected.isnan().all(1))
-        tokens = mix(features, item.source, item.share)
-        assert (tokens - expected)[item.prunable].abs().max() < 1e-6
+        assert (mix(features, item.source, item.share) - expected)[item.prunable].abs().max() < 1e-6
         if item.share is not None:
             assert torch.allclose(
                 item.share.sum(1)[item.prunable], torch.ones(1, dtype=torch.float64)
@@ -108,10 +107,8 @@ def test_placeholders_are_as_many_as_the_processor_writes(adapter):
 )
 @pytest.mark.parametrize("name", ["llava_next", "llava_onevision"])
 def test_cut_padding_by_hand(adapter, size, tokens, places):
-    inputs = adapter.encode(sized(size))
-    (item,) = adapter.items(inputs)[adapter.model.config.image_token_id]
-    assert len(item) == tokens
-    assert item.share is None
+    (item,) = adapter.items(adapter.encode(sized(size)))[adapter.model.config.image_token_id]
+    assert (len(item), item.share) == (tokens, None)
     assert item.source[:16, 0].tolist() == list(range(16))
     for token, (tile, row, column) in places.items():
         assert item.source[token, 0] == tile * PATCHES + row * SIDE + column
@@ -138,10 +135,8 @@ def test_large_planes_are_blends_of_four_units(adapters):
     adapter = adapters["llava_onevision"]
     inputs = adapter.encode(sized((84, 84), (28, 28)))
     item, plain = adapter.items(inputs)[adapter.model.config.image_token_id]
-    assert plain.share is None
-    assert len(plain) == 16 + 4 * 5
-    assert len(item) == 16 + 5 * 6
-    assert item.share.shape == (46, 4)
+    assert (plain.share, len(plain)) == (None, 16 + 4 * 5)
+    assert (len(item), item.share.shape) == (16 + 5 * 6, (46, 4))
     blended = item.prunable & (item.grid[:, 1] == 1)
     assert ((item.share[blended] > 0).sum(1) == 4).any()
     # Bilinear interpolation of a plane of unit vectors is the table of weights.
@@ -186,12 +181,10 @@ def test_a_lone_tile_is_the_global_view_and_one_newline(adapters):
     inputs = adapter.encode([chat("w", picture(0, 60, 30), picture(1, 20, 80)), *sized((28, 28))])
     first, second, single = adapter.items(inputs)[adapter.model.config.image_token_id]
     for number, item in enumerate((first, second)):
-        assert len(item) == PATCHES + 1
-        assert item.prunable.tolist() == [True] * PATCHES + [False]
+        assert (len(item), item.prunable.tolist()) == (PATCHES + 1, [True] * PATCHES + [False])
         assert item.source[:PATCHES, 0].tolist() == list(
             range(number * PATCHES, (number + 1) * PATCHES)
         )
         assert not item.tile[:PATCHES].any()
         assert item.work.units == PATCHES
-    assert single.work.units == 2 * PATCHES
-    assert int(single.source.min()) == 2 * PATCHES
+    assert (single.work.units, int(single.source.min())) == (2 * PATCHES, 2 * PATCHES)

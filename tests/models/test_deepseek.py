@@ -41,8 +41,7 @@ def mode(name):
 def real_geometry(name, **changes):
     """Patches, windows, views and crops of a config file on a tiny model."""
     tiny = small(16)
-    stem = {**tiny.architecture["stem"], "window_size": 14}
-    architecture = {**tiny.architecture, "stem": stem}
+    architecture = {**tiny.architecture, "stem": {**tiny.architecture["stem"], "window_size": 14}}
     processor = {**mode(name).processor, **changes}
     return load_adapter(replace(tiny, processor=processor, architecture=architecture))
 
@@ -212,8 +211,7 @@ def test_the_prompt_is_plain():
 def test_the_repeat_guard_counts_the_whole_sequence():
     """The class has a guard of its own within a window; the config file leaves it off."""
     spec = mode("gundam")
-    model = load_adapter(GUNDAM).model
-    result = model._get_logits_processor(
+    result = load_adapter(GUNDAM).model._get_logits_processor(
         GenerationConfig(**spec.generation), input_ids_seq_length=1, device="cpu"
     )
     guards = [item for item in result if isinstance(item, NoRepeatNGramLogitsProcessor)]
@@ -243,8 +241,7 @@ def test_tower_signals_equal_those_computed_from_captured_states(name, tmp_path)
     inputs = adapter.encode([family.chats[1]])
     signals = shown(adapter, [Site("vision")], needs, [family.chats[1]])[0].signals
     source = adapter.layout(inputs).source[0, :, 0]
-    last = adapter.facts.tower.layers - 1
-    for layer, suffix in ((last, ""), (0, "@0")):
+    for layer, suffix in ((adapter.facts.tower.layers - 1, ""), (0, "@0")):
         attended, keys = [], []
         for query, key in zip(states[layer, "query"], states[layer, "key"], strict=True):
             q, k = (value.unflatten(-1, (4, 8)).transpose(1, 2).double() for value in (query, key))

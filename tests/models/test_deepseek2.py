@@ -23,17 +23,14 @@ SPEC = FAMILIES["deepseek_ocr2"].spec
 
 def test_each_crop_and_the_whole_page_are_a_row_of_queries() -> None:
     adapter = Tiny("deepseek_ocr2").adapter
-    chats = [chat("w1", picture(0, 28, 100), picture(1, 40, 40))]
-    layout = adapter.layout(adapter.encode(chats))
-    places = [
+    layout = adapter.layout(adapter.encode([chat("w1", picture(0, 28, 100), picture(1, 40, 40))]))
+    assert [tuple(place) for place in layout.grid[0].tolist()] == [
         (image, view, 0, column)
         for image, view in ((0, 1), (0, 2), (0, 0), (1, 0))
         for column in range(144)
     ]
-    assert [tuple(place) for place in layout.grid[0].tolist()] == places
     # The projector gets both pages first.
-    units = [*range(288, 576), *range(144), *range(144, 288)]
-    assert layout.source[0, :, 0].tolist() == units
+    assert layout.source[0, :, 0].tolist() == [*range(288, 576), *range(144), *range(144, 288)]
     assert layout.tile[0].tolist() == [1] * 144 + [2] * 144 + [0] * 288
     assert layout.special == (2,)
     work = layout.work[0]
@@ -112,6 +109,5 @@ def test_the_config_file_builds_the_released_architecture() -> None:
     # The release's index states 6779249408 bytes and lists the tensors built here. The remainder is the size of tables
     # for 64, 100 and 400 queries.
     assert 2 * (count + 896 * (64 + 100 + 400)) == 6_779_249_408
-    config = model.config.vision_config
-    windowed = set(range(12)) - set(config.sam_config.global_attn_indexes)
+    windowed = set(range(12)) - set(model.config.vision_config.sam_config.global_attn_indexes)
     assert spec.facts.stem.window_layers == len(windowed)

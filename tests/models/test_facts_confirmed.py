@@ -193,8 +193,7 @@ def without_weights(spec: ModelSpec) -> Any:
     """The adapter of a model at full size, built without weights."""
     family = ADAPTERS.load(spec.adapter)
     tokenizer = byte_tokenizer(family.data.special)
-    config = family.configuration(spec, tokenizer)
-    skeleton = build_skeleton(family.data.model_class, config, spec)
+    skeleton = build_skeleton(family.data.model_class, family.configuration(spec, tokenizer), spec)
     assert all(parameter.is_meta for parameter in skeleton.parameters())
     return family(skeleton, family.new_processor(spec, tokenizer), spec)
 
@@ -264,8 +263,7 @@ def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> 
 )
 def test_larger_sizes_have_the_parameters_of_their_cards(name: str, billions: float) -> None:
     model = without_weights(model_of(f"model={name}", "model.weights=random")).model
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert round(count / 1e9, 1) == billions
+    assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e9, 1) == billions
 
 
 @pytest.mark.parametrize(

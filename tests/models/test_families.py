@@ -31,6 +31,7 @@ from tests.family_runs import (
     plain,
     positions,
     shown,
+    span,
 )
 from tests.tiny import DEPTH, Scatter, chat
 
@@ -45,10 +46,6 @@ def run(tiny, method, budget, *rows, backend="drop", decode="loop", samples=None
     adapter, inputs = tiny.adapter, tiny.inputs(*rows)
     with Session(adapter, method, budget, backend=backend, decode=decode) as session:
         return session.generate(inputs, samples, **generation(adapter, inputs, **changes))
-
-
-def span(tensor):
-    return tensor.abs().max().item()
 
 
 @pytest.mark.sampled(48)
@@ -201,8 +198,7 @@ def test_text_probes_equal_eager(name):
         marked = torch.zeros(len(maps[0][0, 0]), dtype=torch.bool).scatter(0, visual, True)
         for layer in layers:
             mean = maps[full.index(layer)][0].mean(0)
-            queries = FAMILIES[name].sees(marked, layer)[:, visual].sum(0)
-            received = mean[:, visual].sum(0) / queries
+            received = mean[:, visual].sum(0) / FAMILIES[name].sees(marked, layer)[:, visual].sum(0)
             assert span(signals[f"last_attention@{layer}"][0] - mean[-1, visual]) <= 5e-6
             assert span(signals[f"mean_attention@{layer}"][0] - received) <= 5e-6
 

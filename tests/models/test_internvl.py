@@ -64,8 +64,7 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter):
     inputs = adapter.encode(CHATS)
     layout = adapter.layout(inputs)
     assert placed_units(adapter, inputs) == 4 * len(inputs["pixel_values"])
-    assert layout.share is None
-    assert layout.special == (0,) * len(CHATS)
+    assert (layout.share, layout.special) == (None, (0,) * len(CHATS))
     assert [work.units for work in layout.work] == list(layout.counts)
     tiles = [count // 4 for count in layout.counts]
     assert [work.tokens for work in layout.work] == [17 * n for n in tiles]
@@ -75,8 +74,7 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter):
 def test_every_unit_holds_the_patches_of_its_grid_place(adapter):
     """The tower's output is replaced by the number of each patch; pixel shuffle puts four of them side by side."""
     inputs = adapter.encode([chat("w1", picture(0, 56, 28))])
-    width = adapter.facts.tower.hidden
-    numbers = torch.arange(3 * 17).float().view(3, 17, 1).repeat(1, 1, width)
+    numbers = torch.arange(3 * 17).float().view(3, 17, 1).repeat(1, 1, adapter.facts.tower.hidden)
     adapter.tower.layernorm.register_forward_hook(lambda module, args, output: numbers)
     with calls_of(adapter.projector) as calls, torch.inference_mode():
         adapter.model(**inputs)
@@ -87,8 +85,7 @@ def test_every_unit_holds_the_patches_of_its_grid_place(adapter):
         image, view, row, column = place
         first = 17 * order.index(view) + 1  # after the class token
         expected = [first + 4 * (2 * row + r) + 2 * column + c for r in (0, 1) for c in (0, 1)]
-        assert image == 0
-        assert sorted(set(units[source].tolist())) == expected
+        assert (image, sorted(set(units[source].tolist()))) == (0, expected)
     values = adapter.to_units(numbers[:, 1:, 0])
     assert torch.equal(values, units.mean(1))
     assert torch.equal(adapter.to_units(numbers[:, 1:])[:, 0], values)

@@ -54,8 +54,7 @@ def test_slices_follow_the_whole_picture_in_raster_order() -> None:
             for row in range(rows // 4)
             for column in range(columns // 4)
         ]
-        assert item.grid.tolist() == cells
-        assert item.source.min() == first
+        assert (item.grid.tolist(), item.source.min()) == (cells, first)
         first += 4 * len(cells)
         assert item.source.max() == first - 1
     boxes = [
@@ -98,8 +97,7 @@ def test_the_config_file_builds_as_many_parameters_as_the_hub_counts() -> None:
     spec = commands.spec_of("model=minicpm_v_4_6").model
     adapter = ADAPTERS.load(spec.adapter)
     assert family_of("minicpmv4_6") == spec.adapter
-    built = full_model(spec)
-    assert sum(parameter.numel() for parameter in built.parameters()) == 1_300_428_016
+    assert sum(parameter.numel() for parameter in full_model(spec).parameters()) == 1_300_428_016
     images = random_processor(adapter, spec).image_processor
     for (width, height), tokens in (((640, 480), spec.facts.visual_tokens), ((2480, 3508), 574)):
         views = images([picture(0, width, height)], return_tensors="pt")["target_sizes"]

@@ -185,8 +185,7 @@ def test_a_release_loads_under_its_own_names_and_keys(tmp_path: Path) -> None:
 def test_the_config_file_builds_the_released_architecture(name: str, parameters: int) -> None:
     """As many parameters as in the 4B release's index, and as in 34.66 GB of single precision of the 8B release."""
     spec = model_of(f"model={name}")
-    built = full_model(spec)
-    assert sum(parameter.numel() for parameter in built.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in full_model(spec).parameters()) == parameters
     fewer = random_processor(Molmo2Adapter, replace(spec, processor={"max_crops": 1}))
     assert fewer.image_processor.get_number_of_image_patches(480, 640) == 2 * 14**2
 

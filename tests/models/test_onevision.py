@@ -121,8 +121,7 @@ def test_pooled_frames_are_traced_to_their_units(side, how, pooled, row_newlines
     assert (mix(features, item.source, item.share)[item.prunable] - expected).abs().max() < 1e-9
     assert item.work.units == item.work.tokens == 3 * side**2
     assert item.work.pairs == 3 * side**4
-    newlines = 3 * pooled if row_newlines else 1
-    assert len(item) == 3 * pooled**2 + newlines
+    assert len(item) == 3 * pooled**2 + (3 * pooled if row_newlines else 1)
     frame, _, row, column = item.grid[item.prunable].T
     assert torch.equal(frame * pooled**2 + row * pooled + column, torch.arange(3 * pooled**2))
 
@@ -266,8 +265,7 @@ def test_probe_needs_a_head():
 
 
 def test_prompt_is_the_format_that_the_family_was_trained_with():
-    adapter = load_adapter(ONEVISION)
-    assert adapter.render(watch("How many?", video(0), picture(1))) == (
+    assert load_adapter(ONEVISION).render(watch("How many?", video(0), picture(1))) == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<video> <image>\nHow many?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -322,5 +320,4 @@ def test_the_projector_reads_the_last_layer_before_the_towers_last_norm(name):
     ):
         adapter.model.generate(**tiny.inputs(0), max_new_tokens=1, do_sample=False)
     states = last[0].output
-    last_states = states[0] if isinstance(states, tuple) else states
-    assert torch.equal(last_states, projector[0].args[0])
+    assert torch.equal(states[0] if isinstance(states, tuple) else states, projector[0].args[0])

@@ -234,8 +234,7 @@ def test_a_wrapped_model_is_placed_while_a_method_is_on_it(name):
     family = f"{name}_video"
     model, processor = loaded(family)
     bounds = FAMILIES[family].spec.processor
-    rule = {"frames": 6, "rule": "fps"}
-    taken = espalier.wrap(model, processor, processor=bounds, video=rule)
+    taken = espalier.wrap(model, processor, processor=bounds, video={"frames": 6, "rule": "fps"})
     before = model.model.get_rope_index
     adapter = load_adapter(
         replace(FAMILIES[family].spec, path=saved(family), weights="trained", dtype="float32")
@@ -292,8 +291,7 @@ def test_text_in_another_place_is_refused_in_every_family_with_axes(name, kind):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_row_names_the_rule(name):
-    adapter = load_adapter(SPECS[name])
-    assert adapter.prompt_summary(FAMILIES[name].chats[0])["positions"] == ORDER
+    assert load_adapter(SPECS[name]).prompt_summary(FAMILIES[name].chats[0])["positions"] == ORDER
     assert "positions" not in Tiny("llava").adapter.prompt_summary(FAMILIES["llava"].chats[0])
 
 

@@ -318,8 +318,7 @@ def tiny_under(family: str, spec: ModelSpec) -> Adapter:
 
 def own_question(task: str, sample: dict[str, Any], changes: dict[str, Any]) -> str:
     """Return the prompt of lmms-eval's task with changed prompt settings."""
-    folder = Path(lmms_eval.tasks.__file__).parent
-    settings = load_yaml_config(str(folder / task), mode="full")
+    settings = load_yaml_config(str(Path(lmms_eval.tasks.__file__).parent / task), mode="full")
     words = {**settings["lmms_eval_specific_kwargs"]["default"], **changes}
     return str(settings["doc_to_text"](sample, words))
 
@@ -408,10 +407,9 @@ def test_llava_video_tells_times_in_three_forms() -> None:
         }
         for form, text in golden.items():
             spec = replace(FAMILIES["llava_video"].spec, processor={"time_instruction": form})
-            prompt = load_adapter(spec).prompt_text(
+            assert load_adapter(spec).prompt_text(
                 question_turns("Q", "a.mp4"), Media(clips=[clip])
-            )
-            assert prompt == QWEN_1_5.format(m=text.format(at) + "\n", t="Q")
+            ) == QWEN_1_5.format(m=text.format(at) + "\n", t="Q")
     assert model_under("llava_video_7b", "vlmevalkit").processor["time_instruction"] == "vlmevalkit"
     with pytest.raises(UserError, match=r"time_instruction='yes' is unknown.*vlmevalkit"):
         load_adapter(replace(FAMILIES["llava_video"].spec, processor={"time_instruction": "yes"}))
@@ -446,8 +444,7 @@ def test_deepseek_s_one_prompt_stands_for_whatever_an_ocr_task_asks() -> None:
     task = {**compose_section("benchmark", "seedling_exist"), "kind": "ocr"}
     prompt = model_under("deepseek_ocr_base", "original", ("ocr", "omnidocbench")).prompt
     spec = with_question(benchmark_spec(task), prompt)
-    assert spec.text == OCR
-    assert spec.generation["max_new_tokens"] == 8192
+    assert (spec.text, spec.generation["max_new_tokens"]) == (OCR, 8192)
     template = with_question(
         benchmark_spec({**task, "text": "Free OCR.", "generation": {"max_new_tokens": 9}}),
         prompt,

@@ -175,10 +175,9 @@ def quantise(kind: str, target: Path) -> Adapter:
         config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
     else:
         config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-    model = LlavaForConditionalGeneration.from_pretrained(
+    LlavaForConditionalGeneration.from_pretrained(
         SEEDLING, quantization_config=config, dtype=torch.float32, device_map="cpu"
-    )
-    model.save_pretrained(target)
+    ).save_pretrained(target)
     for file in Path(SEEDLING).iterdir():
         if not (target / file.name).exists():
             shutil.copy(file, target)

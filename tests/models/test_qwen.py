@@ -85,8 +85,7 @@ def test_every_unit_lands_on_the_placeholder_that_the_layout_says(adapter, kind)
     inputs = adapter.encode(CHATS[kind])
     layout = adapter.layout(inputs)
     assert sum(work.units for work in layout.work) == placed_units(adapter, inputs)
-    assert layout.share is None
-    assert layout.special == (0,) * len(layout.counts)
+    assert (layout.share, layout.special) == (None, (0,) * len(layout.counts))
 
 
 def painted(frames, rows, columns, start):
@@ -494,11 +493,10 @@ def test_what_a_processor_states_of_frames_stays_unless_a_setting_says_otherwise
 
 @pytest.mark.parametrize("file", ["qwen2_vl_7b", "qwen2_5_vl_3b", "qwen3_vl_2b"])
 def test_models_bound_frames_as_lmms_eval_does_and_qwen3_under_hub_as_released(file):
-    bounds = [
+    assert [
         build_spec(cell).model.processor["cap_pixels_per_frame"]
         for cell in commands.cells_of("-m", f"model={file}", "model.prompt=original,lmms_eval,hub")
-    ]
-    assert bounds == [True, True, file != "qwen3_vl_2b"]
+    ] == [True, True, file != "qwen3_vl_2b"]
 
 
 def test_unknown_and_impossible_settings_of_the_processor_are_refused(name):
@@ -514,8 +512,7 @@ def test_unknown_and_impossible_settings_of_the_processor_are_refused(name):
 def test_the_last_block_spans_the_image_at_every_scale(layers):
     spec = model("qwen2_5_vl_7b")
     facts = spec.facts.scaled(1, layers)
-    scaled = replace(spec, facts=facts)
-    config = ADAPTERS.load(spec.adapter).configuration(scaled, byte_tokenizer())
+    config = ADAPTERS.load(spec.adapter).configuration(replace(spec, facts=facts), byte_tokenizer())
     blocks = config.vision_config.fullatt_block_indexes
     assert blocks[-1] == layers - 1
     assert len(set(blocks)) == layers - facts.tower.window_layers
@@ -573,9 +570,8 @@ def test_config_files_of_qwen3_build_as_many_parameters_as_the_hub_counts(file, 
 
 def test_scaled_towers_hand_over_the_layers_that_are_left():
     facts = model("qwen3_vl_8b").facts
-    assert facts.scaled(1, 9).deepstack == (8,)
-    assert facts.scaled(1, 1).deepstack == ()
-    assert facts.scaled(1, None).deepstack == (8, 16, 24)
+    layers_left = [facts.scaled(1, layers).deepstack for layers in (9, 1, None)]
+    assert layers_left == [(8,), (), (8, 16, 24)]
 
 
 def test_statistics_of_routers_are_off_and_change_nothing(tmp_path):

@@ -115,8 +115,7 @@ def test_hiding_tokens_from_linear_layers_is_not_dropping_them():
     """So emulation is refused: a token whose input is masked still fades states and fills the convolution."""
     tiny = Tiny("qwen3_5")
     inputs = tiny.inputs(0)
-    length = inputs["input_ids"].shape[1]
-    kept = slots(tiny.adapter.layout(inputs), torch.arange(4), length)
+    kept = slots(tiny.adapter.layout(inputs), torch.arange(4), inputs["input_ids"].shape[1])
     with torch.inference_mode():
         masked = tiny.adapter.model(
             **{**inputs, "attention_mask": kept.long()[None]},
@@ -221,8 +220,7 @@ def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
         longer = extended(inputs, alone.ids[:, :-1])
         length, layout = longer["input_ids"].shape[1], adapter.layout(inputs)
         kept = [(first, slots(layout, origin, length)) for first, origin in drops]
-        expected = by_hand(adapter, longer, kept)[-alone.ids.shape[1] :]
-        assert gap(alone.logits[0], expected) < 1e-6
+        assert gap(alone.logits[0], by_hand(adapter, longer, kept)[-alone.ids.shape[1] :]) < 1e-6
 
 
 @pytest.mark.sampled(12)
@@ -243,8 +241,7 @@ def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
         return stages
 
     monkeypatch.setattr(ScoredEviction, "shorten", shorten)
-    evicting = CacheBudget(method, 0.6)
-    batch = generated(adapter, inputs, NoReduction(), NONE, evicting=evicting)
+    batch = generated(adapter, inputs, NoReduction(), NONE, evicting=CacheBudget(method, 0.6))
     record = batch.records[0]
     longer, prompt = extended(inputs, batch.ids[:, :-1]), inputs["input_ids"].shape[1]
     length, heads = longer["input_ids"].shape[1], adapter.facts.text.heads

@@ -93,8 +93,7 @@ def test_the_config_files_build_the_released_architectures(
     name: str, parameters: int, page: int
 ) -> None:
     spec = model(name)
-    built = full_model(spec)
-    assert sum(parameter.numel() for parameter in built.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in full_model(spec).parameters()) == parameters
     images = random_processor(ADAPTERS.load(spec.adapter), spec).image_processor
     for size, tokens in (((480, 640), spec.facts.visual_tokens), ((3508, 2480), page)):
         assert torch.tensor(images.get_number_of_image_patches(*size)).prod() // 4 == tokens

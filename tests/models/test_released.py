@@ -252,8 +252,7 @@ def converted_internvl(folder: Path, stack: str) -> ModelSpec:
     (source := folder / "release").mkdir()
     write_release(source, entry["config"], entry["tensors"])
     write_tokenizer(source, family)
-    frame = PHI3 if family == "phi3" else CHATML
-    write_format(source, entry["config"]["template"], frame)
+    write_format(source, entry["config"]["template"], PHI3 if family == "phi3" else CHATML)
     convert_internvl.convert(source, folder / "out", lambda line: None)
     spec = small({"model_type": TYPES[family]}, attention_bias=stack != "internlm2_6b")
     vocabulary = entry["config"]["llm_config"]["vocab_size"]

@@ -100,8 +100,7 @@ def test_another_engine_gets_the_same_tokens(lead: str) -> None:
     def reply(request: httpx.Request) -> httpx.Response:
         bodies.append(json.loads(request.content))
         choice = {"token_ids": [1], "finish_reason": "stop"}
-        answer = {"choices": [choice], "usage": {}, "prompt_token_ids": [1]}
-        return httpx.Response(200, json=answer)
+        return httpx.Response(200, json={"choices": [choice], "usage": {}, "prompt_token_ids": [1]})
 
     server = object.__new__(EngineServer)
     server._url, server._name, server._place = "http://server", "llava", "the server"
