@@ -187,8 +187,7 @@ def with_trait(trait: str) -> list[tuple[str, dict[str, Any]]]:
 
 def signals_of(method: TokenReducer) -> set[str]:
     """What a reducer reads at any of its sites."""
-    sites = method.all_sites(BLOCKS, DEPTH)
-    return {need.signal for site in sites for need in method.needs(site)}
+    return {need.signal for site in method.all_sites(BLOCKS, DEPTH) for need in method.needs(site)}
 
 
 def build(case: tuple[str, dict[str, Any]]) -> TokenReducer:

@@ -118,9 +118,8 @@ def slow_sampled(grid: Tensor, values: Tensor) -> Tensor:
             (height, width), size = (
                 (grid[part, 2:].amax(dim=0) + 1).tolist() for part in (whole, plane)
             )
-            cells = values[whole].view(1, 1, height, width)
             sampled[plane] = interpolate(
-                cells, size, mode="bilinear", align_corners=False
+                values[whole].view(1, 1, height, width), size, mode="bilinear", align_corners=False
             ).flatten()
     return sampled
 

@@ -64,6 +64,5 @@ def released_video(site: Site, tokens: Tensor, columns: int, **signals: Tensor) 
 
 def case_video(case: dict[str, Any], site: Site, **signals: Tensor) -> View:
     """Return the video of a case: its seed, frames, rows, columns and width."""
-    size = case["rows"] * case["columns"]
-    tokens = scenes(case["seed"], case["frames"], size, case["width"])
+    tokens = scenes(case["seed"], case["frames"], case["rows"] * case["columns"], case["width"])
     return released_video(site, tokens, case["columns"], **signals)

@@ -255,8 +255,7 @@ def test_half_precision_changes_one_choice_in_ten_at_most(method: TokenReducer):
 
 @pytest.mark.parametrize("case", FOLLOWS_TOKENS, ids=case_id)
 def test_the_choice_follows_the_tokens(method: TokenReducer):
-    tilings = (((0, 0, 6, 8),), ((0, 0, 6, 8),))
-    view = make_view(method, tilings)
+    view = make_view(method, (((0, 0, 6, 8),), ((0, 0, 6, 8),)))
     order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
     kept = method.plan(view, 11).kept
     moved = method.plan(permuted(view, order), 11).kept

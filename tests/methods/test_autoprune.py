@@ -121,8 +121,7 @@ def test_a_curve_meets_its_sum_and_keeps_its_form(total: float) -> None:
 def test_the_released_budgets(tokens: int, ratio: float) -> None:
     shares_left = AutoPrune().fractions(tokens / 576, 31)
     assert 1 - (1 + sum(shares_left)) / 32 == pytest.approx(ratio, abs=5e-5)
-    counts = Budget("average", ratio).keep(AutoPrune(), facts_of(32), 576, 60)
-    assert counts[0] == int(2.5 * tokens)
+    assert Budget("average", ratio).keep(AutoPrune(), facts_of(32), 576, 60)[0] == int(2.5 * tokens)
 
 
 @pytest.mark.parametrize("rule", ["kept", "average", "flops"])
@@ -144,8 +143,7 @@ def test_any_slope_meets_the_budget_after_the_first_count(rule: str, layers: int
                 counts = budget.keep(AutoPrune(slope=slope), facts, n_tokens, 40, usual[:1])
                 assert counts[0] == usual[0]
                 assert all(a >= b >= 1 for a, b in pairwise((n_tokens, *counts)))
-                record = Counted(n_tokens, counts)
-                achieved = budget.verify(AutoPrune(), facts, record)
+                achieved = budget.verify(AutoPrune(), facts, Counted(n_tokens, counts))
                 assert abs(getattr(achieved, rule) - (1 - ratio) * n_tokens) <= 1
     steep, flat = (
         Budget("average", 0.7).keep(AutoPrune(slope=slope), facts_of(32), 576, 40, (384,))
@@ -192,8 +190,7 @@ def test_before_layer_1_by_hand() -> None:
     )
     plan = AutoPrune().plan(view, 2)
     torch.testing.assert_close(plan.scores, torch.tensor([[0.25, 0.3, 0.2]]))
-    assert plan.kept.tolist() == [[0, 1]]
-    assert plan.merge is None
+    assert (plan.kept.tolist(), plan.merge) == ([[0, 1]], None)
     assert AutoPrune(words=0.0).plan(view, 2).kept.tolist() == [[0, 2]]
 
 

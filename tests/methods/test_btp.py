@@ -72,8 +72,7 @@ def released_btp(case: dict[str, Any]) -> None:
     ):
         signals = {"last_attention": scores[:, before]}
         view = View(site, tokens[:, before], whole[:, before], signals)
-        kept = BTP().plan(view, len(after)).kept[0].tolist()
-        assert [before[i] for i in kept] == after
+        assert [before[i] for i in BTP().plan(view, len(after)).kept[0].tolist()] == after
 
 
 test_btp = check_method(

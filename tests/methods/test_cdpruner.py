@@ -79,8 +79,7 @@ def test_beyond_the_rank_the_best_of_the_rest_fill_the_count():
 
 def test_rows_may_run_out_of_rank_at_different_steps():
     similarity, quality = random_kernel(2, 20, 12, 3)
-    flat = torch.ones_like(similarity)
-    mixed = torch.stack([similarity[0], flat[1]])
+    mixed = torch.stack([similarity[0], torch.ones_like(similarity)[1]])
     indices = picks(Held(mixed), quality, 7)
     assert torch.equal(indices[0], picks(Held(similarity[:1]), quality[:1], 7)[0])
     assert dpp_map(Held(mixed), quality, 7).spare.tolist() == [0, 6]

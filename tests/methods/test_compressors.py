@@ -191,8 +191,7 @@ def test_words_may_be_candidates_too(name: str) -> None:
     short = {"h2o": {"recent": 4}, "snapkv": {"window": 6}}.get(name, {})
     view, method = view_of(), built(name, scope="prompt", **short)
     first, last = method.exempt
-    wide = replace(view, candidates=torch.arange(first, LENGTH - last))
-    scores = method.score(wide)
+    scores = method.score(replace(view, candidates=torch.arange(first, LENGTH - last)))
     assert scores.shape[-1] == LENGTH - first - last
     if name in ("h2o", "elastic"):
         torch.testing.assert_close(scores[:, FIRST - first :][:, :VISUAL], built(name).score(view))
@@ -230,14 +229,12 @@ def test_layers_that_are_all_alike_share_alike() -> None:
 
 
 def test_a_pyramid_falls_to_a_twentieth_and_adds_up() -> None:
-    layers = [torch.zeros(1, 4000)] * 32
-    allocated = built("pyramidkv").allocate(layers, 128 * 32)
+    allocated = built("pyramidkv").allocate([torch.zeros(1, 4000)] * 32, 128 * 32)
     assert int(allocated.sum()) == 128 * 32
     assert (allocated[0], allocated[-1]) == (250, 6)
     assert (allocated.diff() <= 0).all()
     # No layer has more entries than there are: the slope flattens.
-    short = [torch.zeros(1, 200)] * 32
-    allocated = built("pyramidkv").allocate(short, 128 * 32)
+    allocated = built("pyramidkv").allocate([torch.zeros(1, 200)] * 32, 128 * 32)
     assert int(allocated.sum()) == 128 * 32
     assert (allocated[0], allocated[-1]) == (200, 56)
 

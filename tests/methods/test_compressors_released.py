@@ -60,8 +60,7 @@ def test_layers_of_different_lengths_share_exactly() -> None:
 
 def released_prefix(scores: list[list[float]], total: int) -> list[int]:
     """Entries of each layer, two protected ones included: forgotten ones are searched for, scaled, and cut off."""
-    size = sum(map(len, scores))
-    target = size - total
+    target = sum(map(len, scores)) - total
     low, high, forgotten = 0.0, 1.0, [0] * len(scores)
     for _ in range(50):
         p = (low + high) / 2
@@ -165,8 +164,7 @@ def test_the_released_merge_takes_the_entry_before_each_that_goes(
     kept = method.keep(scores, kept_count)
     onto = method.merge(scores, kept)
     for store in (keys, values):
-        gone = len(candidates) - kept_count
-        slots, expected = released_merge(true[0].tolist(), store[0], gone)
+        slots, expected = released_merge(true[0].tolist(), store[0], len(candidates) - kept_count)
         assert [0, *candidates[kept[0]].tolist(), length - 1] == slots
         merged = store.clone()
         if onto is not None:
@@ -182,8 +180,7 @@ def test_repeated_heads_choose_as_if_each_had_a_key_head_of_its_own(name: str) -
     keys = torch.randn(2, 40, 8, generator=noise)
 
     def view(keys: Tensor) -> CacheView:
-        words = torch.arange(30, 40)
-        return CacheView(0, queries, keys, 8**-0.5, visual, visual, words)
+        return CacheView(0, queries, keys, 8**-0.5, visual, visual, torch.arange(30, 40))
 
     repeated = built(name, repeated=True)
     assert repeated.repeats_heads

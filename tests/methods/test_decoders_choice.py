@@ -42,11 +42,9 @@ reading = pytest.mark.parametrize(
 @guided
 @pytest.mark.parametrize("keep", [1, N_TOKENS // 10, N_TOKENS])
 def test_as_many_as_asked_in_order(decoder: Decoder, keep: int):
-    view = make_view(decoder)
-    chosen = decoder.choose(view, keep)
+    chosen = decoder.choose(make_view(decoder), keep)
     shape = (3, DEPTH, keep) if decoder.source == "cache" else (3, keep)
-    assert chosen.shape == shape
-    assert chosen.dtype == torch.long
+    assert (chosen.shape, chosen.dtype) == (shape, torch.long)
     assert bool((chosen.diff(dim=-1) > 0).all())
     assert 0 <= int(chosen.min()) <= int(chosen.max()) < N_TOKENS
     if keep == N_TOKENS:
@@ -171,11 +169,9 @@ test_parallelvlm = check_method(
 def test_the_guidances_that_read_nothing():
     for guidance, reducer in (("random", Random()), ("uniform", Uniform())):
         decoder = ParallelVLM(guidance=guidance)  # type: ignore[arg-type]
-        assert decoder.sites(DEPTH) == (Site("prefix"),)
-        assert decoder.needs(Site("prefix")) == ()
+        assert (decoder.sites(DEPTH), decoder.needs(Site("prefix"))) == ((Site("prefix"),), ())
         view = make_view(decoder)
-        kept = reducer.plan(make_view(decoder), 9).kept
-        assert torch.equal(decoder.choose(view, 9), kept)
+        assert torch.equal(decoder.choose(view, 9), reducer.plan(make_view(decoder), 9).kept)
     # Chance is the sample's own, and nothing else's.
     by_chance = ParallelVLM(guidance="random")
     view = make_view(by_chance)

@@ -62,10 +62,8 @@ test_redvtp = check_method("redvtp", partial(slow_highest, "masked_attention"), 
 def test_an_example_worked_out_for_fastv() -> None:
     """The three highest of six, the lower index of equals, in their order."""
     scores = [0.1, 0.3, 0.2, 0.3, 0.0, 0.2]
-    view = view_of(Site("layer", 3), "decider_attention@2", scores, 1)
-    plan = FastVDenoising().answer(view, 3)
-    assert plan.kept.tolist() == [[1, 2, 3]]
-    assert plan.merge is None
+    plan = FastVDenoising().answer(view_of(Site("layer", 3), "decider_attention@2", scores, 1), 3)
+    assert (plan.kept.tolist(), plan.merge) == ([[1, 2, 3]], None)
 
 
 def test_fastv_of_the_first_step_acts_in_half_of_the_depth_and_then_before_the_decoder() -> None:
@@ -81,10 +79,9 @@ def test_an_example_worked_out_for_the_first_step() -> None:
     method = FastVFirstStep(K=1)
     first = method.answer(view_of(Site("layer", 1), "last_attention", [0.1, 0.4, 0.4, 0.2], 0), 2)
     assert first.kept.tolist() == [[1, 2]]
-    kept = [0.0, 1.0, 1.0, 0.0]
-    assert method.answer(view_of(Site("prefix"), "first_kept", kept, 1), 2).kept.tolist() == [
-        [1, 2]
-    ]
+    assert method.answer(
+        view_of(Site("prefix"), "first_kept", [0.0, 1.0, 1.0, 0.0], 1), 2
+    ).kept.tolist() == [[1, 2]]
     whole = method.answer(view_of(Site("prefix"), "first_kept", [0.0] * 4, 0), 4)
     assert whole.kept.tolist() == [[0, 1, 2, 3]]
 

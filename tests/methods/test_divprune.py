@@ -38,8 +38,7 @@ test_divprune = check_method(
 def test_newlines_always_stay_and_are_no_candidates():
     """With the newlines among the candidates, as in the released code, the search would take some and other patches."""
     adapter, chats = adapter_of("llava_next"), FAMILIES["llava_next"].chats[:1]
-    inputs = adapter.encode(chats)
-    layout = adapter.layout(inputs)
+    layout = adapter.layout(adapter.encode(chats))
     record = kept_by(adapter, DivPrune(), chats, 0.75).records[0]
     assert record.special == layout.special[0] > 0
     assert record.visual == layout.counts[0]
@@ -49,8 +48,7 @@ def test_newlines_always_stay_and_are_no_candidates():
     newline = adapter.model.model.image_newline.detach()
     together = torch.cat([patches, newline.expand(record.special, -1)])
     total = round(0.25 * len(together))
-    released = slow_max_min(together, total)
-    chosen = [token for token in released if token < len(patches)]
+    chosen = [token for token in slow_max_min(together, total) if token < len(patches)]
     assert len(chosen) < total
     assert chosen != record.origin.tolist()
 

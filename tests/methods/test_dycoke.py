@@ -166,9 +166,11 @@ def test_a_worked_window():
     angles = torch.tensor([angle for frame in turned for angle in frame]).deg2rad()
     tokens = torch.stack([angles.cos(), angles.sin()], dim=1)[None]
     view = replace(view_of(clip_of(4, 1, 2)), tokens=tokens)
-    assert PAPER.plan(view, 8).kept.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
-    assert PAPER.plan(view, 5).kept.tolist() == [[0, 1, 3, 4, 6]]
-    assert PAPER.plan(view, 2).kept.tolist() == [[0, 1]]
+    assert [PAPER.plan(view, keep).kept.tolist() for keep in (8, 5, 2)] == [
+        [[0, 1, 2, 3, 4, 5, 6, 7]],
+        [[0, 1, 3, 4, 6]],
+        [[0, 1]],
+    ]
 
 
 def test_the_share_left_is_that_of_the_paper_and_of_the_released_code():
@@ -292,10 +294,8 @@ def test_attention_that_is_not_finite_is_an_error(poison: float):
 
 
 def test_sites_are_the_prefix_and_the_steps_from_layer_l_on():
-    assert PAPER.sites(6) == (Site("prefix"),)
-    assert PAPER.decode_site(6) == Site("decode", 3)
-    assert DECODE.sites(6) == ()
-    assert DyCoke(P=0.0).decode_site(6) is None
+    assert (PAPER.sites(6), PAPER.decode_site(6)) == ((Site("prefix"),), Site("decode", 3))
+    assert (DECODE.sites(6), DyCoke(P=0.0).decode_site(6)) == ((), None)
     with pytest.raises(MethodError, match=r"method\.params\.l=6 .*to 5 \(the model has 6 "):
         DyCoke(l=6).decode_site(6)
     assert (PAPER.needs_frames(), DECODE.needs_frames()) == (True, False)
@@ -329,8 +329,7 @@ LONG = {
 def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
     family = LONG.get(name) or FAMILIES[name]
     with TemporaryDirectory() as folder:
-        saved = save_tiny(family.spec, Path(folder))
-        return load_tiny(family.spec, saved, "float64", attention)
+        return load_tiny(family.spec, save_tiny(family.spec, Path(folder)), "float64", attention)
 
 
 @pytest.mark.sampled(12)

@@ -111,8 +111,7 @@ def test_a_worked_example() -> None:
     tokens = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.9, 1.0]])
     view = clip(tokens, torch.tensor([0.1, 0.2, 0.7, 0.6, 0.3, 0.1]), frames=2, width=3)
     # One segment, K = 4: floor(0.5 * 4) = 2 anchors in frame 1, and one token of attention in each frame, 2 and 3.
-    method = FastVID(c=1, tau=-1.0, d=0.5, p=4, beta=0.5)
-    plan = method.plan(view, 4)
+    plan = FastVID(c=1, tau=-1.0, d=0.5, p=4, beta=0.5).plan(view, 4)
     assert plan.kept.tolist() == [[2, 3, 4, 5]]
     # Of tokens 0 and 1, 0 is closer to anchor 5 and 1 equals anchor 4: n = 1, w = max(1 / 2, 0.5).
     assert torch.allclose(outcome(view, plan)[0][2], torch.tensor([0.0, 1.0]))

@@ -43,8 +43,7 @@ def released_feather(case: dict[str, Any]) -> None:
     assert method.plan(view, len(early)).kept[0].tolist() == early
     rest = shares(case["seed"] + 100, 1, n_tokens)[:, early]
     late = released_view(LATE, tokens[:, early], case["side"], next_bare_attention=rest)
-    kept = method.plan(late, len(case["late"])).kept[0].tolist()
-    assert [early[i] for i in kept] == case["late"]
+    assert [early[i] for i in method.plan(late, len(case["late"])).kept[0].tolist()] == case["late"]
 
 
 test_feather = check_method(
@@ -63,8 +62,7 @@ def test_the_signal_is_the_layers_attention_without_rotation_among_visual_tokens
     adapter, chats = adapter_of("llava"), FAMILIES["llava"].chats
     needs = (Need("next_bare_attention"), Need("text_states"))
     for ratio in (0.0, 0.5):
-        sites = (Site("layer", 1), Site("layer", 3))
-        for view in shown(adapter, sites, needs, chats[:1], ratio):
+        for view in shown(adapter, (Site("layer", 1), Site("layer", 3)), needs, chats[:1], ratio):
             layer = adapter.decoder.layers[view.site.layer]
             attention, last = layer.self_attn, view.signals["text_states"][:, -1:]
             with torch.inference_mode():
@@ -77,7 +75,6 @@ def test_the_signal_is_the_layers_attention_without_rotation_among_visual_tokens
                 )
             heads = key.repeat_interleave(query.shape[2] // key.shape[2], dim=2)
             logits = torch.einsum("bqhd,bkhd->bhk", query, heads) * attention.scaling
-            expected = logits.softmax(-1).mean(1)
             torch.testing.assert_close(
-                view.signals["next_bare_attention"], expected, atol=1e-6, rtol=0
+                view.signals["next_bare_attention"], logits.softmax(-1).mean(1), atol=1e-6, rtol=0
             )

@@ -87,5 +87,4 @@ def test_the_first_layer_is_the_towers_first():
     first, last = (view.signals[key] for key in ("cls_attention@0", "cls_attention"))
     assert not torch.allclose(first, last)
     attention = logits_of(seen["query"][0], seen["key"][0], 4).softmax(-1).mean(1)[:, 0, 1:]
-    whole = view.grid[0, :, 1] == 0
-    assert torch.allclose(first[0, whole], attention[0], atol=1e-6)
+    assert torch.allclose(first[0, view.grid[0, :, 1] == 0], attention[0], atol=1e-6)

@@ -85,8 +85,7 @@ CELLS = [
 def adapter_of(name: str) -> Adapter:
     """A tiny model of a family, as deep as the cases are meant for."""
     spec = FAMILIES[name].spec
-    facts = replace(spec.facts, text=replace(spec.facts.text, layers=DEPTH))
-    spec = replace(spec, facts=facts)
+    spec = replace(spec, facts=replace(spec.facts, text=replace(spec.facts.text, layers=DEPTH)))
     with TemporaryDirectory() as folder:
         return load_tiny(spec, save_tiny(spec, Path(folder)))
 
@@ -115,8 +114,7 @@ def refusal(adapter: Adapter, method: TokenReducer) -> str | None:
 
 @pytest.mark.parametrize(("name", "family"), REFUSED)
 def test_what_is_refused_says_why(name: str, family: str) -> None:
-    line = refusal(adapter_of(family), build((name, {})))
-    assert re.search(REFUSED[name, family], line)
+    assert re.search(REFUSED[name, family], refusal(adapter_of(family), build((name, {}))))
 
 
 @pytest.mark.parametrize(("name", "family"), NOT_STITCHED)

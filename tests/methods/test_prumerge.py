@@ -32,8 +32,7 @@ def slow_prumerge(method: PruMerge, view: View, row: int, keep: int) -> dict[int
     x = view.tokens[row].double()
     n = len(a)
     n_own = keep - 1 if method.merging == "sum" else keep
-    order = sorted(range(n), key=lambda i: (-float(a[i]), i))
-    centres = order[:n_own]
+    centres = sorted(range(n), key=lambda i: (-float(a[i]), i))[:n_own]
     if method.uniform:
         low, high = a.quantile(0.25), a.quantile(0.75)
         centres = [i for i in centres if a[i] > high + 1.5 * (high - low)]
@@ -109,8 +108,7 @@ def test_rows_with_other_numbers_of_outliers_get_the_same_count(n_true: int):
 
 @pytest.mark.parametrize("k", [0, 1, 4, 9, 30])
 def test_nearest_gives_ties_to_the_lower_index(k: int):
-    generator = torch.Generator().manual_seed(k)
-    similarity = torch.randint(3, (2, 5, 10), generator=generator).float()
+    similarity = torch.randint(3, (2, 5, 10), generator=torch.Generator().manual_seed(k)).float()
     centres = torch.tensor([[0, 2, 4, 6, 9], [1, 2, 3, 4, 5]])
     neighbours = nearest(similarity, centres, k)
     for row in range(2):

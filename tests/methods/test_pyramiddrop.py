@@ -22,10 +22,6 @@ from tests.methods.twins import check_method, slow_highest
 from tests.tiny import DEPTH, load_tiny, model_of, save_tiny
 
 
-def facts_of(name: str):
-    return model_of(f"model={name}").facts
-
-
 def layers_of(method: PyramidDrop, depth: int) -> list[int]:
     return [site.layer for site in method.sites(depth)]
 
@@ -45,7 +41,7 @@ test_pyramiddrop = check_method(
 
 def test_the_published_schedule():
     """576, 288, 144 and 72 tokens over eight layers each: 270 on average."""
-    facts = facts_of("llava15_7b")
+    facts = model_of("model=llava15_7b").facts
     kept = Budget("kept", 0.875).keep(PyramidDrop(), facts, 576, 32)
     assert kept == (288, 144, 72)
     assert equivalent_tokens(PyramidDrop(), facts, 576, 32, kept).average == 270
@@ -55,7 +51,7 @@ def test_the_published_schedule():
     ("tokens", "first", "share"), [(192, 4, 0.547), (128, 2, 0.515), (64, 2, 0.307)]
 )
 def test_averages_below_a_quarter_need_earlier_layers(tokens: int, first: int, share: float):
-    facts, budget = facts_of("llava15_7b"), Budget("average", 1 - tokens / 576)
+    facts, budget = model_of("model=llava15_7b").facts, Budget("average", 1 - tokens / 576)
     method = PyramidDrop(ratio=budget.ratio)
     assert layers_of(method, 32) == [first, 2 * first, 3 * first]
     kept = budget.keep(method, facts, 576, 32)
@@ -74,7 +70,7 @@ def test_what_the_earliest_stages_cannot_reach_is_refused_with_the_range():
     with pytest.raises(
         BudgetError, match=r"before layer 2, 4, 6 of 32 reaches 0 <= ratio < 0\.937"
     ):
-        budget.keep(PyramidDrop(ratio=0.95), facts_of("llava15_7b"), 576, 32)
+        budget.keep(PyramidDrop(ratio=0.95), model_of("model=llava15_7b").facts, 576, 32)
 
 
 @pytest.mark.parametrize("depth", [4, 6, 12, 27, 28, 32, 80])

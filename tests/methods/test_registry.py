@@ -112,8 +112,7 @@ def test_a_name_without_a_file_lists_the_valid_ones(catalogue: MethodCatalogue):
 def test_every_file_is_a_method_with_its_config_or_used_by_others():
     """A method without a config would be found by nobody."""
     modules = {path.stem for path in (ROOT / "methods").glob("*.py")} - {"__init__"}
-    folders = ("methods", "harness")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    files = [path for folder in ("methods", "harness") for path in (ROOT / folder).rglob("*.py")]
     sources = "".join(path.read_text() for path in files)
     unused = {name for name in modules if f"from espalier.methods.{name} import" not in sources}
     assert unused <= set(METHODS.names())
@@ -298,8 +297,7 @@ def test_a_bare_name_is_the_released_code_and_former_names_stay(capsys: pytest.C
 
 
 def specs(*argv: str) -> list[tuple[str, str, Any]]:
-    command = read_command(argv, typed=True)
-    built = [build_spec(cell).method for cell in command.cells]
+    built = [build_spec(cell).method for cell in read_command(argv, typed=True).cells]
     return [(method.name, method.variant, method.params) for method in built]
 
 

@@ -64,8 +64,7 @@ def slow_clusters(
         joined[similar.index(max(similar))].append(group)
     weights: list[dict[int, float]] = []
     for own_groups in joined:
-        shares = {j: 1 / len(group) / len(own_groups) for group in own_groups for j in group}
-        weights.append(shares)
+        weights.append({j: 1 / len(group) / len(own_groups) for group in own_groups for j in group})
     return weights
 
 

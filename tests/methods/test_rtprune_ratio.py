@@ -85,15 +85,13 @@ def test_a_worked_example():
 
 def test_opposite_tokens_keep_everything():
     """The plain mean of cosines may be below 0; no sample keeps more than its all."""
-    tokens = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
     view = replace(
         make_view(DYNAMIC, [((0, 0, 1, 2),)]),
-        tokens=tokens,
+        tokens=torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]]),
         signals={"luma": torch.zeros(1, 2, 6, 6)},
     )
     assert replace(DYNAMIC, similarity_power=1).own_share(view).item() == 1.0
-    assert DYNAMIC.own_share(view).item() == 0.0
-    assert DYNAMIC.plan(view, 1).kept.tolist() == [[0]]
+    assert (DYNAMIC.own_share(view).item(), DYNAMIC.plan(view, 1).kept.tolist()) == (0.0, [[0]])
 
 
 # ---------------------------------------------------------------- the count
@@ -128,8 +126,7 @@ def test_nothing_to_remove_keeps_all():
     view = page_view(DYNAMIC)
     assert DYNAMIC.own_share(view).item() < DYNAMIC.typical
     plan = DYNAMIC.plan(view, 144)
-    assert plan.kept.tolist() == [list(range(144))]
-    assert plan.merge is None
+    assert (plan.kept.tolist(), plan.merge) == ([list(range(144))], None)
 
 
 def test_rows_are_decided_one_at_a_time():
@@ -207,5 +204,4 @@ def test_a_row_of_results_says_that_counts_are_the_methods_own(
 ):
     bench = make_bench(tmp_path / "store", capsys, monkeypatch)
     for name, adaptive in (("rtprune_dynamic", True), ("rtprune", False)):
-        done = bench.success(f"method={name}", "ratio=0.5")
-        assert done.last["extra"]["adaptive"] is adaptive
+        assert bench.success(f"method={name}", "ratio=0.5").last["extra"]["adaptive"] is adaptive

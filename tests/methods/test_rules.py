@@ -115,8 +115,7 @@ def test_random_is_uniform():
 
 
 def test_uniform_is_a_regular_lattice_where_the_count_allows():
-    kept = Uniform().plan(make_view(Uniform(), SQUARE), 36).kept[0]
-    assert kept.tolist() == [
+    assert Uniform().plan(make_view(Uniform(), SQUARE), 36).kept[0].tolist() == [
         12 * row + column for row in range(0, 12, 2) for column in range(0, 12, 2)
     ]
 

@@ -177,8 +177,7 @@ def test_independent_set_equals_the_slow_one(
 
 
 def test_cosine_is_computed_in_fp32_and_a_zero_vector_is_like_nothing():
-    features = torch.tensor([[[3.0, 4.0], [4.0, 3.0], [0.0, 0.0]]], dtype=torch.float16)
-    similarity = cosine(features)
+    similarity = cosine(torch.tensor([[[3.0, 4.0], [4.0, 3.0], [0.0, 0.0]]], dtype=torch.float16))
     assert similarity.dtype == torch.float32
     assert torch.allclose(similarity, torch.tensor([[[1, 0.96, 0], [0.96, 1, 0], [0, 0, 0]]]))
 
@@ -253,8 +252,7 @@ def test_held_and_computed_cosines_are_the_same_but_for_rounding(n_tokens: int, 
 
 
 def test_what_they_answer_is_what_the_matrix_holds():
-    tokens = crowded(2, 40, 8)
-    matrix = cosine(tokens)
+    matrix = cosine(crowded(2, 40, 8))
     others = matrix.clone()
     others.diagonal(dim1=1, dim2=2).fill_(-2)
     similarity = Held(matrix.clone())
@@ -446,8 +444,7 @@ def test_quotas_are_proportional_exact_and_fit(tiling):
 @pytest.mark.parametrize("tiling", TILINGS)
 def test_regions_are_exactly_as_many_rectangles_with_their_centres(tiling):
     grid = grid_of(tiling)
-    n_tokens = len(grid)
-    for n_keep in range(1, n_tokens + 1):
+    for n_keep in range(1, len(grid) + 1):
         region, centre = regions(grid[None], n_keep)
         assert sorted(set(region[0].tolist()) - {-1}) == list(range(n_keep))
         assert centre.shape == (1, n_keep)
@@ -481,13 +478,11 @@ def test_regions_are_nearly_equal(n_keep: int):
 def test_a_tile_with_gaps_is_cut_into_runs():
     grid = grid_of([(0, 0, 5, 5)])[torch.tensor([0, 2, 3, 7, 11, 12, 18, 24])]
     region, centre = regions(grid[None], 3)
-    assert region[0].tolist() == [0, 0, 1, 1, 1, 2, 2, 2]
-    assert centre[0].tolist() == [0, 3, 6]
+    assert (region[0].tolist(), centre[0].tolist()) == ([0, 0, 1, 1, 1, 2, 2, 2], [0, 3, 6])
 
 
 def test_top_in_tiles_gives_each_tile_its_quota_of_its_best():
-    tiling = ((0, 0, 4, 4), (0, 1, 2, 4), (1, 0, 4, 2))
-    grid = grid_of(tiling)
+    grid = grid_of(((0, 0, 4, 4), (0, 1, 2, 4), (1, 0, 4, 2)))
     scores = random_scores(3, 32, 0)
     for n_keep in (1, 4, 9, 31, 32):
         kept = top_in_tiles(scores, grid.expand(3, -1, -1), n_keep)

@@ -13,8 +13,7 @@ from espalier.methods.select.bipartite import match, merge_pairs, merge_to, shar
 
 
 def features(n_rows: int, n_tokens: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n_rows, n_tokens, 8, generator=generator)
+    return torch.randn(n_rows, n_tokens, 8, generator=torch.Generator().manual_seed(seed))
 
 
 def signs(n_rows: int, n_tokens: int, seed: int) -> Tensor:
@@ -113,8 +112,7 @@ def test_a_small_case_by_hand():
     assert partner.tolist() == [[0, 0, 0]]  # 2 is as near to 1 as to 3: the first
     assert cosine[0].tolist() == pytest.approx([1, math.sqrt(0.5), 1])
     kept, slot = merge_pairs(points, 2)
-    assert kept.tolist() == [[1, 2, 3]]
-    assert slot.tolist() == [[0, 0, 1, 2, 0]]
+    assert (kept.tolist(), slot.tolist()) == ([[1, 2, 3]], [[0, 0, 1, 2, 0]])
     sizes = torch.tensor([[1.0, 2.0, 4.0, 1.0, 5.0]])
     assert shares(slot, sizes)[0].tolist() == pytest.approx([1 / 8, 2 / 8, 1, 1, 5 / 8])
 
@@ -135,8 +133,7 @@ def test_a_round_equals_the_slow_one(make, n_tokens: int):
 @pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 8, 9, 16, 17])
 def test_rounds_equal_the_slow_ones(keep: int):
     points = features(3, 17, keep)
-    generator = torch.Generator().manual_seed(keep)
-    sizes = torch.randint(1, 6, (3, 17), generator=generator).float()
+    sizes = torch.randint(1, 6, (3, 17), generator=torch.Generator().manual_seed(keep)).float()
     kept, slot, _ = merge_to(points, sizes, keep)
     for row in range(3):
         wanted = slow_merge(points[row].double().tolist(), sizes[row].tolist(), keep)

@@ -67,8 +67,7 @@ def test_crops_are_numbered_image_by_image(name: str):
     crops = Crops.of(grid, tile)
     for number, ((image, crop), tokens) in enumerate(groups(grid[0], tile[0]).items()):
         assert crops.index[0, tokens].tolist() == [number] * len(tokens)
-        assert crops.size[0, number] == len(tokens)
-        assert crops.image[0, number] == image
+        assert (crops.size[0, number], crops.image[0, number]) == (len(tokens), image)
         assert bool(crops.is_overview[0, number]) == (crop == 0)
     assert int(crops.size.sum()) == grid.shape[1]
 
@@ -95,8 +94,7 @@ def test_weights_are_whole_images(name: str):
 @pytest.mark.parametrize("name", ROWS)
 def test_cells_lie_over_the_crop_at_their_place(name: str):
     grid, tile = ROWS[name]
-    crops = Crops.of(grid, tile)
-    regions = Regions.of(crops)
+    regions = Regions.of(Crops.of(grid, tile))
     numbers = {key: number for number, key in enumerate(groups(grid[0], tile[0]))}
     for token in range(grid.shape[1]):
         wanted = over_crop(grid[0], tile[0], token) if grid[0, token, 1] == 0 else None

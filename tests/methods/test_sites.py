@@ -183,8 +183,7 @@ NEEDS: tuple[tuple[TokenReducer | Decoder, Site, tuple[Need, ...]], ...] = (
 def test_a_method_acts_before_these_layers(
     method: TokenReducer | Decoder, depth: int, layers: list[int]
 ) -> None:
-    inside = [site.layer for site in method.sites(depth) if site.where == "layer"]
-    assert inside == layers
+    assert [site.layer for site in method.sites(depth) if site.where == "layer"] == layers
 
 
 @pytest.mark.parametrize(("method", "blocks", "ends"), TOWERS, ids=str)

@@ -88,8 +88,7 @@ def test_far_points_and_equal_points_have_centres_too():
     """Where exp underflows, and where everything is equal: the lower index, never an error."""
     far = 100.0 * torch.randn(1, 12, 4, generator=torch.Generator().manual_seed(0))
     assert len(density_peaks(squared_distances(far), 4, 4)[0].unique()) == 4
-    same = torch.ones(1, 12, 4)
-    assert density_peaks(squared_distances(same), 4, 4).tolist() == [[0, 1, 2, 3]]
+    assert density_peaks(squared_distances(torch.ones(1, 12, 4)), 4, 4).tolist() == [[0, 1, 2, 3]]
     # Two pairs: the members of a pair are equally dense whatever rounding does to the product.
     pairs = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(1))
     pairs = torch.cat([pairs, pairs + 0.01 * torch.randn_like(pairs)], dim=1)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget, BudgetError
-from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.models.adapter import Adapter
 from espalier.methods.base import Plan, PlanError, Site, View
 from espalier.methods.select.bipartite import merge_in_sequence
@@ -26,19 +25,14 @@ from tests.tiny import model_of
 VARIANTS = [ToMe(), ToMe(proportional=False, weighted=False)]
 
 
-def facts_of(name: str) -> ModelFacts:
-    return model_of(f"model={name}").facts
-
-
 # ---------------------------------------------------------------- schedule
 
 
 @pytest.mark.parametrize(("keep", "r"), [(192, 384 / 23), (128, 448 / 23), (64, 512 / 23)])
 def test_the_published_counts_of_llava(keep: int, r: float):
     """23 blocks of CLIP run on 576 patches: r is 16.7, 19.5 and 22.3 on average, rounded up or down in each block."""
-    kept = Budget("kept", 1 - keep / 576).keep(ToMe(), facts_of("llava15_7b"), 576, 32)
-    assert len(kept) == 23
-    assert kept[-1] == keep
+    kept = Budget("kept", 1 - keep / 576).keep(ToMe(), model_of("model=llava15_7b").facts, 576, 32)
+    assert (len(kept), kept[-1]) == (23, keep)
     merged = [before - after for before, after in pairwise((576, *kept))]
     assert sum(merged) / 23 == pytest.approx(r)
     assert max(merged) - min(merged) == 1
@@ -69,7 +63,7 @@ def test_no_block_ever_merges_more_than_half(blocks: int):
 @pytest.mark.parametrize("n_tokens", [5, 7, 9, 144, 577])
 def test_integers_keep_to_the_half(n_tokens: int):
     """Rounding never asks a block for more than the tokens at even places."""
-    facts = facts_of("llava15_7b")
+    facts = model_of("model=llava15_7b").facts
     for keep in range(1, n_tokens + 1):
         budget = Budget("kept", 1 - keep / n_tokens)
         for before, after in pairwise(
@@ -80,7 +74,7 @@ def test_integers_keep_to_the_half(n_tokens: int):
 
 def test_what_the_blocks_cannot_reach_is_refused():
     """The embedded model's tower runs three blocks: an eighth is left at least."""
-    facts = facts_of("seedling")
+    facts = model_of("model=seedling").facts
     assert Budget("kept", 0.87).keep(ToMe(), facts, 144, 8)[-1] == 19
     with pytest.raises(BudgetError, match=r"ratio=0\.9 cannot be met .* 0 <= ratio < 0\.875"):
         Budget("kept", 0.9).keep(ToMe(), facts, 144, 8)
@@ -221,18 +215,15 @@ def test_a_small_case_by_hand():
     assert kept == [1, 2, 3, 4]  # 0 and 4 tie: the lower goes
     assert merged == pytest.approx([5.5, 100, 1000, 10000])
     kept, merged = by_hand(ToMe(), 3, [3, 1, 1, 1, 4])
-    assert kept == [1, 2, 3]
-    assert merged == pytest.approx([(3 * 1 + 10 + 4 * 10000) / 8, 100, 1000])
+    assert (kept, merged) == ([1, 2, 3], pytest.approx([(3 * 1 + 10 + 4 * 10000) / 8, 100, 1000]))
     kept, merged = by_hand(ToMe(weighted=False), 3, [3, 1, 1, 1, 4])
-    assert kept == [1, 2, 3]
-    assert merged == pytest.approx([10011 / 3, 100, 1000])
+    assert (kept, merged) == ([1, 2, 3], pytest.approx([10011 / 3, 100, 1000]))
 
 
 def test_more_than_half_goes_in_rounds():
     """Two of five at most: 0 and 4 go to 1. Of what is left, 1, 2 and 3, only 2 can be joined; 3 is nearer to it."""
     kept, merged = by_hand(ToMe(), 2, [3, 1, 1, 1, 4])
-    assert kept == [1, 2]
-    assert merged == pytest.approx([(3 * 1 + 10 + 4 * 10000) / 8, 550])
+    assert (kept, merged) == ([1, 2], pytest.approx([(3 * 1 + 10 + 4 * 10000) / 8, 550]))
 
 
 def pairs_of(order: str, sequence: list[int]) -> tuple[list[int], list[int], list[int] | None]:
@@ -260,9 +251,7 @@ def test_a_class_token_changes_the_pairs():
 def test_the_next_block_alternates_in_the_order_handed_on():
     """4, 1, 3, 0, 2: now A is 4, 3 and 2, B is 1 and 0; 4 and then 3 are nearest to theirs."""
     kept, slot, left = pairs_of("released", [4, 1, 3, 0, 2])
-    assert kept == [0, 1, 2]
-    assert slot[4] == 1
-    assert left == [2, 1, 0]
+    assert (kept, slot[4], left) == ([0, 1, 2], 1, [2, 1, 0])
 
 
 def test_equal_cosines_go_to_the_lower_place():

@@ -38,8 +38,7 @@ def slow_uvprune(method: UVPrune, view: View, row: int, keep: int) -> list[int]:
             return now
         return now - cosine(here["projected"][i], here["text_embeddings"][j])
 
-    scores = [sum(worth(i, j) for j in range(n_words)) for i in range(n_tokens)]
-    return best(scores, keep)
+    return best([sum(worth(i, j) for j in range(n_words)) for i in range(n_tokens)], keep)
 
 
 test_uvprune = check_method(

@@ -60,9 +60,9 @@ def test_six_tokens_by_hand() -> None:
     assert plan.kept.tolist() == [[0, 1, 3, 5]]
     grown = torch.tensor([[0.0, 9], [5, -3], [-3, 5], [-9, -9]])
     torch.testing.assert_close(outcome(view, plan)[0], grown)
-    once = VisionTrim(dominant=0.5, rounds=1).plan(view, 4)
     torch.testing.assert_close(
-        outcome(view, once)[0], torch.tensor([[0.0, 9], [3, -1], [-1, 3], [-9, -9]])
+        outcome(view, VisionTrim(dominant=0.5, rounds=1).plan(view, 4))[0],
+        torch.tensor([[0.0, 9], [3, -1], [-1, 3], [-9, -9]]),
     )
     # Three quarters: 3 of 4 by attention, the first of the equal ones; and one by words.
     assert VisionTrim().plan(view, 4).kept.tolist() == [[0, 1, 3, 5]]

@@ -85,8 +85,7 @@ def released_vlmpruner(case: dict[str, Any]) -> View:
     """Tokens around a common direction, and keys of two heads."""
     seed, n_tokens = case["seed"], case["tokens"]
     tokens = numbers(seed, 1, n_tokens, 8) + 0.8 * numbers(seed + 100, 1, 1, 8)
-    keys = numbers(seed + 200, 1, 2, n_tokens, 4)
-    return released_view(LAYER, tokens, 24, visual_keys=keys)
+    return released_view(LAYER, tokens, 24, visual_keys=numbers(seed + 200, 1, 2, n_tokens, 4))
 
 
 PICTURES = [((0, 0, 4, 6),), ((0, 0, 3, 8),), ((0, 0, 3, 4), (1, 0, 4, 3))]

@@ -57,8 +57,7 @@ def test_two_windows_by_hand():
     plan = VScan(window=2, local=0.7).plan(view, 3)
     assert plan.kept.tolist() == [[0, 6, 7]]
     # 0 takes 3 in, 6 takes 1, 2, 4 and 5.
-    merged = torch.tensor([[[3.0, 0], [0, 7 / 5], [-1, 0]]])
-    torch.testing.assert_close(outcome(view, plan), merged)
+    torch.testing.assert_close(outcome(view, plan), torch.tensor([[[3.0, 0], [0, 7 / 5], [-1, 0]]]))
 
 
 def released_vscan(case: dict[str, Any]) -> View:
