@@ -179,8 +179,7 @@ def test_the_key_is_that_of_the_code_and_not_of_its_place(folder: Path) -> None:
 
 
 def test_a_method_of_the_repository_has_the_parts_that_it_had() -> None:
-    job = admit(spec_of("method=fastv"), Digests(), places=False)
-    assert job.parts.keys() == {
+    assert admit(spec_of("method=fastv"), Digests(), places=False).parts.keys() == {
         *("cell", "code", "key_version", "method_class", "packages", "settings")
     }
 

@@ -100,5 +100,4 @@ def test_a_draft_in_another_process_finds_the_class(site: Path, tmp_path: Path) 
     (tmp_path / "decoder.py").write_text(DECODER)
     line = ("method=decoder.py:OwnDecoder", "limit=1", "engine.transport=processes")
     (row,) = run_py(site, tmp_path, *line, "engine.compare=false", "engine.paired=0")
-    assert row["method"] == "OwnDecoder"
-    assert row["extra"]["params"] == {"gamma": 3}
+    assert (row["method"], row["extra"]["params"]) == ("OwnDecoder", {"gamma": 3})

@@ -98,21 +98,18 @@ def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
     assert panel.full.value == pytest.approx(0.9)
     assert panel.full.low < 0.9 < panel.full.high
     # Methods first, controls last.
-    floors = floors_of(panel)
-    assert [*floors.items()] == [
+    assert [*floors_of(panel).items()] == [
         ("clever", "random"),
         ("clever layer=2", "random layer=2"),
         *(("random", None), ("random layer=2", None)),
     ]
     start, _, end = points_of_curve(panel, "clever")
-    assert end.score.value == pytest.approx(0.81)
-    assert end.retention.value == pytest.approx(0.9)
+    assert (end.score.value, end.retention.value) == (pytest.approx(0.81), pytest.approx(0.9))
     assert end.gain.value == pytest.approx(0.36)
     assert end.gain.low > 0.28
     assert end.gain_p < 0.001
     # Nothing is chosen at ratio 0.
-    assert start.gain is None
-    assert start.retention.value == 1.0
+    assert (start.gain, start.retention.value) == (None, 1.0)
 
 
 def test_losses_are_corrected_over_all_points_of_a_panel_as_gains_are(tmp_path: Path) -> None:
@@ -215,8 +212,7 @@ def report_of(store: Path, out: Path, *left_out: tuple[RunSpec, str]) -> dict[st
         report=out,
         model=replace(commands.spec_of("method=fastv").model, name="tiny"),
     )
-    keys = {row["run_key"] for row in Store(store).rows()}
-    paths = list(write_report(spec, keys, left_out))
+    paths = list(write_report(spec, {row["run_key"] for row in Store(store).rows()}, left_out))
     assert {path.name for path in paths} == {path.name for path in out.iterdir()}
     return {path.name: path.read_text() for path in paths}
 
@@ -269,8 +265,7 @@ def test_without_random_between_layers_such_methods_have_no_floor(against: Path)
 
 def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
     sites = [{"where": "tower", "layer": 2}, {"where": "layer", "layer": 1}]
-    extra = {"headline": "acc", "label": "", "sites": sites}
-    add_run(against, "tome", 0.9, 0.5, extra=extra)
+    add_run(against, "tome", 0.9, 0.5, extra={"headline": "acc", "label": "", "sites": sites})
     (panel,) = read_panels(against, ["boxes"])
     (point,) = points_of_curve(panel, "tome paper")
     assert (point.layer, point.floor) == (0, "random")
@@ -299,10 +294,10 @@ def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: P
 
 def test_the_overview_has_a_sign_for_each_ratio(against: Path, tmp_path: Path) -> None:
     text = report_of(against, tmp_path / "report")["README.md"]
-    assert row_of(text, "divprune") == ["`++`"]
-    assert row_of(text, "hired_official") == ["`--`"]
-    assert row_of(text, "visionzip_paper") == ["`..`"]
-    assert row_of(text, "uniform") == ["`. `"]
+    signs = {"divprune": "++", "hired_official": "--", "visionzip_paper": "..", "uniform": ". "}
+    assert {name: row_of(text, name) for name in signs} == {
+        name: [f"`{sign}`"] for name, sign in signs.items()
+    }
     # Best first.
     assert (
         text.index("| divprune |")
@@ -324,12 +319,11 @@ def test_what_was_left_out_is_listed_with_its_reason(against: Path, tmp_path: Pa
 
 def test_a_policy_off_its_default_stays_in_a_configs_name() -> None:
     names = {"random": "random", "random layer=2": "random_layer2"}
-    curves = {
+    for name, title in {
         "random layer=2": "random_layer2",
         "random layer=2 backend=emulate": "random_layer2 backend=emulate",
         "divprune layer=2": "divprune layer=2",
-    }
-    for name, title in curves.items():
+    }.items():
         assert title_of(name, names) == title
 
 
@@ -352,8 +346,7 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     (panel,) = read_panels(against, ["boxes"], nearest=True)
     shown = panel.groups()
     names = config_names({"random", "fastv", "hired", "visionzip"}, Budget("kept", 0.5))
-    figure = draw_gains(panel, shown, names)
-    half, _ = figure.axes
+    half, _ = draw_gains(panel, shown, names).axes
     labels = [tick.get_text() for tick in half.get_yticklabels()]
     assert labels[0] == "before the decoder"
     assert labels.index("between decoder layers") == shown[0].points.curve.nunique()
@@ -362,9 +355,12 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
         for line in half.get_lines()
         if len(line.get_xdata()) == 1
     }
-    assert dots["divprune"] == (pytest.approx(10.0), DOTS["above"][2])
-    assert dots["hired_official"] == (pytest.approx(-9.5), DOTS["below"][2])
-    assert dots["visionzip_paper"] == (pytest.approx(0.0, abs=1e-9), DOTS[""][2])
+    expected = {
+        "divprune": (pytest.approx(10.0), DOTS["above"][2]),
+        "hired_official": (pytest.approx(-9.5), DOTS["below"][2]),
+        "visionzip_paper": (pytest.approx(0.0, abs=1e-9), DOTS[""][2]),
+    }
+    assert {name: dots[name] for name in expected} == expected
     # Scores stand beside them, and no whisker passes what a difference can be.
     written = {labels[int(text.get_position()[1])]: text.get_text() for text in half.texts}
     assert (written["divprune"], written["hired_official"]) == ("90.0", "70.5")
@@ -373,24 +369,25 @@ def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
 
 def test_names_of_config_files_are_found_by_their_settings() -> None:
     names = config_names({"fastv", "random", "pyramiddrop"}, Budget("kept", 0.9))
-    assert names["fastv paper"] == "fastv_paper"
-    assert names["fastv official"] == "fastv_official"
-    assert names["random layer=2"] == "random_layer2"
-    # What repeats the budget is no setting: the name is the same at every ratio.
-    assert names["pyramiddrop paper"] == "pyramiddrop_paper"
+    expected = {
+        "fastv paper": "fastv_paper",
+        "fastv official": "fastv_official",
+        "random layer=2": "random_layer2",
+        # What repeats the budget is no setting: the name is the same at every ratio.
+        "pyramiddrop paper": "pyramiddrop_paper",
+    }
+    assert {label: names[label] for label in expected} == expected
 
 
 def add_f1(root: Path, method: str, ratio: float, right: float, shares: bool = True) -> float:
     """Write a run whose headline is F1, as scoring leaves it, and return its F1; units are pairs of samples."""
     rng = np.random.default_rng(7)
     wants, ease = rng.random(N) < 0.5, np.repeat(rng.random(N // 2), 2)
-    answers = np.where(ease < right, wants, ~wants)
     raw = [
         {"prediction": "yes" if a else "no", "ground_truth": "yes" if t else "no"}
-        for a, t in zip(answers, wants, strict=True)
+        for a, t in zip(np.where(ease < right, wants, ~wants), wants, strict=True)
     ]
-    units = [i // 2 for i in range(N)]
-    contributions = influence(pope_aggregate_f1_score, raw, units)
+    contributions = influence(pope_aggregate_f1_score, raw, [i // 2 for i in range(N)])
     add_run(root, method, ratio, right, benchmark="yes_no", n=N)
     run = next(
         directory
@@ -414,8 +411,7 @@ def test_a_headline_that_is_no_mean_has_curves_with_paired_intervals(tmp_path: P
     clever, random = add_f1(tmp_path, "clever", 0.5, 0.85), add_f1(tmp_path, "random", 0.5, 0.7)
     (panel,) = read_panels(tmp_path, ["yes_no"])
     (point,) = points_of_curve(panel, "clever")
-    assert panel.full.value == pytest.approx(full)
-    assert point.score.value == pytest.approx(clever)
+    assert (panel.full.value, point.score.value) == (pytest.approx(full), pytest.approx(clever))
     assert point.retention.value == pytest.approx(clever / full)
     assert point.gain.value == pytest.approx(clever - random)
     assert 0 < point.gain.low < clever - random < point.gain.high

@@ -208,8 +208,7 @@ def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     store, out = tmp_path / "store", tmp_path / "out"
     add(store, "vanilla_sd", 0)
     assert main(["--store", str(store), "--write", str(out)]) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
+    assert capsys.readouterr().err.splitlines() == [
         "left out: no rows for ratio; run: python run.py +experiment=speculative_ratio",
         "left out: no rows for guidance; run: python run.py +experiment=speculative_guidance",
     ]
@@ -220,8 +219,7 @@ def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFix
 def test_without_plain_decoding_there_are_tables_and_no_bars(tmp_path: Path) -> None:
     add(tmp_path / "store", "vanilla_sd", 0, (decoded(1, 2, compared=False),))
     paths, missing = REPORT.write(tmp_path / "store", tmp_path / "out")
-    assert [path.name for path in paths] == ["README.md"]
-    assert len(missing) == 3
+    assert ([path.name for path in paths], len(missing)) == (["README.md"], 3)
     page = paths[0].read_text()
     assert "| vanilla_sd | 0 |" in page
     assert "decoders.png" not in page
@@ -332,8 +330,7 @@ def test_pictures_say_what_their_rows_say(tmp_path: Path) -> None:
     assert widths == pytest.approx([2.5, 2.5])
     assert [tick.get_text() for tick in bars.get_yticklabels()] == ["vanilla_sd", "parallelvlm"]
     right = draw_ratio(ratios(cells)).axes[2]
-    ticks = [tick.get_text() for tick in right.get_xticklabels()]
-    assert ticks == ["0", "50", "90", "words\nonly"]
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ["0", "50", "90", "words\nonly"]
     panel, deep = draw_guidance(guidances(cells)).axes
     names = [tick.get_text() for tick in panel.get_yticklabels()]
     assert set(names) == {"random", "self", "similarity_variation"}

@@ -81,8 +81,7 @@ def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
         assert start.score.value == pytest.approx(0.9 - lost)
         assert (start.ratio, half.ratio, tenth.ratio) == (0, 0.5, 0.9)
         assert tenth.score.value == pytest.approx(0.7 - lost)
-        assert start.ms == pytest.approx(dealt.steps)
-        assert start.flops == GIGA * dealt.steps
+        assert (start.ms, start.flops) == (pytest.approx(dealt.steps), GIGA * dealt.steps)
 
 
 def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ def labels(figure: Figure) -> list[str]:
 
 def test_the_figure_has_the_numbers_on_its_axis(root: Path) -> None:
     drawn = draw_curves(read_panels(root, ["boxes", "words"]))
-    assert labels(drawn) == ["192", "64"]
-    assert drawn.axes[0].get_xlabel() == "visual tokens kept"
+    assert (labels(drawn), drawn.axes[0].get_xlabel()) == (["192", "64"], "visual tokens kept")
 
 
 def test_numbers_beside_ratios_stand_at_their_share(root: Path) -> None:

@@ -24,8 +24,7 @@ def test_hyper_parameters_may_have_names_of_arguments(
     dropped: list[tuple[str, str]] = []
     results: Any = SimpleNamespace(drop=lambda *reason: dropped.append(reason))
     (mask,) = module.overlays(results, lambda row, name: None)["curves"][method]["0.5"]
-    assert set(mask["mask"]) == {"0", "1"}
-    assert len(mask["mask"]) == 144
+    assert (set(mask["mask"]), len(mask["mask"])) == ({"0", "1"}, 144)
     assert not dropped
 
 

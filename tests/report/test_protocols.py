@@ -44,8 +44,7 @@ def test_groups_are_what_downsampling_keeps_and_loses(root: Path) -> None:
     clever = by_method["clever"]
     assert (clever["n difficult"], clever["n simple"]) == (0.4 * N, 0.5 * N)
     assert clever["difficult"].value == pytest.approx(0.3 / 0.4)
-    assert clever["simple"].value == 1
-    assert clever["net"].value == pytest.approx(0.3 / 0.9)
+    assert (clever["simple"].value, clever["net"].value) == (1, pytest.approx(0.3 / 0.9))
     # What is unpruned wrong counts nowhere; of what downsampling keeps, 0.1 of 0.5 is lost.
     assert by_method["other"]["difficult"].value == 0
     assert by_method["other"]["simple"].value == pytest.approx(0.8)
@@ -99,8 +98,7 @@ def test_reversed_ranks_have_tau_minus_one(root: Path) -> None:
     (line,) = [line for line in table.lines.to_dict("records") if line["dimension"] == "ratio"]
     assert (line["first"], line["second"]) == ("10 %", "50 %")
     tau, repeated = line["tau"], line["repeated"]
-    assert tau.value == -1
-    assert tau.low == -1
+    assert (tau.value, tau.low) == (-1, -1)
     assert repeated > 0.9
 
 
@@ -170,8 +168,7 @@ def test_the_files_of_a_protocol(root: Path, tmp_path: Path) -> None:
 def test_a_protocol_without_its_runs_is_one_line(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--protocol", "kept", "--out", str(tmp_path / "page.html")]
-    assert main([str(root), *words]) == 2
+    assert main([str(root), "--protocol", "kept", "--out", str(tmp_path / "page.html")]) == 2
     error = capsys.readouterr().err
     assert "error: --protocol=kept needs runs" in error
     assert error.count("\n") == 1
