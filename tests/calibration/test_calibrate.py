@@ -73,6 +73,11 @@ def test_padding_on_the_right_disturbs_no_real_token():
 # ---------------------------------------------------------------- measuring
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_llava(tmp_path_factory.mktemp("tiny") / "model")
+
+
 def model_spec(path: Path, **changes: object) -> ModelSpec:
     base = ModelSpec(
         name="tiny",

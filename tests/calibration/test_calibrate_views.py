@@ -182,6 +182,11 @@ def test_the_prior_of_each_view_is_the_mean_of_eager_attention():
 MADE_FROM = {"images": 2, "images_sha256": "0" * 64, "source": "test", "prompt": "w1"}
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save_llava(tmp_path_factory.mktemp("tiny") / "model")
+
+
 @pytest.fixture
 def spec(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     monkeypatch.setattr(artifacts, "DEFAULT_STORE", tmp_path / "local")
