@@ -75,8 +75,7 @@ def claims(folder: Path) -> Iterator[FormulaClaim]:
 
 def _entering(cell: PrintedCell) -> list[float]:
     """Return the number of tokens that enter each layer."""
-    kept_tokens = float(round(kept(cell) * VISUAL) + TEXT)
-    return [float(VISUAL + TEXT)] * K + [kept_tokens] * (32 - K)
+    return [float(VISUAL + TEXT)] * K + [float(round(kept(cell) * VISUAL) + TEXT)] * (32 - K)
 
 
 def _tera(tokens: list[float]) -> float:

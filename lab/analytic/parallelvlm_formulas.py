@@ -65,8 +65,7 @@ def _ratio(sheet: PrintedSheet, cell: PrintedCell) -> FormulaClaim:
 def _flash(sheet: PrintedSheet) -> Iterator[FormulaClaim]:
     """Yield Table 4: without FlashAttention a forward takes 243 ms plus 59 ms for each 8K; and the ratios."""
     for cell in sheet.column("T_p", method="without FlashAttention"):
-        thousands = int(full_match(cell, LENGTH, "budget")[1])
-        value = 243 + 59 * thousands / 8
+        value = 243 + 59 * int(full_match(cell, LENGTH, "budget")[1]) / 8
         yield FormulaClaim(cell, value, cell.half, "T_p", "a line", fitted="2 constants")
     for cell in sheet.column("speedup"):
         figure = sheet.sibling(cell, metric="T_p")
@@ -118,8 +117,7 @@ def _speedups(first: PrintedSheet, fifth: PrintedSheet) -> Iterator[FormulaClaim
         ]
         target, draft = times(fifth, cell.model, cell.method in PRUNED)
         if cell.method == "ParallelVLM":
-            run = acceptance_of_run(fmean(lengths))
-            value = parallel_speedup(run, window(cell), target, draft)
+            value = parallel_speedup(acceptance_of_run(fmean(lengths)), window(cell), target, draft)
             yield _modelled(cell, value, 0.08, "speed-up, renewal", "R T_p / max(gamma T_q, T_p)")
         elif cell.method in IN_TURN:
             value = sequential_of_length(target / draft, window(cell), fmean(lengths))

@@ -98,8 +98,7 @@ def played(
     """
     check_drafting(acceptance, gamma)
     chance = random.Random(0)
-    wrong = [chance.random() >= acceptance for _ in range(LENGTH + 4 * gamma)]
-    sides = Counting(wrong)
+    sides = Counting([chance.random() >= acceptance for _ in range(LENGTH + 4 * gamma)])
     clock = Virtual(target, draft, message)
     trace = Machine(sides, sides, Greedy(), clock, gamma, overlap).run(LENGTH)
     return LENGTH * target / trace.seconds

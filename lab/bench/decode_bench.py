@@ -163,8 +163,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     rows: list[DecodeRow] = []
     for name in choose(options.only, MODELS):
-        overrides = MODELS[name]
-        setup_overrides = (*overrides, f"model.device={options.device}")
+        setup_overrides = (*MODELS[name], f"model.device={options.device}")
         adapter = Setup(model=name, overrides=setup_overrides).adapter
         for length in LENGTHS:
             for batch in ROWS:

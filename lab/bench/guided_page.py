@@ -112,8 +112,7 @@ def write_page(captions: Sequence[CaptionRecord], frames: int, folder: Path) -> 
     leave(folder, "guided", page(captions, frames), result)
     (folder / "speculative").mkdir(exist_ok=True)
     with matplotlib.rc_context(STYLE):
-        figure = draw(summaries, len(captions))
-        figure.savefig(folder / "speculative" / "guided.png", dpi=200)
+        draw(summaries, len(captions)).savefig(folder / "speculative" / "guided.png", dpi=200)
 
 
 def draw(summaries: Mapping[Setting, Guided], clips: int) -> Figure:

@@ -60,8 +60,7 @@ class Timed(CellRunner):
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
     """Return a function's result and its time in seconds."""
     start = time.perf_counter()
-    result = function()
-    return result, time.perf_counter() - start
+    return function(), time.perf_counter() - start
 
 
 def starting(store: Path) -> list[tuple[str, str]]:

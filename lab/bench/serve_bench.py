@@ -166,8 +166,7 @@ def measure(
     medium: dict[str, Any] = {"type": "image", "image": Image.new("RGB", (EDGE, EDGE))}
     if frames is not None:
         medium = {"type": "video", "video": blank_clip(frames)}
-    question = {"type": "text", "text": words(QUESTION)}
-    chat = [{"role": "user", "content": [medium, question]}]
+    chat = [{"role": "user", "content": [medium, {"type": "text", "text": words(QUESTION)}]}]
     prompt: ServedPrompt = served_prompt(adapter, chat)
     rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="espalier-engine-") as place:
@@ -278,8 +277,7 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
     # Imported here: it needs torch, which takes seconds.
     from espalier.harness.runs.served.served_session import setting_of
 
-    argv = ["backend=vllm", *(NARROW if options.narrow else ()), *overrides]
-    request = read_command(argv)
+    request = read_command(["backend=vllm", *(NARROW if options.narrow else ()), *overrides])
     if request is None:
         raise UserError(f"{' '.join(overrides)} prints information only; valid: overrides of runs")
     sides = []

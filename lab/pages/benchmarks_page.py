@@ -99,8 +99,7 @@ def page() -> str:
         if of_kind:
             parts.append(_section(title, of_kind))
     parts.append(_section("Embedded", ours, "Scenes of shapes and digits, drawn by the harness."))
-    keys = table(("key", "default", "what"), _keys())
-    return "\n".join([*parts, TAIL + keys])
+    return "\n".join([*parts, TAIL + table(("key", "default", "what"), _keys())])
 
 
 def _section(title: str, specs: Sequence[BenchmarkSpec], intro: str = "") -> str:

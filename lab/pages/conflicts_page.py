@@ -34,8 +34,7 @@ def page() -> str:
 
 def _text(template: str) -> str:
     """Return a part of a line with the names of its values in italics."""
-    text = template.removeprefix(": ").replace("<", "&lt;")
-    return re.sub(r"\{([\w.]+)\}", r"*\1*", text)
+    return re.sub(r"\{([\w.]+)\}", r"*\1*", template.removeprefix(": ").replace("<", "&lt;"))
 
 
 @command

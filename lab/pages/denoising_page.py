@@ -108,8 +108,7 @@ def steps_of(adapter: Adapter, scene: Scene, ratio: float) -> tuple[list[Plotted
     session = RecordingSession(adapter, method, budget)
     session.states = []
     with session:
-        denoiser = DenoisingGenerator(session, adapter)
-        batch = denoiser.generate(inputs, ["0"], max_new_tokens=PLACES)
+        batch = DenoisingGenerator(session, adapter).generate(inputs, ["0"], max_new_tokens=PLACES)
     steps = [
         PlottedStep(
             tuple(_words(adapter, answer.ids[0].tolist())),

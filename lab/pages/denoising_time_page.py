@@ -112,8 +112,7 @@ def _prompts(adapter: Adapter, kinds: Mapping[str, int]) -> list[Prompt]:
     for number in range(SCENES):
         scene = Scenes().scene("test", 0, number)
         for drawn in questions_for(scene, dict(kinds)):
-            chat = question(scene.to_pil(), drawn.text)
-            prompts.append(side.prompt(adapter.encode([chat])))
+            prompts.append(side.prompt(adapter.encode([question(scene.to_pil(), drawn.text)])))
     return prompts
 
 

@@ -34,8 +34,7 @@ class Check:
             UserError: there is no such test, or it has no such parameter.
         """
         file, _, name = self.test.partition("::")
-        module = import_module(file.removesuffix(".py").replace("/", "."))
-        function = getattr(module, name, None)
+        function = getattr(import_module(file.removesuffix(".py").replace("/", ".")), name, None)
         values = None if function is None or self.axis is None else _values(function, self.axis)
         if function is None or (self.axis is not None and values is None):
             raise UserError(

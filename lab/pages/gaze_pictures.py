@@ -108,8 +108,7 @@ def generate(
     adapter: Adapter, method: TokenReducer, ratio: float, prior: Prior | None, case: Gaze
 ) -> Tensor:
     """Run one prefill and return the original indices of the tokens alive at the end."""
-    chat = question(Image.fromarray(case.picture), case.sample["question"])
-    inputs = adapter.encode([chat])
+    inputs = adapter.encode([question(Image.fromarray(case.picture), case.sample["question"])])
     with Session(adapter, method, Budget("kept", ratio), prior=prior, timed=False) as session:
         record = session.generate(inputs, max_new_tokens=1, do_sample=False).records[0]
     assert record.origin is not None

@@ -276,8 +276,7 @@ def _paper(module: ModuleType) -> str:
     )
     if match is None:
         return "control"
-    number = r"arXiv (\d{4}\.\d{5})"
-    return re.sub(number, r"[arXiv \1](https://arxiv.org/abs/\1)", match[1])
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", match[1])
 
 
 def _own_tests(subject: Subject, module: ModuleType, tests: dict[str, str]) -> str:

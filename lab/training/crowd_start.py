@@ -42,8 +42,7 @@ def start_from_seedling(model: Any, seedling: Any) -> None:
         model: The new model, changed in place.
         seedling: The trained model.
     """
-    language = seedling.model.language_model.state_dict()
-    model.model.language_model.load_state_dict(language)
+    model.model.language_model.load_state_dict(seedling.model.language_model.state_dict())
     model.lm_head.load_state_dict(seedling.lm_head.state_dict())
     _start_tower(tower_of(model), tower_of(seedling))
     projector, trained = model.model.multi_modal_projector, seedling.model.multi_modal_projector

@@ -152,8 +152,7 @@ def validation(model: Any, tower: Any, scenes: Scenes, plan: dict[str, Any]) -> 
         plan: The recipe's "denoising"; "validation" sets the scenes and questions.
     """
     settings = plan["validation"]
-    mixes = {"mixes": plan["mixes"]}
-    drawn = draw(scenes, tower, "val", 0, range(settings["scenes"]), mixes)
+    drawn = draw(scenes, tower, "val", 0, range(settings["scenes"]), {"mixes": plan["mixes"]})
     rng = np.random.default_rng(0)
     parts = single_rows(drawn.questions, 10 * settings["scenes"], settings["scenes"], rng)
     visual = model.model.multi_modal_projector(drawn.features)

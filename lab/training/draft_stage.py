@@ -83,8 +83,7 @@ def train_draft(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         loss = (distance * label_weights).sum() / label_weights.sum()
         loss = loss + plan["answer_weight"] * answer_loss(logits, labels, label_weights)
         loss.backward()
-        agreement = (logits.argmax(-1) == wanted.argmax(-1)).float().mean()
-        return {"loss": loss, "agreement": agreement}
+        return {"loss": loss, "agreement": (logits.argmax(-1) == wanted.argmax(-1)).float().mean()}
 
     parameters = [p for p in draft.parameters() if p.requires_grad]
     training = Training(worker, plan, out / "draft.pt", {"model": draft}, parameters)

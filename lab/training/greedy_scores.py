@@ -161,8 +161,7 @@ class QuestionSet:
         """
         self.split = split
         self.index = list(range(first, first + scene_count))
-        scenes = Scenes()
-        self.layout, images = scenes.batch(split, seed, self.index)
+        self.layout, images = Scenes().batch(split, seed, self.index)
         streams = question_streams(split, seed, self.index)
         self.entries = []
         for row, stream in enumerate(streams):

@@ -170,8 +170,7 @@ def random_subset(
 
 def answer_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Returns the weighted mean cross-entropy of ``(T, vocabulary)`` logits."""
-    error = F.cross_entropy(logits, labels, reduction="none")
-    return (error * weights).sum() / weights.sum()
+    return (F.cross_entropy(logits, labels, reduction="none") * weights).sum() / weights.sum()
 
 
 @torch.no_grad()

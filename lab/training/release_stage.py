@@ -132,8 +132,7 @@ def measure(model: Any, plan: dict[str, Any], split: str) -> dict[str, Scores]:
     Returns:
         Scores by setting: "all", "random 36", "objects first 36" and so on.
     """
-    questions = QuestionSet(model, split, plan["scenes"], plan["questions"])
-    results = {"all": questions.scores(model)}
+    results = {"all": QuestionSet(model, split, plan["scenes"], plan["questions"]).scores(model)}
     few = QuestionSet(model, split, plan["subset_scenes"], plan["questions"])
     for count in plan["keep"]:
         for name, choose in (("random", random_keep), ("objects first", objects_first_keep)):

@@ -113,8 +113,7 @@ def llava_of(vision: Any, text: Any, visual_tokens: int) -> LlavaForConditionalG
 
 def normalise(images: np.ndarray | torch.Tensor) -> torch.Tensor:
     """Return uint8 images ``(B, 96, 96, 3)`` as float ``(B, 3, 96, 96)`` in -1..1, like the processor."""
-    pixels = torch.as_tensor(images).permute(0, 3, 1, 2)
-    return pixels.float().mul_(2 / 255).sub_(1)
+    return torch.as_tensor(images).permute(0, 3, 1, 2).float().mul_(2 / 255).sub_(1)
 
 
 def build_tokenizer(

@@ -116,7 +116,6 @@ class TowerHeads(nn.Module):
         predicted, true = [], []
         for row in range(len(layout)):
             for slot in np.flatnonzero(layout.is_digit[row]):
-                patches = targets.owner[row] == slot
-                predicted.append(scores[row][patches].mean(0).argmax())
+                predicted.append(scores[row][targets.owner[row] == slot].mean(0).argmax())
                 true.append(layout.digit[row, slot])
         return np.array(predicted), np.array(true)

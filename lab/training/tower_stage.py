@@ -55,8 +55,7 @@ def train_tower(worker: Worker, recipe: dict[str, Any], out: Path) -> None:
         index = worker.share(step, plan["batch"], plan["first_index"])
         layout, images = scenes.batch("train", recipe["seed"], index, distort=True)
         hidden = patch_features(tower, normalise(images))
-        pooled = pooled_output(tower, hidden)
-        losses = heads.losses(hidden, pooled, layout, patch_targets(layout))
+        losses = heads.losses(hidden, pooled_output(tower, hidden), layout, patch_targets(layout))
         torch.stack(
             [plan["weights"][name] * value for name, value in losses.items()]
         ).sum().backward()

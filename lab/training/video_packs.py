@@ -178,5 +178,4 @@ def video_hidden(
     )
     words = output.last_hidden_state[:, prefix:]
     visible = slice(len(PREFIX), prefix - 1)
-    layers = dict(enumerate(output.hidden_states))
-    return Read(words, layers, positions, packed.segments, visible)
+    return Read(words, dict(enumerate(output.hidden_states)), positions, packed.segments, visible)

@@ -78,8 +78,7 @@ def start_from_seedling(model: Any, seedling: Any) -> None:
 def _copy(model: Any, seedling: Any) -> None:
     state = model.state_dict()
     for key, value in seedling.state_dict().items():
-        target = state[_shifted(key)]
-        target[: len(value)].copy_(value)
+        state[_shifted(key)][: len(value)].copy_(value)
     for layer in model.model.language_model.layers:
         for part in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
             part.bias.zero_()
