@@ -32,13 +32,11 @@ def plain(cell: str) -> float:
 
 
 def test_every_cell_is_the_score_of_its_point(points: PointFrame) -> None:
-    text = points.to_latex()
-    head, *lines = lines_of(text)
+    head, *lines = lines_of(points.to_latex())
     assert head == ["Visual tokens kept", r"50\,\%", r"25\,\%", r"10\,\%", r"5\,\%"]
-    pruned = points[points.curve != "none"]
     blocks = [
         block.pivot(index="curve", columns="ratio", values="score")
-        for _, block in pruned.groupby("benchmark", sort=False)
+        for _, block in points[points.curve != "none"].groupby("benchmark", sort=False)
     ]
     for block in blocks:
         for name in block.index:
@@ -57,8 +55,7 @@ def test_every_cell_is_the_score_of_its_point(points: PointFrame) -> None:
 
 
 def test_the_best_is_bold_and_the_second_underlined(points: PointFrame) -> None:
-    text = points[points.benchmark == "seedling_rec"].to_latex()
-    head, *lines = lines_of(text)
+    head, *lines = lines_of(points[points.benchmark == "seedling_rec"].to_latex())
     for column in range(1, len(head)):
         cells = [line[column] for line in lines]
         numbers = sorted({plain(cell) for cell in cells}, reverse=True)
@@ -86,8 +83,7 @@ def test_hostile_names_are_escaped_and_gaps_are_shown(points: PointFrame, tmp_pa
     file = tmp_path / "table.tex"
     assert block.to_latex(file, caption="100 % & more", label="tab:x") is None
     text = file.read_text(encoding="utf-8")
-    name = r"a\_b \& 50\% \#1 \textbackslash{}x\{\}\textasciitilde{}\textasciicircum{}\$"
-    assert name in text
+    assert r"a\_b \& 50\% \#1 \textbackslash{}x\{\}\textasciitilde{}\textasciicircum{}\$" in text
     assert r"\caption{100 \% \& more}" in text
     assert next(line for line in lines_of(text) if line[0] == "uniform")[3] == "--"
 
@@ -100,11 +96,11 @@ def test_other_frames_are_written_as_pandas_writes_them(points: PointFrame) -> N
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
 def test_tables_compile(points: PointFrame, tmp_path: Path) -> None:
     table = points.to_latex(intervals=True, counts=True, caption="All", label="tab:all")
-    document = (
+    (tmp_path / "a.tex").write_text(
         r"\documentclass{article}\usepackage{booktabs}\begin{document}"
-        f"\n{table}\n\\end{{document}}\n"
+        f"\n{table}\n\\end{{document}}\n",
+        encoding="utf-8",
     )
-    (tmp_path / "a.tex").write_text(document, encoding="utf-8")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "a.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]

@@ -106,8 +106,7 @@ def test_what_is_passed_over_is_named(root: Path, capsys: pytest.CaptureFixture[
     del row["settings"]
     path.write_text(json.dumps(row))
     Store(root).run("begun").journal.append({"doc_id": 0})
-    damaged = Store(root).run("damaged").path / "row.json"
-    damaged.write_text('{"schema": 1, "run')
+    (Store(root).run("damaged").path / "row.json").write_text('{"schema": 1, "run')
     assert len(results.load(root)) == 5
     notes = printed_errors(capsys)
     for line in (

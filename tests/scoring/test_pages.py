@@ -167,8 +167,7 @@ def test_a_page_is_what_the_renderer_draws(tmp_path: Path, monkeypatch: pytest.M
     picture(3).save(source, "PDF")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     command(tmp_path / "bin", f'echo "$@" > {tmp_path}/said; cat {drawn}')
-    image = images.page_image(source, 2, 512)
-    assert list(image.getdata()) == list(Image.open(drawn).getdata())
+    assert list(images.page_image(source, 2, 512).getdata()) == list(Image.open(drawn).getdata())
     assert (tmp_path / "said").read_text().split() == [
         *("-png", "-f", "2", "-l", "2", "-singlefile", "-scale-to", "512", str(source))
     ]

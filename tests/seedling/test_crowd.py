@@ -269,8 +269,7 @@ def test_words_look_at_the_patches_of_their_objects():
     }
     for (family, text, answer, target), expected in looks.items():
         item = None if target is None else objects[target]
-        question = SceneQuestion(family, "", text, answer, item)
-        assert objects_looked_at(question, objects) == expected
+        assert objects_looked_at(SceneQuestion(family, "", text, answer, item), objects) == expected
 
 
 def test_gaze_loss_equals_a_loop_over_words():
@@ -343,8 +342,7 @@ def test_export_refuses_an_unfinished_training(tmp_path: Path, tiny_recipe, monk
 
 def test_exported_model_loads_and_answers_alike(tmp_path: Path, tiny_recipe, monkeypatch):
     model = new_crowd_model(1)
-    state = {"model": model.state_dict(), "step": 4}
-    torch.save(state, tmp_path / "crowd.pt")
+    torch.save({"model": model.state_dict(), "step": 4}, tmp_path / "crowd.pt")
     (tmp_path / "log.jsonl").write_text("", encoding="utf-8")
     monkeypatch.setattr(crowd_release, "crowd_weights_dir", lambda: tmp_path / "crowd")
     monkeypatch.setattr(crowd_release, "record_sums", lambda: None)

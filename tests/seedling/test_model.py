@@ -265,8 +265,7 @@ def test_shipped_model_answers_validation_questions(shipped):
 def test_shipped_model_does_not_depend_on_the_share_of_background(shipped):
     """A quarter of the tokens, all on objects, answers about objects nearly as well as all."""
     questions = QuestionSet(shipped, "val", 24, {"attr": 1, "exist": 1, "rec": 1})
-    keep = objects_first_keep("val", questions.index, 36)
-    scores = questions.scores(shipped, keep)
+    scores = questions.scores(shipped, objects_first_keep("val", questions.index, 36))
     assert min(scores[name][0] for name in ("attr", "exist", "rec")) >= 0.8
 
 

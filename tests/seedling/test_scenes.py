@@ -134,8 +134,7 @@ def described(item) -> list[str]:
 def test_answers_are_right_and_unique(scenes):
     for scene in many(scenes, "test", 150):
         for question in questions_for(scene, {"attr": 6, "exist": 6, "rec": 6}):
-            answers = answers_by_search(scene, question.text)
-            assert answers == {question.answer}, question
+            assert answers_by_search(scene, question.text) == {question.answer}, question
 
 
 def test_counts_and_reading(scenes):
@@ -155,8 +154,7 @@ def test_counts_and_reading(scenes):
 @settings(max_examples=60, deadline=None)
 def test_box_round_trip_stays_close(x, y, side):
     box = (min(x, 96 - side), min(y, 96 - side), min(x, 96 - side) + side, min(y, 96 - side) + side)
-    read = parse_box(box_text(box))
-    assert max(abs(a - b) for a, b in zip(box, read, strict=True)) <= 2
+    assert max(abs(a - b) for a, b in zip(box, parse_box(box_text(box)), strict=True)) <= 2
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,7 @@ def test_words_that_attend_in_parts_see_what_the_mask_says(model, clip, monkeypa
     states = video_hidden(*inputs).words[belongs]
     monkeypatch.setattr(video_packing, "groups_of", lambda segments: None)
     monkeypatch.setattr(video_packing, "attend_in_parts", None)  # would be called in vain
-    wanted = video_hidden(*inputs).words[belongs]
-    torch.testing.assert_close(states, wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(states, video_hidden(*inputs).words[belongs], atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -209,8 +208,7 @@ def test_gaze_is_the_attention_that_right_tokens_get(model, clip):
     queries, keys = apply_rotary_pos_emb(
         queries, keys, *language.rotary_emb(states, read.positions)
     )
-    length = read.words.shape[1]
-    scores = queries[:, :, -length:] @ keys.transpose(2, 3) * block.self_attn.scaling
+    scores = queries[:, :, -read.words.shape[1] :] @ keys.transpose(2, 3) * block.self_attn.scaling
     weights = (scores + packed.mask(read.prefix)).softmax(-1)[0, :heads, :, read.visual]
     worth = torch.rand(len(rows))
     wanted = [
@@ -230,8 +228,7 @@ def test_the_first_layers_add_to_seedling_and_change_no_other(started):
         for layer in range(6):
             source = seedling[f"model.language_model.layers.{layer}.{name}"]
             place = layer + len(CLOCKS) * (layer >= BEHIND)
-            target = state[f"model.language_model.layers.{place}.{name}"]
-            assert torch.equal(target, source)
+            assert torch.equal(state[f"model.language_model.layers.{place}.{name}"], source)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -282,8 +279,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, monkeypatch):
     recipe = {"seed": 0, "video": tiny}
     train_video(Worker(0, 1), recipe, tmp_path / "once")
     stop = {**tiny, "validate_every": 100}
-    halted = _Halt(2)
-    monkeypatch.setattr(video_stage, "save_checkpoint", halted)
+    monkeypatch.setattr(video_stage, "save_checkpoint", _Halt(2))
     with pytest.raises(KeyboardInterrupt):
         train_video(Worker(0, 1), {**recipe, "video": stop}, tmp_path / "twice")
     monkeypatch.undo()
@@ -338,9 +334,9 @@ def test_a_saved_model_answers_through_the_librarys_generate_as_through_the_gate
     assert not report["unexpected_keys"]
     clip = see(tower_of(loaded.eval()), "val", 0, 0, FRAMES)
     processor = transformers.AutoProcessor.from_pretrained(tmp_path)
-    content = [{"type": "video"}, {"type": "text", "text": question}]
     prompt = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True
+        [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": question}]}],
+        add_generation_prompt=True,
     )
     inputs = processor(
         text=[prompt], videos=[clip.clip.frames], do_sample_frames=False, return_tensors="pt"

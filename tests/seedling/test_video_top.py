@@ -49,12 +49,6 @@ TOP = {
 }
 
 
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    return prepared(build_video_model("seedling_video_draft")).eval()
-
-
 @pytest.mark.slow
 def test_only_the_last_layers_learn_and_go_on_where_they_stopped(tmp_path, monkeypatch):
     """Four steps at once, and two and two, end in the same weights; what is below stays bit for bit."""

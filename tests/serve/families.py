@@ -38,8 +38,7 @@ def wide(family: Family, chats: Any = None, sections: Any = None, **text: Any) -
     architecture = {**spec.architecture, **({"text": stated} if stated else {})}
     if "vision_aspect_ratio" in architecture.get("model", {}):
         # vLLM takes nine for any checkpoint.
-        model = {**architecture["model"], "vision_aspect_ratio": "anyres_max_9"}
-        architecture["model"] = model
+        architecture["model"] = {**architecture["model"], "vision_aspect_ratio": "anyres_max_9"}
     if chats is None:
         chats = [c for c in family.chats if sum(p["type"] != "text" for p in c[0]["content"]) == 1]
     return Family(replace(spec, facts=facts, architecture=architecture), tuple(chats))

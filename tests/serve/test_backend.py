@@ -183,8 +183,7 @@ def test_only_a_served_run_has_the_engine_in_its_settings() -> None:
 
 
 def test_the_setting_is_that_of_the_run() -> None:
-    spec = spec_of("engine.positions=method", "keep=8", "seed=3")
-    setting = setting_of(spec, DivPrune())
+    setting = setting_of(spec_of("engine.positions=method", "keep=8", "seed=3"), DivPrune())
     assert (setting.method, setting.keep, setting.seed) == ("divprune", 8, 3)
     assert setting.positions == "renumbered"
     assert sampling_of({"max_new_tokens": 7, "do_sample": False, "num_beams": 1}, 0, (2, 5)) == {
@@ -228,8 +227,7 @@ def test_the_cache_of_a_served_prompt_has_the_bytes_of_that_prompt_alone(tmp_pat
             for single in chats
         ]
         padded = session.generate(adapter.encode(chats), ["a", "b"], max_new_tokens=3).records
-    assert counted == alone
-    assert [record.kv_bytes for record in padded] == [alone[1]] * 2
+    assert (counted, [record.kv_bytes for record in padded]) == (alone, [alone[1]] * 2)
 
 
 def test_counts_of_several_pictures_are_verified_one_by_one() -> None:

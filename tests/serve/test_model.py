@@ -100,8 +100,7 @@ def test_each_picture_keeps_the_tokens_of_its_setting(pictures: Tensor) -> None:
 def test_renumbered_tokens_have_no_gaps(pictures: Tensor) -> None:
     setting = Setting("divprune", keep=5, positions="renumbered")
     (embeddings,) = Model().embed_multimodal(pixel_values=pictures[:1], **fields_of(setting))
-    numbers = digits.split(embeddings)[1]
-    assert numbers.tolist() == [[place, place, place, 5] for place in range(5)]
+    assert digits.split(embeddings)[1].tolist() == [[place, place, place, 5] for place in range(5)]
 
 
 def test_the_words_of_the_question_reach_the_method(pictures: Tensor) -> None:

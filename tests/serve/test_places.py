@@ -61,8 +61,7 @@ def test_an_item_has_a_unit_and_a_position_for_each_token() -> None:
     places = item(rectangle(2, 3, 4, view=1))
     assert rectangle(2, 3, 4, view=1)[13].tolist() == [1, 1, 0, 1]
     assert (places.units, places.span, len(places.prunable)) == (24, 24, 24)
-    assert places.positions.T.tolist() == [list(range(24))] * 3
-    assert places.tile.tolist() == [1] * 24
+    assert (places.positions.T.tolist(), places.tile.tolist()) == ([list(range(24))] * 3, [1] * 24)
     values = torch.randn(24, 2)
     assert places.of_units(values) is values
 
@@ -124,27 +123,23 @@ def test_crops_of_a_picture_have_their_places_and_units(monkeypatch: pytest.Monk
     places = places_of(name, config, "image", {"image_sizes": torch.tensor([8, 16])}, 16 + 36)
     assert places.units == 48
     assert not places.blended
-    newlines = [16 + 9 * row + 8 for row in range(4)]
-    assert (~places.prunable).nonzero()[:, 0].tolist() == newlines
+    assert (~places.prunable).nonzero()[:, 0].tolist() == [16 + 9 * row + 8 for row in range(4)]
     expected = [[0, 0, row, column] for row in range(4) for column in range(4)]
     expected += [[0, 1, row, column] for row in range(4) for column in range(8)]
     assert places.grid.tolist() == expected
     assert places.tile.tolist() == [0] * 16 + [1, 1, 1, 1, 2, 2, 2, 2] * 4
     units = places.of_units(torch.arange(48.0)).tolist()
-    assert units[:16] == list(range(16))
-    assert units[16:24] == [16, 17, 18, 19, 32, 33, 34, 35]
+    assert (units[:16], units[16:24]) == (list(range(16)), [16, 17, 18, 19, 32, 33, 34, 35])
     pixels = torch.zeros(5, 3, 8, 8)  # crops that pad a batch have units, and no tokens
     data = {"image_sizes": torch.tensor([8, 16]), "pixel_values": pixels}
     padded = places_of(name, config, "image", data, 52)
-    assert padded.units == 80
-    assert padded.of_units(torch.arange(80.0)).tolist() == units
+    assert (padded.units, padded.of_units(torch.arange(80.0)).tolist()) == (80, units)
 
 
 def test_frames_are_pooled_and_end_in_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
     class Model:
         def apply_pooling(self, values: Tensor) -> Tensor:
-            squares = values.view(len(values), 2, 2, 2, 2, -1)
-            return squares.mean((2, 4)).flatten(1, 2)
+            return values.view(len(values), 2, 2, 2, 2, -1).mean((2, 4)).flatten(1, 2)
 
     name = "LlavaOnevisionForConditionalGeneration"
     put_module(monkeypatch, "vllm.model_executor.models.llava_onevision", **{name: Model})

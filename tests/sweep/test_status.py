@@ -99,8 +99,7 @@ def test_a_sweep_is_found_by_id_and_preset_and_its_file_is_written_once(store: P
     assert path != later
     for name in (path.stem[:5], str(path), "quick"):
         sweep = find(store, name)
-        assert sweep.name == path.stem
-        assert sweep.cells == (*CELLS, *OTHERS)
+        assert (sweep.name, sweep.cells) == (path.stem, (*CELLS, *OTHERS))
     with pytest.raises(UserError, match=f"sweep='other' is none of 2 .*valid: .*{path.stem}"):
         find(store, "other")
     path.write_text('{"version": 2}')

@@ -46,8 +46,7 @@ def test_a_clip_is_a_function_of_its_address():
 @pytest.mark.parametrize("frames", [8, 112])
 def test_other_lengths(frames):
     drawn = clip("val", 0, 0, frames)
-    assert drawn.frames.shape == (frames, 96, 96, 3)
-    assert drawn.patches.shape == (frames, 144)
+    assert (drawn.frames.shape, drawn.patches.shape) == ((frames, 96, 96, 3), (frames, 144))
     assert all(event.frame < frames - 1 for event in drawn.events)
 
 
