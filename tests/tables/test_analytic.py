@@ -119,9 +119,11 @@ def test_a_reproduced_cell_is_derived_or_fitted(judged) -> None:
 def test_formulas_beside_cells_say_what_was_fitted() -> None:
     assert formula_values() == analytic.formulas(), "run python -m lab.analytic.formulas --values"
     sources = {formula.source for formula in formula_values().values()}
-    assert "c(2880k+t), fitted: c and t, on 3 cells" in sources
-    assert "a line in B and B n, fitted: 3 constants, tolerance, on 21 cells" in sources
-    assert "(6)" in sources
+    assert sources >= {
+        "c(2880k+t), fitted: c and t, on 3 cells",
+        "a line in B and B n, fitted: 3 constants, tolerance, on 21 cells",
+        "(6)",
+    }
 
 
 #: The known slips, by table: those of the papers' cost and speed figures.

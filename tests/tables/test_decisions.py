@@ -174,8 +174,7 @@ def test_splits_are_those_that_d3tom_names() -> None:
 
 
 def test_lengths_of_answers_of_d3tom_are_those_of_its_table_4() -> None:
-    paper = read_paper("d3tom")
-    printed = {cell.benchmark: int(cell.value) for cell in read_cells(paper, "4")}
+    printed = {cell.benchmark: int(cell.value) for cell in read_cells(read_paper("d3tom"), "4")}
     preset = OmegaConf.load(CONF / "experiment" / "d3tom.yaml").benchmark.generation
     lengths, steps = (
         {name: int(count) for name, count in re.findall(r"(\w+): (\d+)", str(text))}

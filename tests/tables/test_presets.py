@@ -101,8 +101,7 @@ def test_the_command_line_picks_out_of_the_grids() -> None:
 
 
 def test_hydra_finds_a_preset_by_its_name_and_nothing_is_imported_for_others() -> None:
-    assert len(NAMES) == 45
-    assert len([name for name in NAMES if "_fig" in name]) == 8
+    assert (len(NAMES), len([name for name in NAMES if "_fig" in name])) == (45, 8)
     script = (
         "import sys; from espalier.harness.config.compose import read_command; read_command(['ratio=0.5']); "
         "assert not [name for name in sys.modules if name.startswith('espalier.harness.reports')]"

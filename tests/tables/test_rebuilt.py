@@ -61,8 +61,7 @@ def store(tmp_path: Path) -> Path:
 def test_verdicts(store: Path, tmp_path: Path) -> None:
     table, notes = rebuilt(tmp_path / "papers", store)
     verdicts = [filled.verdict for filled in table.filled]
-    assert verdicts == ["near", "within error", "near", "FAR", "missing", "printed"]
-    assert notes == []
+    assert (verdicts, notes) == (["near", "within error", "near", "FAR", "missing", "printed"], [])
 
 
 def test_a_score_of_unreadable_answers_is_marked_and_so_is_its_average(tmp_path: Path) -> None:
@@ -259,12 +258,11 @@ MARKED = {
 
 @pytest.mark.parametrize(("slug", "number"), MARKED)
 def test_printed_averages_that_are_known_to_be_off(slug: str, number: str) -> None:
-    marked = {
+    assert {
         f"{average.cell.budget}, {average.cell.method}"
         for average in build(slug, number, ResultIndex([])).averaged
         if average.remark
-    }
-    assert marked == MARKED[slug, number]
+    } == MARKED[slug, number]
 
 
 @pytest.mark.parametrize(
@@ -417,8 +415,7 @@ def test_one_list_has_the_misprints_of_cells_and_of_averages(
     assert main(["misprints", "--format", "csv"]) == 0
     lines = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     keys = {tuple(line[name] for name in KEYS) for line in lines}
-    assert len(keys) == len(lines)
-    assert keys == marked | known
+    assert (len(keys), keys) == (len(lines), marked | known)
     assert {line["kind"] for line in lines} == {"cell", "average"}
     assert main(["misprints"]) == 0
     assert f"{len(lines)} printed numbers that others contradict" in capsys.readouterr().out

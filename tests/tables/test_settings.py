@@ -320,8 +320,7 @@ def test_a_row_of_other_settings_fills_no_cell_and_is_named(tmp_path: Path) -> N
     store = tmp_path / "store"
     commit(store, "random", 0.804)
     row = json.loads((store / "runs" / "random" / "row.json").read_text())
-    settings = {**row["settings"], "model": {"weights": "random"}}
-    commit(store, "random2", 0.804, settings=settings)
+    commit(store, "random2", 0.804, settings={**row["settings"], "model": {"weights": "random"}})
     commit(
         store,
         "asked",

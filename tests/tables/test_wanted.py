@@ -110,12 +110,11 @@ def test_a_method_may_be_called_as_anything_else_is(column: str, tmp_path: Path)
     path = folder / "toy_table1.csv"
     path.write_text(path.read_text().replace(",Fast,", f",{name},"))
     paper = read_paper("toy", folder)
-    runs = {
+    assert {
         cell.method: run.number_path
         for cell in read_cells(paper, "1", folder)
         if isinstance(run := run_of_cell(paper, cell), CellRun)
-    }
-    assert runs == {"Full": "a.b", name: "c.d"}
+    } == {"Full": "a.b", name: "c.d"}
 
 
 #: Lines of a paper that print the same numbers by other methods, or by two settings that come to the same.
