@@ -124,12 +124,10 @@ def test_it_is_what_the_whole_procedure_of_pycocoevalcap_gives(tmp_path: Any) ->
 
 
 def test_captions_are_tokenized_line_by_line() -> None:
-    odd = ["Two\ndogs, here.", "", "  ", "A\u2028B\x0bC\rD", "fin", "Ça va — été"]
-    captions = tokenized(odd)
+    captions = tokenized(["Two\ndogs, here.", "", "  ", "A\u2028B\x0bC\rD", "fin", "Ça va — été"])
     assert captions["Two\ndogs, here."] == "two dogs here"
     assert captions[""] == captions["  "] == ""
-    assert captions["A\u2028B\x0bC\rD"] == "a b c d"
-    assert captions["fin"] == "fin"
+    assert (captions["A\u2028B\x0bC\rD"], captions["fin"]) == ("a b c d", "fin")
     assert tokenized([]) == {}
 
 

@@ -56,5 +56,4 @@ def test_the_prompt_is_the_question_then_a_line_for_each_option() -> None:
     assert utils.doc_to_text(CHOICE, settings) == "which ?\nA. red\nC. blue\nThe letter."
     (turn,) = utils.doc_to_messages(DOC | {"video": ["/b.mp4"]})
     assert [part["type"] for part in turn["content"]] == ["image", "video", "text"]
-    assert utils.doc_to_target(TEXT) == ["red", "crimson"]
-    assert utils.doc_to_target(CHOICE) == "blue"
+    assert (utils.doc_to_target(TEXT), utils.doc_to_target(CHOICE)) == (["red", "crimson"], "blue")

@@ -46,10 +46,8 @@ def score(task: Any, doc: Any, results: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", FIXTURES)
 def test_a_page_is_asked_for_as_a_whole(tmp_path: Path, name: str) -> None:
     task = loaded(tmp_path, name)
-    doc = task.test_docs()[0]
-    (message,) = task.doc_to_messages(doc)
-    kinds = [part["type"] for part in message["content"]]
-    assert kinds == ["image", "text"]
+    (message,) = task.doc_to_messages(task.test_docs()[0])
+    assert [part["type"] for part in message["content"]] == ["image", "text"]
     assert isinstance(message["content"][0]["url"], Image.Image)
     assert message["content"][1]["text"] == "<|grounding|>Convert the document to markdown."
     assert task.config.generation_kwargs["max_new_tokens"] == 8192
@@ -118,8 +116,7 @@ def test_a_repository_that_is_not_here_is_told_in_one_line() -> None:
 @pytest.mark.parametrize("name", FIXTURES)
 def test_the_revision_that_is_set_is_the_one_that_is_read(tmp_path: Path, name: str) -> None:
     FIXTURES[name](tmp_path)
-    settings = {**read_choice("benchmark", name)["dataset"], "revision": "a" * 40}
-    data = DatasetSpec(**settings)
+    data = DatasetSpec(**{**read_choice("benchmark", name)["dataset"], "revision": "a" * 40})
     with (
         mock.patch.object(
             huggingface_hub, "snapshot_download", return_value=str(tmp_path / str(data.path))
@@ -160,13 +157,11 @@ def test_the_papers_overall_takes_formulas_as_they_are_drawn(
     page_scores = utils.omnidocbench_cdm(doc, [ANSWERS["omnidocbench"](doc)])
     assert page_scores["formula_cdm"] == 0.5
     assert page_scores["overall"] == [None, 0.5, None]
-    assert [pair.reference == pair.answer for pair in pairs] == [False, False]
-    assert len(pairs) == 2
+    assert ([pair.reference == pair.answer for pair in pairs], len(pairs)) == ([False, False], 2)
     page = {"annotation": json.dumps(PAGES[1]), "language": "simplified_chinese"}
     assert "formula_cdm" not in utils.omnidocbench_cdm(page, ["x"])
 
 
 def test_every_part_has_its_file() -> None:
     assert {path.stem for path in (CONF / "benchmark").glob("ocean_ocr_*.yaml")} == set(OCEAN)
-    files = {path.stem for path in (TASKS / "ocr").glob("*.yaml")}
-    assert files == {*FIXTURES, "omnidocbench_cdm"}
+    assert {path.stem for path in (TASKS / "ocr").glob("*.yaml")} == {*FIXTURES, "omnidocbench_cdm"}

@@ -54,8 +54,7 @@ def test_every_format_has_a_question_and_an_example() -> None:
 @pytest.mark.parametrize("boxes", BOXES)
 def test_perfect_empty_and_wrong_answers(boxes: str) -> None:
     right = judge(WRITTEN[boxes], boxes)
-    assert right["acc_at_50"] == 1
-    assert right["mean_iou"] == pytest.approx(1, abs=0.02)
+    assert (right["acc_at_50"], right["mean_iou"]) == (1, pytest.approx(1, abs=0.02))
     assert right["unparsed"] == 0
     assert judge("", boxes) == {"acc_at_50": 0, "mean_iou": 0, "unparsed": 1}
     assert judge(WRONG[boxes], boxes) == {"acc_at_50": 0, "mean_iou": 0, "unparsed": 0}
@@ -172,8 +171,7 @@ def test_pictures_are_fetched_when_a_sample_is_read(tmp_path: Path) -> None:
     rows = Dataset.from_dict({"image": [{"path": str(picture), "bytes": None}]})
     samples = Dataset.from_dict({"row": [0, 0], "expression": ["one", "two"]})
     read = referring.with_pictures(samples, rows)
-    assert [doc["expression"] for doc in read] == ["one", "two"]
-    assert read[1]["image"].size == (8, 6)
+    assert ([doc["expression"] for doc in read], read[1]["image"].size) == (["one", "two"], (8, 6))
     assert read.data.column_names == ["row", "expression"]
     assert referring.doc_to_visual(read[0])[0].getpixel((0, 0)) == (255, 0, 0)
 

@@ -50,8 +50,7 @@ def test_right_answers_score_full_marks_under_declared_names(tasks, name):
         scores = task.process_results(document, [document["answer"]])
         reported |= set(scores)
         headline = "one_minus_ned" if document["family"] == "digits" else METRICS[name][1]
-        assert scores[headline] == 1.0
-        assert scores["unparsed"] == 0.0
+        assert (scores[headline], scores["unparsed"]) == (1.0, 0.0)
     assert reported == set(task.aggregation()) == set(task.higher_is_better())
 
 

@@ -69,8 +69,7 @@ ASKED = [
 def test_questions_are_asked_as_in_lmms_eval(reader: Any, theirs: Any, doc: dict[str, Any]) -> None:
     (ask, name), (module, file, family) = reader, theirs
     their_text = getattr(module, f"{module.__name__.split('.')[-2]}_doc_to_text")
-    text = ask(doc, ours(name)[family])
-    assert text == their_text(doc, settings(module, f"{file}.yaml")[family])
+    assert ask(doc, ours(name)[family]) == their_text(doc, settings(module, f"{file}.yaml")[family])
 
 
 def test_longvideobench_is_asked_with_the_options_that_it_has() -> None:
@@ -151,5 +150,4 @@ def test_m_avg_is_lmms_evals_where_all_kinds_are_there() -> None:
 @pytest.mark.parametrize("name", ["videomme", "mvbench", "mlvu", "longvideobench"])
 def test_a_headline_is_printed_in_percent(name: str) -> None:
     spec = commands.spec_of(f"benchmark={name}").benchmark
-    assert spec.reported[spec.headline].scale == 100
-    assert spec.metrics[-1] == "unparsed"
+    assert (spec.reported[spec.headline].scale, spec.metrics[-1]) == (100, "unparsed")

@@ -241,8 +241,7 @@ def test_mvbench_is_all_subtasks_each_video_once(
 ) -> None:
     requests, opened = mvbench
     task = opened()
-    assert len(requests) == 20
-    assert {request["name"] for request in requests} == set(DATA_LIST)
+    assert (len(requests), {request["name"] for request in requests}) == (20, set(DATA_LIST))
     assert all(
         (request["path"], request["revision"]) == ("OpenGVLab/MVBench", "video")
         for request in requests
@@ -292,8 +291,7 @@ def test_mvbench_runs(mvbench: Any, tmp_path: Path, capsys: pytest.CaptureFixtur
     journal = Store(tmp_path).run(row["run_key"]).journal
     answers = [entry["answer"] for entry in journal.entries() if "answer" in entry]
     counts = [len(re.findall(r"\w+", answer)) for answer in answers]
-    assert len(answers) == 2
-    assert row["metrics"]["words"]["value"] == sum(counts) / 2
+    assert (len(answers), row["metrics"]["words"]["value"]) == (2, sum(counts) / 2)
 
 
 def test_mvbench_has_the_subtasks_of_lmms_eval() -> None:
