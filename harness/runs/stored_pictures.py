@@ -151,7 +151,7 @@ def job_of_row(row: Mapping[str, Any], store: Path, overrides: Sequence[str] = (
     typed = {in_full(text).lstrip("+~").partition("=")[0] for text in overrides}
     run = f"run {row['run_key'][:12]}"
     with foreign(f"{run} cannot be made again from its row", "a row that this version wrote"):
-        evicts = PLUS in row["method"] and "cache" in row["extra"]
+        evicts = "cache_ratio" in row["settings"]["method"]["params"]
         method, _, compressor = (
             row["method"].rpartition(PLUS) if evicts else (row["method"], "", "")
         )
