@@ -22,6 +22,9 @@ from espalier.harness.paths import located
 Name = TypeVar("Name", bound=str)
 Section = TypeVar("Section")
 
+#: Between the names of two methods on one prompt.
+PLUS = "+"
+
 #: Returns a value in its final type, given the config key and the value as it is in the config.
 Reader = Callable[[str, Any], Any]
 

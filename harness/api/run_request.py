@@ -23,12 +23,12 @@ from espalier.harness.config.overrides import spelled
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.kind import params_of
 from espalier.harness.kinds.lookup import method_of
-from espalier.harness.settings import setting_hints
+from espalier.harness.settings import PLUS, setting_hints
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.records.record import RecordSettings
-from espalier.harness.specs.run_spec import PLUS, EngineSpec, RunSpec
+from espalier.harness.specs.run_spec import EngineSpec, RunSpec
 from espalier.methods.base import Method, MethodError
 from espalier.methods.composed import Combined
 from espalier.methods.compressor import CacheCompressor

@@ -31,9 +31,10 @@ from espalier.harness.config.method_names import (
 )
 from espalier.harness.errors import FOREIGN, UserError, first_words, tell_once, unknown_name
 from espalier.harness.paths import CONF
+from espalier.harness.settings import PLUS
 from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import conf_folders, problems, title_of
-from espalier.harness.specs.run_spec import ORIGINAL, PLUS, VARIANTS
+from espalier.harness.specs.run_spec import ORIGINAL, VARIANTS
 
 ANCHOR = "anchor"
 #: The presets of published tables, by name: reports is a package above this one.

@@ -154,7 +154,7 @@ def with_own_params(
         name = _method_of(batch)
         if name not in params:
             plain = [text for text in batch if _param_of(text) is None]
-            params[name] = composer.cell(plain)["method"]["params"] or {}
+            params[name] = resolved(composer.pieces(plain), ["method"])["method"]["params"] or {}
     known = {key for keys in params.values() for key in keys}
     cells: list[tuple[str, ...]] = []
     for batch in batches:

@@ -16,7 +16,8 @@ from typing import Any
 from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.paths import CONF, ROOT
-from espalier.harness.specs.run_spec import PLUS, VARIANTS
+from espalier.harness.settings import PLUS
+from espalier.harness.specs.run_spec import VARIANTS
 
 GROUP = "method"
 #: A hyper-parameter that each variant sets.

@@ -31,9 +31,10 @@ from espalier.harness.kinds.signal_check import (
     signals_of,
     without_separators,
 )
+from espalier.harness.settings import PLUS
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.run_spec import PLUS, AnswerRequest, RunSpec, Settled
+from espalier.harness.specs.run_spec import AnswerRequest, RunSpec, Settled
 from espalier.methods.base import MethodError, TokenReducer
 from espalier.methods.composed import Combined, part_of
 from espalier.methods.none import NoReduction

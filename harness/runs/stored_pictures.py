@@ -29,9 +29,9 @@ from espalier.harness.runs.admission import Job, admit
 from espalier.harness.runs.model_pool import Pool
 from espalier.harness.runs.run_settings import plugin_digest
 from espalier.harness.runs.sample_pictures import SamplePicture, draw_samples
+from espalier.harness.settings import PLUS
 from espalier.harness.specs.plugins.code_reference import CodeReference
 from espalier.harness.specs.plugins.installed import conf_folders, plugin_at
-from espalier.harness.specs.run_spec import PLUS
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.files.digests import Digests
 from espalier.harness.store.stored_answers import AnsweredRun

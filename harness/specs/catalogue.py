@@ -11,9 +11,8 @@ from typing import Any, TypeGuard
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.paths import ROOT
-from espalier.harness.settings import defaults, gather, read_value, setting_hints, table
+from espalier.harness.settings import PLUS, defaults, gather, read_value, setting_hints, table
 from espalier.harness.specs.plugins.code_reference import REMEDY, CodeReference, failure
-from espalier.harness.specs.run_spec import PLUS
 from espalier.methods.base import Method, MethodError
 from espalier.methods.composed import Combined
 

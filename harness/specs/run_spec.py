@@ -22,6 +22,7 @@ from espalier.harness.settings import (
     COST,
     OMITTED,
     OPEN,
+    PLUS,
     STATED,
     By,
     Count,
@@ -267,10 +268,6 @@ MODEL_KEYS = (
     *("facts", "scale", "prompt", "prompts", "join", "resources"),
     *setting_hints(ModelSpec),
 )
-
-
-#: Between the names of two methods on one prompt.
-PLUS = "+"
 
 
 @dataclass(frozen=True)

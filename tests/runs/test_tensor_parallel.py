@@ -59,7 +59,7 @@ METHODS: tuple[tuple[Any, float, Any], ...] = (
     (NoReduction(), 0.0, CacheBudget(SnapKV(repeated=True), 0.5)),
 )
 RUN = ["model=seedling", "model.device=cpu", "benchmark=seedling_rec", "limit=3", "ratio=0.5"]
-RUN += ["method=fastv", "engine.batch_size=2", "engine.paired=0", "json=true"]
+RUN += ["method=fastv", "engine.batch_size=2", "engine.paired=0"]
 
 
 def answers(name: str, folder: Path, parallel: str) -> list[tuple[Any, ...]]:

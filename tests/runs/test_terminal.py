@@ -49,7 +49,7 @@ def test_a_person_is_told_where_the_rows_are_and_what_comes_next(swept: Shown, s
     (following,) = (line for line in swept.raw.splitlines() if line.startswith("next: "))
     # The floor that a reduction is read by is missing.
     assert " run.py -m " in following
-    assert "method=random,none,fastv" in following
+    assert "method=none,random,fastv method.params.layer=0,2" in following
 
 
 def test_one_run_is_a_sheet_its_path_and_a_command(tmp_path: Path) -> None:

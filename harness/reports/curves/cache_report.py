@@ -24,8 +24,8 @@ from espalier.harness.reports.curves.stored_rows import (
     tidy,
 )
 from espalier.harness.reports.frame import StoredResult
+from espalier.harness.settings import PLUS
 from espalier.harness.specs.comparable import amount
-from espalier.harness.specs.run_spec import PLUS
 from espalier.harness.stats import mean_interval
 from espalier.harness.store.row_text import is_marked, mark
 
