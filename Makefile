@@ -71,6 +71,7 @@ docs/placement.md: $(wildcard conf/*.csv conf/model/*.yaml conf/base/*.yaml harn
 	$(PY) -m lab.pages.placement_page --write $@
 
 docs: $(STAMP)  ## the pages and the config file that are written from the code
+	$(PY) -m lab.pages.readme_page --write README.md
 	$(PY) -m lab.pages.methods_page --write docs/methods.md
 	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
 	$(PY) -m lab.pages.rows_page --write docs/rows.md

@@ -30,7 +30,7 @@ from espalier.methods.uvprune import Criterion, UVPrune
 from lab.bench.bench_page import bench_command, parser
 from lab.bench.clip_subsets import SeenClip, clip_subsets
 from lab.bench.guided_words import CaptionRecord, Setting
-from lab.bench.held_out_clips import FIRST_CLIP, clip_chat
+from lab.bench.speculative_bench import FIRST_CLIP, clip_chat
 from lab.training.clip_features import acts_of, owners_of
 
 if TYPE_CHECKING:

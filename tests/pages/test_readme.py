@@ -13,10 +13,10 @@ import yaml
 from PIL import Image
 
 import espalier
-from espalier.harness.config.group_table import CONTROLS
 from espalier.harness.paths import ROOT
 from espalier.harness.store import SCHEMA
 from espalier.harness.tools.rehearsal.rehearse import read_cards
+from lab.pages.readme_page import LISTS, page
 from tests.api.test_docs import BLOCK
 
 README = (ROOT / "README.md").read_text()
@@ -32,15 +32,6 @@ from espalier.harness.config.compose import read_command
 command = read_command(sys.argv[1:], typed=True)
 assert command.cells
 """
-
-#: Headings of README's lists of methods, by kind.
-KINDS = {
-    "reducer": "token reducers",
-    "compressor": "cache compressors",
-    "decoder": "speculative decoders",
-    "denoiser": "denoisers for diffusion language models",
-    "control": "controls to compare them with",
-}
 
 OWN_METHOD = """
 from espalier.methods.uniform import Uniform
@@ -147,27 +138,9 @@ def test_every_command_is_of_a_kind_that_is_tried() -> None:
         )
 
 
-def listed(*names: str) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_method_is_listed_with_its_kind_and_counted(kind: str) -> None:
-    methods = espalier.methods().kind
-    kinds = methods.where(~methods.index.isin(CONTROLS), "control")
-    names = kinds.index[kinds == kind]
-    assert f"- **{len(names)} {KINDS[kind]}**: {listed(*names)} - **" in WORDS
-
-
-def test_families_are_listed_and_models_and_benchmarks_counted() -> None:
-    models, benchmarks = espalier.models(), espalier.benchmarks()
-    families = set(models.family)
-    assert f"- **{len(models)} models** of {len(families)} families: {listed(*families)}." in WORDS
-    assert f"{sum(models.index.str.startswith('seedling'))} are [embedded]" in WORDS
-    embedded = sum(benchmarks.index.str.startswith("seedling"))
-    published = len(benchmarks.index.drop(["data", "latency"])) - embedded
-    assert f"- **{len(benchmarks)} benchmarks**: {embedded} of embedded scenes" in WORDS
-    assert f" {published} of papers," in WORDS
+def test_lists_and_counts_are_what_the_code_has() -> None:
+    assert page() == README, "python -m lab.pages.readme_page --write README.md"
+    assert len(LISTS.findall(README)) == 1
 
 
 def test_packages_of_the_harness_are_counted() -> None:
