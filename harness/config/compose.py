@@ -155,10 +155,10 @@ def with_own_params(
         if name not in params:
             plain = [text for text in batch if _param_of(text) is None]
             params[name] = resolved(composer.pieces(plain), ["method"])["method"]["params"] or {}
-    known = {key for keys in params.values() for key in keys}
+    param_keys = {key for keys in params.values() for key in keys}
     cells: list[tuple[str, ...]] = []
     for batch in batches:
-        foreign = known - set(params[_method_of(batch)])
+        foreign = param_keys - set(params[_method_of(batch)])
         cell = tuple(text for text in batch if _param_of(text) not in foreign)
         if len(cell) == len(batch) or cell not in cells:
             cells.append(cell)
