@@ -39,7 +39,7 @@ def view() -> View:
     return View(Site("vision"), ON_CARD(TOKENS), ON_CARD(GRID), signals)
 
 
-#: Most kernels of one pick. SCOPE computes anew the merits that a pick may change, and reads which.
+#: Most kernels of one pick.
 PICKS: dict[str, tuple[float, Callable[[int], object]]] = {
     "divprune": (2.25, lambda keep: farthest_first(cosines(ON_CARD(TOKENS)), keep)),
     "idpruner": (2.25, lambda keep: IDPruner().plan(view(), keep)),
@@ -48,7 +48,7 @@ PICKS: dict[str, tuple[float, Callable[[int], object]]] = {
         lambda keep: independent_set(ON_CARD(SCORES), Within(ON_CARD(NEAR)), keep),
     ),
     "places": (2.25, lambda keep: farthest_places(ON_CARD(GRID), keep)),
-    "scope": (31, lambda keep: SCOPE().plan(view(), keep)),
+    "scope": (8, lambda keep: SCOPE().plan(view(), keep)),
     "cdpruner": (9, lambda keep: dpp_map(cosines(ON_CARD(TOKENS)), ON_CARD(SCORES), keep)),
 }
 
@@ -84,6 +84,21 @@ def test_relevant_picks_on_a_card_are_those_of_the_host(keep: int, mmr_lambda: f
         signals = {name: place(signal) for name, signal in SIGNALS.items()}
         on_place = View(Site("vision"), place(TOKENS), place(GRID), signals)
         return IDPruner(mmr_lambda).plan(on_place, keep).kept.cpu()
+
+    with SimulatedCards():
+        on_card = plan(ON_CARD)
+    assert on_card.equal(plan(torch.clone))
+
+
+@pytest.mark.parametrize("n_crops", [1, 4])
+@pytest.mark.parametrize("keep", [1, 5, 40, 120])
+def test_a_covering_on_a_card_is_that_of_the_host(keep: int, n_crops: int) -> None:
+    signals = {**SIGNALS, "tile": torch.arange(120).unsqueeze(0) * n_crops // 120}
+
+    def plan(place: Callable[[Tensor], Tensor]) -> Tensor:
+        on_place = {name: place(signal) for name, signal in signals.items()}
+        view = View(Site("vision"), place(TOKENS), place(GRID), on_place)
+        return SCOPE().plan(view, keep).kept.cpu()
 
     with SimulatedCards():
         on_card = plan(ON_CARD)

@@ -68,10 +68,9 @@ WAITS = {
         *("random_kv", "uniform_kv", "tova", "aim", "hiprune", "holov", "vlmpruner", "vscan"),
         "rtprune_dynamic",
     ),
-    9: ("aircache", "prefixkv", "vlcache", "flowcut", "ivtp", "tome"),
+    9: ("aircache", "prefixkv", "vlcache", "flowcut", "ivtp", "tome", "scope"),
     10: ("btp", "pixelprune"),
     13: ("vispruner",),
-    25: ("scope",),
 }
 CEILINGS = {method: waits for waits, methods in WAITS.items() for method in methods}
 
