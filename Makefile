@@ -13,7 +13,7 @@ SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environmen
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run doctor test test-all serve-environment test-serve test-slurm check docs recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: help run doctor test test-all serve-environment test-serve test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -82,6 +82,9 @@ docs: $(STAMP)  ## the pages and the config file that are written from the code
 	$(PY) -m lab.pages.models_page --write docs/models.md
 	$(PY) -m lab.pages.anchors_page --write docs/first_gpu_run.md
 	$(MAKE) docs/placement.md
+
+site: $(STAMP)  ## the pages as a site with search, in build/site; it needs no network
+	$(PY) -m lab.pages.site $(ARGS)
 
 recipes: $(STAMP)  ## CONTRIBUTING.md and docs/recipes, followed to the letter in a clone of the last commit, then `make check` there
 	$(PY) -m tests.pages.recipes $(ARGS)
