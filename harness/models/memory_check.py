@@ -19,6 +19,8 @@ from espalier.harness.specs.run_spec import ModelSpec
 
 #: What `make rehearsals` measured, a line a run.
 REHEARSALS = CONF / "rehearsals.csv"
+#: The benchmark of those that are rehearsed with a video beside a picture.
+VIDEOS = "mvbench"
 
 #: Free bytes by number of the GPU, or `cpu`.
 FreeMemory = Mapping[int | str, int]
@@ -62,14 +64,27 @@ def prompt_bytes(spec: ModelSpec, share: float = 1.0) -> int:
 
 
 @cache
-def rehearsed_bytes() -> Mapping[str, int]:
-    """Return the bytes beside weights of an unpruned prompt, of the models that were rehearsed on one card."""
+def _rehearsed() -> list[dict[str, str]]:
+    """Return the lines of unpruned prompts."""
     with REHEARSALS.open(encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["method"] == "none"]
+        return [line for line in csv.DictReader(file) if line["method"] == "none"]
+
+
+def rehearsed_bytes() -> Mapping[str, int]:
+    """Return the bytes beside weights of an unpruned picture or video, of the models rehearsed on one card."""
     return {
         line["model"]: int((float(line["peak"]) - float(line["weights"])) * 2**30)
-        for line in lines
-        if line["cards"] == "1"
+        for line in _rehearsed()
+        if line["cards"] == "1" and line["benchmark"] != VIDEOS
+    }
+
+
+def frame_tokens() -> Mapping[str, float]:
+    """Return the visual tokens of a video's frame, of the models rehearsed with one."""
+    return {
+        line["model"]: int(line["visual"]) / int(line["clip"])
+        for line in _rehearsed()
+        if line["clip"]
     }
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.errors import UserError
-from espalier.harness.models.memory_check import REHEARSALS
+from espalier.harness.models.families import ADAPTERS
+from espalier.harness.models.memory_check import REHEARSALS, VIDEOS
 from espalier.harness.paths import CONF
 from espalier.harness.specs.commands import command
 from espalier.harness.tools.rehearsal.real_sizes import RealSizes
@@ -27,26 +28,28 @@ CARDS = (1, 2, 4, 8)
 HEAD = (
     *("model", "method", "compressor", "benchmark", "outcome", "cards", "visual", "kept"),
     *("weights", "peak", "rows", "frames", "kernels", "reads", "uploads", "tflops", "seconds"),
+    "clip",
 )
 NAMES = HEAD[:4]
 
 
 def cells() -> Iterator[Mapping[str, Any]]:
-    """Yield a cell of each model, and of each model and method of a preset."""
+    """Yield a cell of each model, one with a video if it takes any, and of each model and method of a preset."""
     models = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
-    lines = [[f"model={','.join(models)}", "method=none"]]
+    every = f"model={','.join(models)}"
+    lines = [[every, "method=none"], [every, "method=none", f"benchmark={VIDEOS}"]]
     lines += [[f"+experiment={path.stem}"] for path in sorted((CONF / "experiment").glob("*"))]
     names_so_far = set()
     for line in lines:
         for cell in read_command(["-m", *line]).cells:
-            names = names_of(cell)
-            if (
-                names[:3] not in names_so_far
-                and cell["model"]["hub"]
-                and cell["model"]["architecture"]
-            ):
-                names_so_far.add(names[:3])
-                yield cell
+            names, model = names_of(cell), cell["model"]
+            key = names if VIDEOS in line[-1] else names[:3]
+            if key in names_so_far or not (model["hub"] and model["architecture"]):
+                continue
+            if VIDEOS in line[-1] and not ADAPTERS.load(model["adapter"]).data.takes_video:
+                continue
+            names_so_far.add(key)
+            yield cell
 
 
 def names_of(cell: Mapping[str, Any]) -> tuple[str, ...]:
@@ -71,7 +74,9 @@ def rehearsed(cell: Mapping[str, Any]) -> list[object]:
         except (RuntimeError, MethodError, ValueError, TypeError, LookupError) as error:
             outcome = f"crash: {type(error).__name__} {error}"
             break
-        return ["runs", count, *_figures(rehearsal), f"{perf_counter() - start:.0f}"]
+        clip = rehearsal.video_frames
+        seconds = f"{perf_counter() - start:.0f}"
+        return ["runs", count, *_figures(rehearsal), seconds, "" if clip is None else clip]
     return [" ".join(outcome.split())[:300]]
 
 

@@ -100,6 +100,7 @@ def rehearsals() -> str:
     with REHEARSALS.open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     titles = {
+        "clip": "of a video's frames",
         "cards": "cards",
         "visual": "visual tokens",
         "kept": "kept",

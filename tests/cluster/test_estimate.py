@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,16 +18,20 @@ from espalier.harness.cost.flops import head_flops, layer_flops, text_flops
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.checkpoint_check import decoder_bytes
 from espalier.harness.kinds.lookup import kind_of, method_of
+from espalier.harness.runs.cluster import dry_run
 from espalier.harness.runs.cluster.cluster_sweep import cells_of
 from espalier.harness.runs.cluster.dry_run import (
+    CAUSES,
     TO_RUN,
     CellCost,
     Decoding,
     PlannedCell,
+    Side,
     UnknownCost,
     answer_lengths,
     cost_of,
-    job_hours,
+    estimate_of,
+    job_gpus,
     jobs_of,
     lines_of,
     plan,
@@ -92,19 +98,101 @@ def test_samples_are_the_limit_or_what_the_split_has() -> None:
     assert cost_at(*model, "benchmark=gqa", "limit=100").samples == 100
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (
-            "model=llava_ov_7b benchmark=mvbench method=none",
-            "benchmark mvbench: lengths of its videos",
-        ),
-        ("method=parallelvlm benchmark=seedling_caption", "method parallelvlm: rounds"),
-    ],
-)
-def test_what_is_not_known_offline_is_named(line: str, words: str) -> None:
-    with pytest.raises(UnknownCost, match=words):
-        cost(*line.split())
+def test_what_is_not_known_offline_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "frame_tokens", dict)
+    with pytest.raises(UnknownCost, match="model llava_ov_7b: tokens of a video's frame"):
+        cost("model=llava_ov_7b", "benchmark=mvbench", "method=none")
+
+
+def test_a_video_counts_its_frames() -> None:
+    video = ("model=llava_ov_7b", "benchmark=mvbench", "method=fastv", "ratio=0.9", "limit=10")
+    cell = cost_at(*video, "model.video.frames=16")
+    facts = settled(*video).model.facts
+    # 14 x 14 tokens of each frame, which goes through the tower by itself: 27 x 27 patches.
+    assert cell.visual == 16 * 196
+    tower = 10 * 16 * facts.tower.layers * layer_flops(facts.tower, 729, causal=False)
+    assert tower < cell.tower < 1.3 * tower
+    entering = [16 * 196] * 2 + [314] * 26
+    assert cell.flops == 10 * (text_flops(facts, entering, NOMINAL_TEXT) + head_flops(facts))
+
+
+def test_rounds_of_a_draft_take_the_time_of_both_sides() -> None:
+    decoder = ("model=llava_ov_72b", "benchmark=mvbench_describe", "limit=4", "ratio=0.9")
+    in_turn = decoding_of(*decoder, "method=vanilla_sd", "engine.compare=false")
+    gpu, no_place = gpu_kinds()["A100"], {}
+    tokens = in_turn.tokens.at(0)
+    step = in_turn.target.seconds(gpu, no_place, tokens)
+    drafted = in_turn.rounds.draft.seconds(gpu, no_place, tokens)
+    share = reached().acceptance.at(0)
+    window = in_turn.rounds.window
+    accepted = sum(share**place for place in range(window + 1))
+    by_hand = 4 * tokens * (step + window * drafted) / accepted
+    assert in_turn.seconds(gpu, no_place) == pytest.approx(by_hand)
+    # Each answer is decoded a second time, without the draft.
+    compared = decoding_of(*decoder, "method=vanilla_sd")
+    assert compared.seconds(gpu, no_place) == pytest.approx(by_hand + 4 * tokens * step)
+    at_once = decoding_of(*decoder, "method=parallelvlm", "engine.compare=false")
+    assert 0.5 * by_hand < at_once.seconds(gpu, no_place) < by_hand
+    assert at_once.rounds.draft.prompt < in_turn.rounds.draft.prompt
+
+
+def test_a_batch_waits_for_its_longest_answer() -> None:
+    pages = ("model=deepseek_ocr_base", "method=none", "benchmark=omnidocbench", "limit=8")
+    together, alone = (decoding_of(*pages, f"engine.batch_size={rows}") for rows in (8, 1))
+    # Of eight lengths between none and twice the mean.
+    assert (together.longest, alone.longest) == (16 / 9, 1)
+    side = Side(0, 0, 0, together.target.stack)
+    gpu, no_place = gpu_kinds()["A100"], {}
+    assert Decoding(Span(9, 9), 2, 1.5, side).seconds(gpu, no_place) == pytest.approx(
+        2 * 1.5 * 9 * side.seconds(gpu, no_place, 9)
+    )
+
+
+def test_causes_of_an_estimate_add_up_in_squares() -> None:
+    assert set(CAUSES) == {*(reached().__annotations__.keys() - {"expert_launch"}), "answers"}
+
+    def total(places: Mapping[str, float]) -> float:
+        return 10 * 2 ** (3 * places.get("reads", 0)) * 2 ** (-4 * places.get("launch", 0))
+
+    estimate = estimate_of(total)
+    assert estimate.span == pytest.approx((10 / 2**5, 10 * 2**5))
+    assert estimate.cause == CAUSES["launch"]
+
+
+PRESETS = ("d2pruner_table1", "rtprune_table2", "aircache_table1", "parallelvlm_table1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_estimates_of_presets_are_at_most_three_times_wide(preset: str) -> None:
+    lines = planned("-m", f"+experiment={preset}")[1]
+    assert not any("lengths of its videos" in line or "rounds" in line for line in lines)
+    totals = [line for line in lines if "most of the span" in line]
+    assert len(totals) == len(gpu_kinds())
+    for line in hours_of(lines):
+        low, high = re.search(r"([\d.,]+) to ([\d.,]+) GPU-hours", line).groups()
+        # Both ends are printed with two digits.
+        assert float(high.replace(",", "")) <= 3.1 * float(low.replace(",", ""))
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_takes_most_of_the_time_is_named() -> None:
+    text = " ".join(planned("-m", "+experiment=d2pruner_table1")[1])
+    text = " ".join(text.split())
+    assert "time by benchmark: vqav2 8" in text
+    assert "vqav2: Papers print test-dev" in text
+    others = "gqa,mmbench_en,mmbench_cn,mme,pope,scienceqa_img,textvqa_ocr,vizwiz"
+    assert f"Without it: benchmark={others}" in text
+
+
+def test_idle_gpus_of_this_machine_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "devices", lambda: tuple("01234567"))
+    line = ("-m", "model=llava15_7b", "method=none,fastv", "ratio=0.5", "benchmark=gqa,pope,mme")
+    assert (
+        "this machine has 8 GPUs: cluster=joblib cluster.cells_per_job=1 runs 6 jobs at once"
+        in planned(*line)[1]
+    )
+    assert not any("this machine has" in text for text in planned(*line, "cluster=joblib")[1])
 
 
 @pytest.mark.slow
@@ -124,7 +212,6 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     for line in (
         "missing on this machine: model.hub='llava-hf/llava-1.5-7b-hf' is not in the local",
         "cannot run, and is left out: ",
-        "not counted, unknown offline: benchmark mvbench: lengths of its videos",
         "not counted, unknown offline: method fitprune: ",
     ):
         assert line in text
@@ -135,7 +222,7 @@ def test_models_that_are_not_here_are_estimated_by_their_facts() -> None:
     assert f"estimate: {sum(cost.flops for cost in counted) / 1e18:.3g} EFLOPs of the" in text
     for name, gpu in gpu_kinds().items():
         # 145 GB of weights: 3 of 80 GB by the resources of the model's file, more of 24 GB.
-        gpus = {job.model: job_hours(job, gpu).gpus for job in jobs}
+        gpus = {job.model: job_gpus(job, gpu) for job in jobs}
         assert gpus == {"llava_ov_72b": 8 if name == "RTX 4090" else 4, "llava15_7b": 1}
         assert f"  {name}: " in text
     # Answers to gqa are short.
@@ -152,7 +239,7 @@ def test_hours_never_stand_without_decoding() -> None:
     cells, lines = planned(*unstated)
     assert [cell.cost and cell.cost.answer_tokens for cell in cells] == [Span(0, 0)] * 2
     assert len(hours_of(lines)) == 1 + len(gpu_kinds())
-    assert all("GPU-hours (decoding not counted)" in line for line in hours_of(lines))
+    assert all(" (decoding not counted)" in line for line in hours_of(lines))
     named = (
         "benchmark mmmu: length of its answers (cluster.answer_tokens={mmmu: <tokens>}) (2 cells)"
     )
@@ -172,12 +259,15 @@ def test_pages_cost_hours_by_the_length_of_their_text() -> None:
     assert decoding.tokens == (600, 1300)
     # 1,355 pages in batches of 8; a step of 12 layers takes no less than their launches.
     assert decoding.batches == 170
-    seconds = cost.seconds(gpu_kinds()["H100"])
-    rates = reached()
-    assert seconds.low > 170 * 600 * 12 * rates.launch.low > 600
-    assert seconds.high < 2 * 170 * 1300 * 12 * rates.launch.high
-    # 100 sheets of a GPU that is ten times slower in everything read their bytes.
-    assert cost.seconds(GpuKind(1e12, 1e10, 2**36)).low > 170 * 600 * decoding.weights / 1e10
+    launch, (few, many) = reached().expert_launch, decoding.tokens
+    shortest, longest = (dict.fromkeys(CAUSES, place) for place in (-1, 1))
+    low, high = (cost.seconds(gpu_kinds()["H100"], places) for places in (shortest, longest))
+    waits = 16 / 9
+    assert low > waits * 170 * few * 12 * launch.low > 600
+    assert high < 1.5 * waits * 170 * many * 12 * launch.high
+    # A GPU that is ten times slower in everything reads its bytes.
+    slow = cost.seconds(GpuKind(1e12, 1e10, 2**36), shortest)
+    assert slow > waits * 170 * few * decoding.target.weights / 1e10
 
 
 def test_a_limit_of_new_tokens_cuts_the_typical_length() -> None:
@@ -246,7 +336,7 @@ def test_steps_of_denoised_answers_are_counted() -> None:
     assert step < cost(*lavida, *stated, "method=d3tom", "ratio=0.9") < 8 * step
     cells, lines = planned(*lavida, *stated, "method=d3tom", "ratio=0.9")
     assert "not counted" not in "".join(hours_of(lines))
-    assert cells[0].cost.launches == 8 * facts.text.layers
+    assert cells[0].cost.forwards == 8
     cached = cost(*lavida, *stated, "method=none", "+model.generation.prefix_cache=true")
     prompt = text_flops(facts, entering, NOMINAL_TEXT)
     assert prompt < cached < prompt + 8 * step / 4
@@ -258,10 +348,12 @@ def test_lengths_that_are_exact_count_as_they_are() -> None:
     argv = ("model=llava15_7b", "method=none", "benchmark=latency", "engine.batch_size=4")
     decoding = decoding_of(*argv)
     assert (decoding.tokens, decoding.batches) == ((512, 512), 1)
-    assert 12e9 < decoding.weights < 14e9
-    assert decoding.weights == decoder_bytes(settled(*argv).model)
+    target = decoding.target
+    assert 12e9 < target.weights < 14e9
+    assert target.weights == decoder_bytes(settled(*argv).model)
     # Four prompts of 2,048 tokens: half a MiB of 16-bit keys and values each.
-    assert decoding.prompt == 4 * 2048 * 2**19
+    assert target.prompt == 4 * 2048 * 2**19
+    assert decoding.longest == 1
 
 
 @pytest.mark.slow

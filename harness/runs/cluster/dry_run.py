@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from statistics import fmean
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.cost.budget import NOMINAL_TEXT, frame_of
-from espalier.harness.cost.facts import ModelFacts
+from espalier.harness.cost.facts import ModelFacts, StackFacts, Work
 from espalier.harness.cost.flops import (
     cached_prompt_flops,
     head_flops,
@@ -29,12 +30,14 @@ from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.errors import Refused, UserError, print_lines
 from espalier.harness.kinds.checkpoint_check import decoder_bytes, entry_bytes
 from espalier.harness.kinds.lookup import kind_of, label_of, method_of
+from espalier.harness.models.memory_check import PATCHES, frame_tokens
 from espalier.harness.paths import CONF
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
 from espalier.harness.runs.admission import admit_here
 from espalier.harness.runs.cluster.cluster_sweep import ClusterCell, job_groups
 from espalier.harness.runs.cluster.job_file import JobGroup
+from espalier.harness.runs.cluster.launchers import devices
 from espalier.harness.runs.cluster.resources import (
     ClusterSpec,
     GpuKind,
@@ -48,12 +51,86 @@ from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.generation import CanvasSettings
-from espalier.harness.specs.run_spec import RunSpec
+from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.base import Method, MethodError, TokenReducer
+from espalier.methods.base import Decoder, Method, MethodError, TokenReducer
+from espalier.methods.none import NoReduction
 
 ANSWER_LENGTHS = CONF / "answer_lengths.yaml"
+
+
+#: What makes an estimate wide, as the lines name it: each has two ends in conf/gpus.yaml or conf/answer_lengths.yaml.
+CAUSES = {
+    "products": "the share of the peak FLOP/s",
+    "reads": "the share of the bandwidth",
+    "launch": "launches",
+    "loading": "loading",
+    "start": "starting",
+    "answers": "lengths of answers",
+    "acceptance": "accepted drafts",
+}
+
+#: Where each cause stands between its ends, -1 and 1; one that is missing stands in the middle.
+Places = Mapping[str, float]
+
+
+def rate(cause: str, places: Places) -> float:
+    """Return what runs reach where a cause stands."""
+    span: Span = getattr(reached(), cause)
+    return span.at(places.get(cause, 0))
+
+
+def launch_seconds(stack: StackFacts, places: Places) -> float:
+    """Return the least time of a forward through the layers of a stack."""
+    return stack.layers * reached().launch_of(stack).at(places.get("launch", 0))
+
+
+@dataclass(frozen=True)
+class Side:
+    """A model that decodes, with the work of one step.
+
+    Attributes:
+        weights: bytes of weights that a step reads.
+        prompt: bytes of cache that a step reads of a batch's prompts.
+        entry: bytes of cache of a batch's new tokens, one each.
+        stack: its layers.
+    """
+
+    weights: int
+    prompt: int
+    entry: int
+    stack: StackFacts
+
+    def seconds(self, gpu: GpuKind, places: Places, tokens: float) -> float:
+        """Return the time of a step, the mean over all steps of an answer."""
+        read = (self.weights + self.prompt + self.entry * tokens / 2) / gpu.bandwidth
+        return max(read * rate("reads", places), launch_seconds(self.stack, places))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of a speculative decoder.
+
+    Attributes:
+        draft: the side that drafts.
+        window: tokens drafted in a round; None: as many as fit into a step of the target.
+        overlap: whether the draft works while the target verifies.
+    """
+
+    draft: Side
+    window: int | None
+    overlap: bool
+
+    def seconds(self, gpu: GpuKind, places: Places, tokens: float, step: float) -> float:
+        """Return the time of each token of an answer, with the time of the target's `step`."""
+        drafted = self.draft.seconds(gpu, places, tokens)
+        window = self.window or max(round(step / drafted), 1)
+        share = rate("acceptance", places)
+        # Accepted tokens are a run from the first one on; the target adds one.
+        accepted = (1 - math.pow(share, window + 1)) / (1 - share)
+        drafting = window * drafted
+        return (max(step, drafting) if self.overlap else step + drafting) / accepted
 
 
 @dataclass(frozen=True)
@@ -61,18 +138,29 @@ class Decoding:
     """Answers that are generated token by token.
 
     Attributes:
-        tokens: of one answer.
+        tokens: of one answer, the mean over all.
         batches: of samples that are answered together.
-        weights: bytes of weights that a step reads.
-        prompt: bytes of cache that a step reads of a batch's prompts.
-        entry: bytes of cache of a batch's new tokens, one each.
+        longest: steps of a batch over the mean length of its answers.
+        target: the model.
+        rounds: of a speculative decoder; None: a token a step.
+        plainly: whether each answer is also decoded without a draft.
     """
 
     tokens: Span
     batches: int
-    weights: int
-    prompt: int
-    entry: int
+    longest: float
+    target: Side
+    rounds: Rounds | None = None
+    plainly: bool = True
+
+    def seconds(self, gpu: GpuKind, places: Places) -> float:
+        """Return the time of all steps."""
+        tokens = self.tokens.at(places.get("answers", 0))
+        step = self.target.seconds(gpu, places, tokens)
+        token = step * self.plainly
+        if self.rounds is not None:
+            token += self.rounds.seconds(gpu, places, tokens, step)
+        return self.batches * self.longest * tokens * token
 
 
 @dataclass(frozen=True)
@@ -85,8 +173,8 @@ class CellCost:
         visual: visual tokens of one sample, before any reduction.
         text: its other tokens.
         tower: FLOPs of the vision tower and the projector, of all samples.
-        launches: layers of the language model that run before answers are decoded, over all batches.
-        layers: of the language model.
+        forwards: of the language model before answers are decoded, over all batches.
+        stack: its layers.
         decoding: of answers that are generated token by token; None: they are denoised, or `missing`.
         missing: unknown facts of the answers; empty: they are counted.
     """
@@ -96,8 +184,8 @@ class CellCost:
     visual: int
     text: int
     tower: int
-    launches: int
-    layers: int
+    forwards: int
+    stack: StackFacts
     decoding: Decoding | None = None
     missing: str = ""
 
@@ -106,23 +194,33 @@ class CellCost:
         """Tokens of all counted answers."""
         return Span(0, 0) if self.decoding is None else self.decoding.tokens.times(self.samples)
 
-    def seconds(self, gpu: GpuKind) -> Span:
+    def seconds(self, gpu: GpuKind, places: Places = MappingProxyType({})) -> float:
         """Return the time of all counted work on a GPU."""
-        rates, bounds = reached(), []
-        for end in (0, 1):
-            launch = rates.launch[end]
-            products = (self.flops + self.tower) / gpu.flops * rates.products[end]
-            seconds = max(products, self.launches * launch)
-            if self.decoding is not None:
-                tokens = self.decoding.tokens[end]
-                # A mean over all steps.
-                step = (
-                    self.decoding.weights + self.decoding.prompt + self.decoding.entry * tokens / 2
-                )
-                read = step / gpu.bandwidth * rates.reads[end]
-                seconds += self.decoding.batches * tokens * max(read, self.layers * launch)
-            bounds.append(seconds)
-        return Span(*bounds)
+        products = (self.flops + self.tower) / gpu.flops * rate("products", places)
+        prompts = max(products, self.forwards * launch_seconds(self.stack, places))
+        return prompts + (0 if self.decoding is None else self.decoding.seconds(gpu, places))
+
+
+class Estimate(NamedTuple):
+    """The span of an estimate, and the cause that makes most of its width."""
+
+    span: Span
+    cause: str
+
+
+def estimate_of(total: Callable[[Places], float]) -> Estimate:
+    """Return the estimate of a total: each cause moves it from its middle by itself, and the moves add up in squares.
+
+    Cost: twice as many totals as there are causes, and one.
+    """
+    middle = total({})
+    moves = {
+        cause: sorted(math.log(total({cause: place}) / middle) for place in (-1, 1))
+        for cause in CAUSES
+    }
+    down, up = (math.hypot(*ends) for ends in zip(*moves.values(), strict=True))
+    cause = max(moves, key=lambda name: moves[name][1] - moves[name][0])
+    return Estimate(Span(middle * math.exp(-down), middle * math.exp(up)), CAUSES[cause])
 
 
 class UnknownCost(ValueError):
@@ -147,16 +245,15 @@ def cost_of(
     counts = [n for n in (benchmark.limit, benchmark.dataset.samples) if n is not None]
     if not counts:
         raise UnknownCost(f"benchmark {benchmark.name}: number of its samples")
-    if benchmark.dataset.video:
-        raise UnknownCost(f"benchmark {benchmark.name}: lengths of its videos")
-    samples, visual, stated = min(counts), facts.visual_tokens, benchmark.prompt_tokens
+    samples, stated = min(counts), benchmark.prompt_tokens
+    visual, work = _visual_work(spec)
     text = NOMINAL_TEXT if stated is None else max(stated - visual, 0)
-    rows = 1 if spec.engine.batch_size == "auto" else spec.engine.batch_size
+    rows = 1 if spec.engine.batch_size == "auto" else min(spec.engine.batch_size, samples)
     batches, decoding, missing = math.ceil(samples / rows), None, ""
     if facts.diffusion is not None:
         flops, forwards = _denoising_work(spec, method, text)
     else:
-        reducer = _reducer(spec, method)
+        reducer = NoReduction() if isinstance(method, Decoder) else _reducer(spec, method)
         kept = spec.budget.keep(reducer, facts, visual, text)
         entering = frame_of(reducer, facts, visual, text).entering(kept)
         flops, forwards = text_flops(facts, entering, text) + head_flops(facts), 1
@@ -164,15 +261,16 @@ def cost_of(
             settings = CanvasSettings.of(spec.generation, facts.canvas.length)
             flops, forwards = _canvas_work(facts, settings, entering, text)
         elif (length := _answer_length(spec, answer_tokens or {})) is not None:
-            entry = rows * entry_bytes(spec.model)
-            prompt = int(entry * (fmean(entering) + text))
-            decoding = Decoding(length, batches, decoder_bytes(spec.model), prompt, entry)
+            # Lengths from none to twice the mean, as likely as each other, unless one is exact.
+            longest = 2 * rows / (rows + 1) if length.low < length.high else 1
+            target = _side(spec.model, rows, fmean(entering) + text)
+            decoding = Decoding(length, batches, longest, target)
+            if isinstance(method, Decoder) and method.source != "nobody":
+                decoding = _drafted(decoding, spec, method, visual, text)
         else:
             name = benchmark.name
             option = f"cluster.answer_tokens={{{name}: <tokens>}}"
             missing = f"benchmark {name}: length of its answers ({option})"
-    # Tower, stem and projector on one picture of nominal size.
-    work = facts.expected_work
     picture = tower_flops(facts, work) + projector_flops(facts, work.units, pooled=work.pooled)
     return CellCost(
         flops=samples * flops,
@@ -180,11 +278,41 @@ def cost_of(
         visual=visual,
         text=text,
         tower=samples * picture,
-        launches=batches * forwards * facts.text.layers,
-        layers=facts.text.layers,
+        forwards=batches * forwards,
+        stack=facts.text,
         decoding=decoding,
         missing=missing,
     )
+
+
+def _visual_work(spec: RunSpec) -> tuple[int, Work]:
+    """Return the visual tokens of a picture of nominal size or of a video, and the work before the decoder."""
+    facts, model = spec.model.facts, spec.model
+    if not spec.benchmark.dataset.video:
+        return facts.visual_tokens, facts.expected_work
+    tokens = frame_tokens().get(model.name)
+    if tokens is None:
+        raise UnknownCost(f"model {model.name}: tokens of a video's frame")
+    visual, patches = round(tokens * model.video.frames), round(PATCHES * tokens)
+    work = Work(patches * model.video.frames, patches**2 * model.video.frames, visual)
+    return visual, work
+
+
+def _side(model: ModelSpec, rows: int, prompt: float) -> Side:
+    """Return a model that decodes `rows` answers at a time after a prompt of some tokens."""
+    entry = rows * entry_bytes(model)
+    return Side(decoder_bytes(model), int(entry * prompt), entry, model.facts.text)
+
+
+def _drafted(
+    decoding: Decoding, spec: RunSpec, method: Decoder, visual: int, text: int
+) -> Decoding:
+    """Return the decoding in rounds, without the draft's prefill."""
+    seen = 0 if method.text_only else spec.budget.draft_keep(visual)
+    draft = _side(spec.method.draft or spec.model, 1, seen + text)
+    window = method.window if isinstance(method.window, int) else None
+    rounds = Rounds(draft, window, method.overlap)
+    return replace(decoding, rounds=rounds, plainly=spec.engine.compare)
 
 
 def _answer_length(spec: RunSpec, answer_tokens: Mapping[str, int]) -> Span | None:
@@ -248,9 +376,8 @@ def _canvas_work(
 def _reducer(spec: RunSpec, method: Method) -> TokenReducer:
     """Return the reducer of the prefill; a method that evicts after it leaves it unreduced."""
     reducer = kind_of(method, spec).prompt_reducer(method)
-    if reducer is not None:
-        return reducer
-    raise UnknownCost(f"method {spec.method.name}: rounds of its draft")
+    assert reducer is not None  # of a decoder alone
+    return reducer
 
 
 @cache
@@ -270,27 +397,31 @@ def typical_length(benchmark: str, model: str) -> Span | None:
     return None
 
 
-@dataclass(frozen=True)
-class JobHours:
-    """Seconds of a job from its start to its end, and the GPUs that it holds."""
-
-    seconds: Span
-    gpus: int
-
-    @property
-    def gpu_hours(self) -> Span:
-        """Hours of all its GPUs."""
-        return self.seconds.times(self.gpus / 3600)
+def job_seconds(group: JobGroup[PlannedCell], gpu: GpuKind, places: Places) -> float:
+    """Return the time of a job from its start to its end, on GPUs of a kind."""
+    loading = sum(map(weight_bytes, _models(group))) * rate("loading", places)
+    work = sum(cost.seconds(gpu, places) for cost in costs_of([group]))
+    return rate("start", places) + loading + work
 
 
-def job_hours(group: JobGroup[PlannedCell], gpu: GpuKind) -> JobHours:
-    """Return the time of a job on GPUs of a kind: more of them than it requests where their memory is too small."""
+def job_gpus(group: JobGroup[PlannedCell], gpu: GpuKind) -> int:
+    """Return the GPUs that a job holds: more than it requests where their memory is too small."""
+    needed = sum(gpus_for(model, gpu.memory) for model in _models(group))
+    return max(group.resources.gpus, needed)
+
+
+def _models(group: JobGroup[PlannedCell]) -> list[ModelSpec]:
     # Its cells share a model.
-    rates, models = reached(), models_of(group.cells[0].cell.spec)
-    work = (cost.seconds(gpu) for cost in costs_of([group]))
-    loading = rates.loading.times(sum(map(weight_bytes, models)))
-    needed = sum(gpus_for(model, gpu.memory) for model in models)
-    return JobHours(Span.total((rates.start, loading, *work)), max(group.resources.gpus, needed))
+    return models_of(group.cells[0].cell.spec)
+
+
+def hours_of(jobs: Sequence[JobGroup[PlannedCell]], gpu: GpuKind) -> Estimate:
+    """Return the GPU-hours of jobs."""
+
+    def total(places: Places) -> float:
+        return sum(job_seconds(job, gpu, places) * job_gpus(job, gpu) for job in jobs) / 3600
+
+    return estimate_of(total)
 
 
 def hours_text(hours: Span) -> str:
@@ -394,10 +525,22 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
             else f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
         )
         yield f"jobs: {len(jobs)} ({grouping})"
+        yield from _side_by_side(jobs, cluster)
     for number, job in enumerate(jobs):
         yield job_line(number, job, cluster)
         yield from cell_lines([cell.cell.spec for cell in job.cells])
     yield from estimate_lines(jobs, cluster)
+
+
+def _side_by_side(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) -> Iterator[str]:
+    """Yield how all GPUs of this machine are used, if this process would leave some idle."""
+    needed, here = min(job.resources.gpus for job in jobs), len(devices())
+    cells = sum(len(job.cells) for job in jobs)
+    at_once = min(here // max(needed, 1), cells)
+    if cluster.name == "local" and needed and at_once > 1:
+        size = math.ceil(cells / at_once)
+        command = f"cluster=joblib cluster.cells_per_job={size}"
+        yield f"this machine has {here} GPUs: {command} runs {at_once} jobs at once"
 
 
 #: Statuses of cells that would run, and all of them.
@@ -467,11 +610,11 @@ def job_line(number: int, group: JobGroup[PlannedCell], cluster: ClusterSpec) ->
     if costs:
         parts.append(_flops(sum(cost.flops + cost.tower for cost in costs)))
     if costs and resources.gpus:
-        jobs = [job_hours(group, gpu) for gpu in cluster.estimated_gpus.values()]
-        hours = Span.around(job.gpu_hours for job in jobs)
-        parts[-1] += f", {hours_text(hours)}{_without_answers(costs)}"
-        minutes = Span.around(job.seconds.times(1 / 60) for job in jobs)
-        if minutes.high > resources.minutes:
+        name, gpu = next(iter(cluster.estimated_gpus.items()))
+        hours = hours_of([group], gpu).span
+        parts[-1] += f", {hours_text(hours)} on {name}{_without_answers(costs)}"
+        minutes = hours.times(60 / job_gpus(group, gpu))
+        if minutes.high > resources.minutes and cluster.name != "local":
             verb = "is" if minutes.low > resources.minutes else "may be"
             parts.append(f"{verb} longer than its time limit: continues in the queue's next turn")
     return "; ".join(parts)
@@ -497,21 +640,22 @@ def estimate_lines(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) 
     costs = costs_of(jobs)
     with_gpu = [job for job in jobs if job.resources.gpus and costs_of([job])]
     if costs:
-        without, tokens = (
-            len(costs) - len(costs_of(with_gpu)),
-            Span.total(cost.answer_tokens for cost in costs),
-        )
-        bounds = dict.fromkeys(f"{bound:,.0f}" for bound in tokens)
+        without = len(costs) - len(costs_of(with_gpu))
+        ends = [sum(end) for end in zip(*(cost.answer_tokens for cost in costs), strict=True)]
+        bounds = dict.fromkeys(f"{end:,.0f}" for end in ends)
         yield (
             f"estimate: {_flops(sum(cost.flops for cost in costs))} of the language model, "
             f"{_flops(sum(cost.tower for cost in costs))} of the vision tower, "
-            + (f"{' to '.join(bounds)} tokens of answers, " if tokens.high else "")
+            + (f"{' to '.join(bounds)} tokens of answers, " if ends[1] else "")
             + f"of {_count(len(costs), 'cell')}"
             + (f", {without} of them without a GPU" if without else "")
         )
     for name, gpu in cluster.estimated_gpus.items() if with_gpu else ():
-        hours = Span.total(job_hours(job, gpu).gpu_hours for job in with_gpu)
-        yield f"  {name}: {hours_text(hours)}{_without_answers(costs_of(with_gpu))}"
+        hours, cause = hours_of(with_gpu, gpu)
+        note = _without_answers(costs_of(with_gpu))
+        yield f"  {name}: {hours_text(hours)}{note}; most of the span is from {cause}"
+    if with_gpu:
+        yield from _shares([cell for job in with_gpu for cell in job.cells], gpu)
     if costs:
         counted = ((cell.cell.spec.model.name, cell.cost.visual) for cell in cells if cell.cost)
         pictures = dict.fromkeys(f"{model} {visual}" for model, visual in counted)
@@ -521,6 +665,25 @@ def estimate_lines(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) 
     unknown = (cell.unknown for cell in cells)
     for reason, count in Counter(filter(None, (*missing, *unknown))).items():
         yield f"not counted, unknown offline: {reason} ({_count(count, 'cell')})"
+
+
+def _shares(cells: Sequence[PlannedCell], gpu: GpuKind) -> Iterator[str]:
+    """Yield the benchmarks' shares of the time, and of one with more than half of it how to leave it out."""
+    by_name = grouped((cell.cell.spec.benchmark.name, cell) for cell in cells if cell.cost)
+    seconds = {
+        name: sum(cell.cost.seconds(gpu) for cell in parts if cell.cost)
+        for name, parts in by_name.items()
+    }
+    total = sum(seconds.values())
+    shares = {
+        name: seconds[name] / total for name in sorted(seconds, key=seconds.__getitem__)[::-1]
+    }
+    yield from _wrapped("time by benchmark: ", ", ".join(f"{n} {s:.0%}" for n, s in shares.items()))
+    (first, share), *others = shares.items()
+    if others and share > 0.5:
+        note = by_name[first][0].cell.config["benchmark"].get("note") or "one benchmark"
+        without = f"benchmark={','.join(name for name in seconds if name != first)}"
+        yield from _wrapped(f"  {first}: ", f"{note} Without it: {without}")
 
 
 def _method(spec: RunSpec) -> str:

@@ -46,11 +46,9 @@ class Span(NamedTuple):
         """Return the span of a multiple; `factor` is not negative."""
         return Span(self.low * factor, self.high * factor)
 
-    @classmethod
-    def total(cls, spans: Iterable[Span]) -> Span:
-        """Return the sum of spans, from the sum of the least to that of the largest."""
-        entries = list(spans)
-        return cls(sum(span.low for span in entries), sum(span.high for span in entries))
+    def at(self, place: float) -> float:
+        """Return the value at a place between the ends, -1 and 1; 0 is the geometric middle."""
+        return math.sqrt(self.low * self.high) * math.pow(self.high / self.low, place / 2)
 
     @classmethod
     def around(cls, spans: Iterable[Span]) -> Span:
@@ -82,15 +80,23 @@ class Reached:
         products: seconds for each FLOP, times the peak.
         reads: seconds for each byte that a step reads, times the peak.
         launch: least seconds for a layer of one forward.
+        expert_launch: the same, of a layer with experts.
         loading: seconds for each byte of weights that is loaded.
         start: seconds of a job before that.
+        acceptance: share of drafted tokens that the target accepts.
     """
 
     products: Span
     reads: Span
     launch: Span
+    expert_launch: Span
     loading: Span
     start: Span
+    acceptance: Span
+
+    def launch_of(self, stack: StackFacts) -> Span:
+        """Return the least seconds for a layer of a stack."""
+        return self.expert_launch if stack.experts else self.launch
 
 
 @cache
@@ -105,8 +111,12 @@ def reached() -> Reached:
     content = read_yaml(PATH)
     divided = ("products", "reads", "loading")
     shares = {name: Span(*sorted(1 / share for share in content[name])) for name in divided}
-    seconds = {name: Span(*sorted(content[name])) for name in ("launch", "start")}
-    return Reached(**shares, **seconds)
+    others = {
+        part.name: Span(*sorted(content[part.name]))
+        for part in fields(Reached)
+        if part.name not in divided
+    }
+    return Reached(**shares, **others)
 
 
 def read_kinds(key: str, value: Any) -> dict[str, GpuKind]:
