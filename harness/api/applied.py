@@ -15,6 +15,7 @@ from espalier.harness.api.answer import Answer, RecordedPrefill, decoding_of, fl
 from espalier.harness.api.argument_errors import user_errors
 from espalier.harness.api.loaded_models import ACTING, Model
 from espalier.harness.api.open_method import CheckedMethod, open_responder
+from espalier.harness.api.own_generate import pruned_generate
 from espalier.harness.api.questions import is_chat, open_chat, question_chat
 from espalier.harness.api.visible_tokens import grid_rows, visible_chat
 from espalier.harness.engine.record import SampleRecord
@@ -72,6 +73,9 @@ class Applied:
             self._opened: OpenMethod = stack.enter_context(
                 open_responder(self._checked, self._adapter, draft)
             )
+            if self._checked.acts:
+                name = self._checked.spec.method.title
+                stack.enter_context(pruned_generate(self._opened, name))
             self._stack = stack.pop_all()
         return self
 

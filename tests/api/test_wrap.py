@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import espalier
+from espalier.harness.api.questions import question_chat
 from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.models.families import ADAPTERS
@@ -135,8 +137,55 @@ def test_the_user_goes_on_with_the_model_and_nothing_is_left():
     plain = model.eval().generate(**inputs, max_new_tokens=4, do_sample=False)
     with espalier.apply(espalier.wrap(model, processor), "divprune", ratio=0.5) as pruned:
         pruned.ask(picture(0), "w1", max_new_tokens=2)
-        assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), plain)
     assert torch.equal(model.generate(**inputs, max_new_tokens=4, do_sample=False), plain)
+
+
+METHODS = {"divprune": {}, "fastv": {"K": 1}, "snapkv": {}}
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_the_models_own_generate_answers_as_ask_does(name, method):
+    """Of a batch, with the inputs of the model's processor."""
+    model, processor = loaded(name)
+    taken = espalier.wrap(model, processor)
+    pair = [(picture(number, 56, 42), question) for number, question in ((1, "w1"), (2, "w3 w4"))]
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    with taken.open_adapter() as adapter:
+        inputs = adapter.encode([question_chat(*question, taken.spec) for question in pair])
+        plain = model.generate(**inputs, **settings)
+    beams = {"num_beams": 1 if method == "snapkv" else 2}
+    with ExitStack() as stack:
+        try:
+            applied = espalier.apply(taken, method, ratio=0.5, **METHODS[method])
+            pruned = stack.enter_context(applied)
+            answers = pruned.ask_many(pair, **settings)
+        except espalier.UserError:
+            pytest.skip("the method does not run on this family")
+        ids = model.generate(**inputs, **settings)
+        of_beams = model.generate(**inputs, **settings, **beams)
+        texts = [answer.text for answer in answers]
+        prompt = inputs["input_ids"]
+        assert adapter.decode(ids[:, prompt.shape[1] :]) == texts
+        assert torch.equal(of_beams[:, : prompt.shape[1]], prompt)
+        beam_answers = pruned.ask_many(pair, **settings, **beams)
+        beam_texts = adapter.decode(of_beams[:, prompt.shape[1] :])
+        assert beam_texts == [answer.text for answer in beam_answers]
+    assert torch.equal(model.generate(**inputs, **settings), plain)
+
+
+def test_generate_under_a_method_refuses_in_one_line_what_only_ask_can():
+    model, processor = loaded("llava")
+    inputs = processor(text="<image>\nw1", images=[picture(0)], return_tensors="pt")
+    taken = espalier.wrap(model, processor)
+    with espalier.apply(taken, "divprune", ratio=0.5):
+        line = refused(lambda: model.generate(**inputs, return_dict_in_generate=True))
+        assert "return_dict_in_generate=True" in line
+        assert "past_key_values" in refused(lambda: model.generate(**inputs, past_key_values=()))
+    with espalier.apply(taken, "vanilla_sd", draft=taken):
+        line = refused(lambda: model.generate(**inputs, max_new_tokens=2))
+    assert "valid: ask(...)" in line
 
 
 def test_methods_may_be_open_inside_one_another():
