@@ -52,7 +52,8 @@ def pruned_generate(opened: OpenMethod, method: str) -> Iterator[None]:
     try:
         yield
     finally:
-        del model.generate
+        # Another block that closed first may have restored the model.
+        vars(model).pop("generate", None)
 
 
 @cache

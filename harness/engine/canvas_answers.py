@@ -123,7 +123,7 @@ class CanvasHooks:
         """
         settings = CanvasSettings.of(generation, self._length)
         self._limit = settings.steps
-        output = self._adapter.model.generate(
+        output = self._adapter.generate(
             **inputs,
             past_key_values=cache,
             generation_config=self._adapter.canvas_config(settings),

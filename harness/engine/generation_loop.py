@@ -192,8 +192,6 @@ def generate_answers(
         ids = hooks.answers(inputs, generation, cache)
         return LoopOutput(ids, None, ids.shape[1], "generate")
     arguments = {**inputs, **generation, "past_key_values": cache}
-    # The class's: inside a block the instance's own leads here.
-    generate = partial(type(adapter.model).generate, adapter.model)
     settings = dict(generation)
     # As `generate` will resolve them.
     config = adapter.model._prepare_generation_config(
@@ -204,12 +202,12 @@ def generate_answers(
     )
     if decode == "loop" and not library_only and config.get_generation_mode() in LOOP_MODES:
         current_pass.completes = True
-        result: LoopOutput = generate(
+        result: LoopOutput = adapter.generate(
             **{**arguments, **_stop_criteria(config, generation)},
             custom_generate=partial(run_loop, adapter, current_pass),
         )
         return result
-    output = generate(**arguments, return_dict_in_generate=True)
+    output = adapter.generate(**arguments, return_dict_in_generate=True)
     ids = output.sequences[:, inputs["input_ids"].shape[1] :]
     return LoopOutput(ids, getattr(output, "logits", None), ids.shape[1] - 1, "generate")
 

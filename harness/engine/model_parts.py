@@ -33,6 +33,11 @@ class ModelParts(ABC):
     facts: ModelFacts
 
     @property
+    def generate(self) -> Callable[..., Any]:
+        """The class's own `generate`: that of the instance leads to the engine inside a user's block."""
+        return partial(type(self.model).generate, self.model)
+
+    @property
     @abstractmethod
     def decoder(self) -> Any:
         """The text stack: a module with `.layers`, `.config` and the keyword arguments of a decoder."""

@@ -151,7 +151,7 @@ def make_prompt(
     vision = VisionSide(setup, clock, reads_features(setup.sites))
     handle = adapter.decoder.register_forward_pre_hook(arrive, with_kwargs=True)
     with hooked([handle]), vision, suppress(StopForward):
-        adapter.model.generate(**inputs, max_new_tokens=1, do_sample=False)
+        adapter.generate(**inputs, max_new_tokens=1, do_sample=False)
     signals = {key: torch.empty(0) for key in setup.signals.before_decoder()}  # never read
     if any(layout.counts):
         signals = setup.signals.kept_units()
