@@ -94,15 +94,23 @@ def load(
     """
     with user_errors():
         spec = named_spec(name, path, settings)
-        check_model(spec, read_value("offline", offline, bool), Digests())
-        adapter = load_adapter(spec)
+        model = load_spec(spec, read_value("offline", offline, bool))
     listed = model_choice(fspath(name), "name")
     config_name = None if listed.startswith(PREFIX) else listed
     if path is not None:
         settings["path"] = str(spec.path)
-    return Model(
-        spec, False, lambda wanted: nullcontext(with_spec(adapter, wanted)), config_name, settings
-    )
+    return replace(model, name=config_name, settings=settings)
+
+
+def load_spec(spec: ModelSpec, offline: bool = True) -> Model:
+    """Load the model of a spec.
+
+    Raises:
+        UserError: the checkpoint is missing or does not match; one line with config keys.
+    """
+    check_model(spec, offline, Digests())
+    adapter = load_adapter(spec)
+    return Model(spec, False, lambda wanted: nullcontext(with_spec(adapter, wanted)))
 
 
 def with_spec(adapter: Adapter, spec: ModelSpec) -> Adapter:
