@@ -30,5 +30,7 @@ for name in ("slurm", "wandb"):
 extras["dev"] = ["espalier-vlm[slurm,wandb]", *extras["dev"]]
 # Developers need no Jupyter: the tests run the cells without it, and `make notebooks` installs it.
 extras["notebooks"] = ["espalier-vlm[run]", "jupyterlab>=4.2", "ipywidgets>=8"]
+# Gradio 6.31 refuses the Pillow of constraints.txt: `make test-explore` tests it in an environment of its own.
+extras["explore"] = ["espalier-vlm[run]", "gradio>=6.29,<7"]
 
 setup(install_requires=base, extras_require=extras)

@@ -10,9 +10,8 @@
 are in memory already. `apply` puts a method on it for the length of a `with`; inside, `ask` and `ask_many` take
 pictures, videos and chats, and return an `Answer`: the text, what was kept, what it cost, and a picture of it. `video`
 makes a video out of frames. `evaluate` runs a benchmark as the command line does; `rehearse` one prompt of a run on
-simulated cards; `methods()`, `models()` and
-`benchmarks()` list the names that it takes. What cannot work raises `UserError`, one line with the argument, its value
-and what is valid.
+simulated cards; `explore` returns a page for a browser or a notebook. `methods()`, `models()` and `benchmarks()` list
+the names that it takes. What cannot work raises `UserError`, one line with the argument, its value and what is valid.
 
 docs/python.md has all of it by example.
 """
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from espalier.harness.reports import results
     from espalier.harness.runs.interface.choice_frames import benchmarks, models
     from espalier.harness.runs.interface.evaluate import EvaluatedRun, evaluate
+    from espalier.harness.tools.explore import explore
     from espalier.harness.tools.rehearsal.rehearse import rehearse
 
 
@@ -47,6 +47,7 @@ __all__ = [
     "apply",
     "benchmarks",
     "evaluate",
+    "explore",
     "load",
     "methods",
     "models",
@@ -66,6 +67,7 @@ _HOMES = {
     "apply": "espalier.harness.api.apply",
     "benchmarks": "espalier.harness.runs.interface.choice_frames",
     "evaluate": "espalier.harness.runs.interface.evaluate",
+    "explore": "espalier.harness.tools.explore",
     "load": "espalier.harness.api.loaded_models",
     "models": "espalier.harness.runs.interface.choice_frames",
     "rehearse": "espalier.harness.tools.rehearsal.rehearse",

@@ -10,6 +10,7 @@ from espalier.version import __version__
 #: Module of each command, and what it does.
 COMMANDS = {
     "run": ("espalier.harness.cli.run", "evaluate a method on a model and a benchmark, or sweep"),
+    "explore": ("espalier.harness.cli.explore", "two methods answer a question, in a browser"),
     "sweep": (
         "espalier.harness.cli.sweep",
         "status of a sweep, on any machine that sees its store",

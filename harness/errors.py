@@ -71,7 +71,7 @@ def missing_extra(error: BaseException) -> UserError | None:
     package = str(error.name).partition(".")[0]
     if package == "espalier" or not importer.startswith("espalier."):
         return None  # of a user's module, or of a library
-    extra = {"wandb": "wandb", "submitit": "slurm"}.get(package, "run")
+    extra = {"wandb": "wandb", "submitit": "slurm", "gradio": "explore"}.get(package, "run")
     return UserError(
         f"the package {package} is not installed; valid: pip install 'espalier-vlm[{extra}]'"
     )
