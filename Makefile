@@ -11,9 +11,13 @@ NOTEBOOKS ?= notebooks/*.ipynb
 SERVE_VENV ?= $(VENV)-serve
 SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environment.py | cut -c1-16)
 
+# Gradio asks for an older Pillow than constraints.txt has: an environment that adds both to VENV.
+EXPLORE_VENV ?= build/explore-venv
+EXPLORE_STAMP := $(EXPLORE_VENV)/.installed-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
+
 .DEFAULT_GOAL := help
 
-.PHONY: help run doctor test test-all serve-environment test-serve test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: help run doctor test test-all serve-environment test-serve test-explore test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -63,6 +67,16 @@ words: $(STAMP)  ## vague names: counts may only fall (lab/house/ceilings.json)
 
 sizes: $(STAMP)  ## statements, files, and the files a FastV run enters: figures may only fall (lab/house/ceilings.json)
 	$(PY) -m lab.house.sizes --check
+
+$(EXPLORE_STAMP): | $(STAMP)
+	$(PY) -m venv --clear $(EXPLORE_VENV)
+	$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$(echo $(EXPLORE_VENV)/lib/python3*/site-packages)/venv.pth
+	grep -v '^pillow=' constraints.txt > $(EXPLORE_VENV)/constraints.txt
+	$(EXPLORE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep -o 'gradio>=[^"]*' setup.py) -c $(EXPLORE_VENV)/constraints.txt
+	touch $@
+
+test-explore: $(EXPLORE_STAMP)  ## the page of `espalier explore`, in a browser where there is one
+	$(EXPLORE_VENV)/bin/python -m pytest -q tests/interface/test_explore.py tests/pages/test_explore_browser.py $(ARGS)
 
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
