@@ -1,0 +1,210 @@
+"""Twelve tasks of a new user: the lines that are typed in a shell, and what a person looks for afterwards."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from espalier.harness.paths import ROOT
+from tests.tiny import picture
+
+pytestmark = pytest.mark.slow
+
+METHOD = """
+from dataclasses import dataclass
+
+import torch
+
+from espalier.methods.base import Plan, Site, TokenReducer, View
+
+
+@dataclass(frozen=True)
+class Shortest(TokenReducer):
+    \"""Keeps the tokens of the smallest norm.\"""
+
+    p: float = 2.0
+
+    def sites(self, depth: int) -> tuple[Site, ...]:
+        return (Site("prefix"),)
+
+    def plan(self, view: View, keep: int) -> Plan:
+        norms = view.tokens.norm(p=self.p, dim=-1)
+        return Plan(norms.argsort(dim=1, stable=True)[:, :keep].sort(dim=1).values)
+"""
+
+
+class Shell:
+    """A shell in the repository, with the environment activated and a folder of the user's: `$HERE`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {**os.environ, "PATH": path, "HERE": str(folder), "COLUMNS": "160"}
+
+    def __call__(self, line: str, code: int = 0) -> str:
+        """Type a line; return what it prints."""
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=ROOT, env=self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr[-2000:]
+        return done.stdout + done.stderr
+
+    def keys(self, method: str) -> list[str]:
+        """Return the keys of a method's runs in the store, as `store ls` lists them."""
+        rows = (json.loads(path.read_bytes()) for path in self.folder.glob("store/runs/*/row.json"))
+        return [row["run_key"] for row in rows if row["method"] == method]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """With 24 pictures of the user's in a table."""
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "question", "answer"])
+        for number in range(24):
+            name = f"bild {number}.png"
+            picture(number, 96, 96).save(tmp_path / name)
+            table.writerow([name, "is there a star ?", "yes" if number % 2 else "no"])
+    (tmp_path / "mine.py").write_text(METHOD)
+    return Shell(tmp_path)
+
+
+OWN = 'benchmark=data "benchmark.path=$HERE/my.csv" "store=$HERE/store" engine.paired=0'
+SHORT = 'limit=4 "store=$HERE/store" engine.paired=0'
+
+
+def test_own_pictures_become_a_table_for_a_paper(shell: Shell) -> None:
+    shell(
+        "python run.py -m method=none,random,divprune,uniform ratio=0.5,0.75,0.9 "
+        f'{OWN} "curves=$HERE/out"'
+    )
+    latex = next(shell.folder.glob("out*.tex")).read_text()
+    lines = [line for line in latex.splitlines() if line.rstrip().endswith(r"\\")]
+    assert r"\begin{tabular}" in latex
+    assert {line.count("&") for line in lines if "multicolumn" not in line} != set()
+    assert "divprune" in latex.lower()
+
+
+def test_an_own_method_runs_with_its_values_beside_baselines(shell: Shell) -> None:
+    text = shell(
+        'python run.py -m "method=none,random,$HERE/mine.py:Shortest" method.params.p=1,2 ratio=0.9 '
+        f"benchmark=seedling_rec {SHORT}"
+    )
+    assert len(shell.keys("none")) == len(shell.keys("random")) == 1
+    assert len(list(shell.folder.glob("store/runs/*/row.json"))) == 4
+    assert "p=1" in text
+
+
+def test_broken_samples_of_own_pictures_are_seen(shell: Shell) -> None:
+    shell(f"python run.py -m method=none,random ratio=0.95 {OWN}")
+    (plain,), (pruned,) = shell.keys("none"), shell.keys("random")
+    text = shell(
+        f'espalier store show {pruned} --against {plain} --pictures broken --store "$HERE/store" '
+        "|| python -m espalier store show "
+        f'{pruned} --against {plain} --pictures broken --store "$HERE/store"'
+    )
+    assert "broke" in text
+    page = re.search(r"(\S+index\.html)", text)
+    assert page is None or Path(page[1]).is_file()
+
+
+def test_a_run_goes_on_after_an_interruption(shell: Shell) -> None:
+    line = (
+        "python run.py method=fastv ratio=0.9 benchmark=seedling_rec limit=60 engine.batch_size=1 "
+        'engine.paired=0 "store=$HERE/store" json=true'
+    )
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {line}"], cwd=ROOT, env=shell.environment, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 120
+    journals = list[Path]()
+    while time.monotonic() < deadline and process.poll() is None:
+        journals = list(shell.folder.glob("store/runs/*/journal.jsonl"))
+        if journals and journals[0].read_bytes().count(b"\n") >= 4:
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"finished samples are kept" in errors
+    row = json.loads(next(text for text in shell(line).splitlines() if text.startswith("{")))
+    assert row["n_samples"] == 60
+    assert 0 < row["extra"]["resumed_samples"] < 60
+
+
+def test_runs_are_logged_without_a_network(shell: Shell) -> None:
+    shell(f"WANDB_MODE=offline python run.py method=fastv ratio=0.9 log=wandb {SHORT}")
+    assert list(shell.folder.glob("store/wandb/**/run-*.wandb"))
+
+
+def test_a_sweep_on_a_cluster_is_planned(shell: Shell) -> None:
+    text = shell(
+        "python run.py -m +experiment=d2pruner_table1 method=none,fastv cluster=slurm --dry"
+    )
+    assert "54 cells of 2 models" in text
+    assert re.search(r"A100: [\d.,]+ to [\d.,]+ GPU-hours", text)
+
+
+def test_exactly_64_tokens_are_kept(shell: Shell) -> None:
+    shell(f"python run.py -m method=divprune,fastv keep=64 {OWN}")
+    for method in ("divprune", "fastv"):
+        (key,) = shell.keys(method)
+        row = json.loads((shell.folder / "store/runs" / key / "row.json").read_bytes())
+        assert row["tokens"]["kept_final"] == 64
+
+
+def test_two_methods_act_one_after_the_other(shell: Shell) -> None:
+    text = shell(f"python run.py method=divprune+fastv ratio=0.9 {SHORT}")
+    assert "divprune+fastv" in text
+    text = shell(
+        f"python run.py method=divprune compressor=snapkv ratio=0.5 {SHORT}"
+    )
+    assert "divprune" in text
+    assert "snapkv" in text
+
+
+def test_attention_is_a_picture_in_a_notebook(shell: Shell) -> None:
+    code = """
+import espalier
+model = espalier.load("seedling")
+with espalier.apply(model, "fastv", ratio=0.9) as pruned:
+    answer = pruned.ask("PICTURE", "is there a star ?", record=True)
+    assert answer.show()._repr_png_()[:4] == b"\\x89PNG"
+    assert answer.attention(1).show()._repr_png_()[:4] == b"\\x89PNG"
+""".replace("PICTURE", str(shell.folder / "bild 3.png"))
+    shell(f"python -c {shlex.quote(code)}")
+
+
+def test_a_draft_proposes_words(shell: Shell) -> None:
+    text = shell(f"python run.py method=parallelvlm ratio=0.9 benchmark=seedling_caption {SHORT}")
+    assert "draft sees" in text
+    assert "tokens a round" in text or "accepted" in text
+
+
+def test_cache_entries_are_evicted(shell: Shell) -> None:
+    text = shell(f"python run.py method=snapkv ratio=0.9 {SHORT}")
+    assert re.search(r"\d+ of \d+ left in the KV cache", text)
+
+
+def test_results_become_a_frame(shell: Shell) -> None:
+    shell(f"python run.py method=fastv ratio=0.9 {SHORT}")
+    code = """
+import os, espalier
+frame = espalier.results.load(os.environ["HERE"] + "/store")
+assert set(frame.method) == {"fastv"}
+samples = espalier.results.samples(os.environ["HERE"] + "/store")
+assert samples.doc_id.nunique() == 4
+frame.to_csv(os.environ["HERE"] + "/frame.csv")
+"""
+    shell(f"python -c {shlex.quote(code)}")
+    assert (shell.folder / "frame.csv").is_file()
