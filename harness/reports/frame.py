@@ -9,20 +9,19 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.journal_scores import SampleScores, read_scorings
-from espalier.harness.reports.printed_text import escape_latex, readable, render
 from espalier.harness.specs.comparable import name, policy
 from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store import RunDir
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.exports import JournalEntry, dated_rows, is_table, read_scores
 from espalier.harness.store.index import ReadRun, Walk, walk
-from espalier.harness.store.row_text import FOOTNOTE, is_marked, mark
+from espalier.harness.store.row_text import is_marked
 
 Row = Mapping[str, Any]
 
@@ -175,6 +174,7 @@ SAMPLES: Mapping[str, tuple[str, str]] = {
 
 #: One line for each point of a curve, of the headline metric, with its statistics.
 POINTS: Mapping[str, tuple[str, str]] = {
+    "model": (TEXT, "name of the model's config file"),
     "benchmark": (TEXT, "name of the benchmark"),
     "metric": (TEXT, "its headline"),
     "n_samples": (COUNT, "samples asked"),
@@ -200,6 +200,10 @@ POINTS: Mapping[str, tuple[str, str]] = {
     "lost_p": (NUMBER, "p-value against the unpruned model, Holm over the benchmark"),
     "gain_p": (NUMBER, "p-value against random dropping, uncorrected"),
     "gain_p_holm": (NUMBER, "the same, Holm over the benchmark"),
+    "best_p": (
+        NUMBER,
+        "p-value against the best method there, Holm over the benchmark; of the best 1, of controls NaN",
+    ),
     "unread": (FLAG, "whether more than 5 % of a run's answers could not be read"),
 }
 
@@ -285,117 +289,3 @@ def typed(columns: Mapping[str, Iterable[Any]], types: Mapping[str, Sequence[Any
     return pd.DataFrame(
         {name: pd.array([*values], dtype=types[name][0]) for name, values in columns.items()}
     )
-
-
-class PointFrame(pd.DataFrame):
-    """A line for each point of a curve; columns and types as in `POINTS`.
-
-    A selection of its lines is a PointFrame too: `points[points.benchmark == "pope"].to_latex()`.
-    """
-
-    @property
-    def _constructor(self) -> type[PointFrame]:
-        return PointFrame
-
-    def to_latex(
-        self,
-        buf: str | Path | None = None,
-        *,
-        intervals: bool = False,
-        counts: bool = False,
-        caption: str = "",
-        label: str = "",
-        **options: Any,
-    ) -> str | None:
-        """Return the points as a LaTeX table: a block for each benchmark, methods by shares of visual tokens kept.
-
-        Scores are in percent. With several benchmarks the last block is their average, with the percent of the unpruned
-        score kept in brackets, for methods that all of them have. In each column of a block the best is bold and the
-        second underlined.
-
-        Args:
-            buf: a file to write; None: the text is returned.
-            intervals: whether 95 % intervals are printed.
-            counts: whether numbers of samples are printed.
-            caption: of the table.
-            label: of the table.
-            **options: of `pandas.DataFrame.to_latex`, for frames that lack columns of `POINTS`.
-        """
-        if not set(POINTS) <= set(self.columns):
-            return cast(
-                "str | None",
-                super().to_latex(buf, caption=caption or None, label=label or None, **options),
-            )
-        text = _latex(self, intervals, counts, caption=caption, label=label)
-        if buf is None:
-            return text
-        Path(buf).write_text(text, encoding="utf-8")
-        return None
-
-
-#: Name of the unpruned model's line.
-UNPRUNED = "none"
-
-
-def _latex(points: pd.DataFrame, intervals: bool, counts: bool, **words: str) -> str:
-    # A number of tokens is another share on each benchmark, and has one column.
-    points = points.assign(
-        ratio=points.groupby("keep").ratio.transform("mean").fillna(points.ratio)
-    )
-    pruned = points[points.curve != UNPRUNED]
-    keeps = dict(sorted(zip(pruned.ratio, pruned.keep, strict=True), key=lambda pair: pair[0]))
-    blocks = []
-    for _, block in points.groupby("benchmark", sort=False):
-        first, full = block.iloc[0], block[block.curve == UNPRUNED]
-        title = escape_latex(f"{first.benchmark}, {readable(first.metric)} (%)")
-        facts = [f"$n = {first.n_samples}$"] * counts
-        facts += [f"unpruned {_cell(row, intervals)}" for _, row in full[:1].iterrows()]
-        titles = [rf"\textit{{{title}}}", *([", ".join(facts)] if facts else [])]
-        blocks.append((titles, _lines(block[block.curve != UNPRUNED], [*keeps], intervals)))
-    average = _average(pruned, len(blocks))
-    if len(blocks) > 1 and not average.empty:
-        title = f"average of {len(blocks)} benchmarks (percent of the unpruned score kept)"
-        blocks.append(([rf"\textit{{{title}}}"], _lines(average, [*keeps], intervals=False)))
-    heads = [
-        rf"{100 * (1 - ratio):.4g}\,\%" if pd.isna(keep) else f"{keep:g} tokens"
-        for ratio, keep in keeps.items()
-    ]
-    footnote = FOOTNOTE if points.unread.any() else ""
-    return render("points.tex", heads=heads, blocks=blocks, footnote=footnote, **words)
-
-
-def _lines(block: pd.DataFrame, ratios: Sequence[float], intervals: bool) -> list[list[str]]:
-    """Return the line of each curve; equal numbers, as printed, share their rank."""
-    printed = (100 * block.score).round(1)
-    ranks = printed.groupby(block.ratio).rank(ascending=False, method="dense")
-    styles = ranks.map({1: r"\textbf{%s}", 2: r"\underline{%s}"}).fillna("%s")
-    lines = []
-    for curve, cells in block.groupby("curve", sort=False):
-        texts = dict.fromkeys(ratios, "--")
-        for index, row in cells.iterrows():
-            number, *suffix = _cell(row, intervals).split(" ", 1)
-            texts[row.ratio] = " ".join([styles[index] % number, *suffix])
-        lines.append([escape_latex(str(curve)), *texts.values()])
-    return lines
-
-
-def _cell(row: pd.Series, intervals: bool) -> str:
-    text = f"{100 * row.score:.1f}"
-    if intervals and pd.notna(row.get("score_low")):
-        low, high = 100 * row.score_low, 100 * row.score_high
-        text += rf" {{\scriptsize [{low:.1f}, {high:.1f}]}}"
-    if "kept" in row:
-        text += f" ({100 * row.kept:.1f})"
-    return text + escape_latex(mark(bool(row.unread)))
-
-
-def _average(points: pd.DataFrame, benchmarks: int) -> pd.DataFrame:
-    """Return the mean score and retention of each (curve, ratio) that every benchmark has with an unpruned score."""
-    grouped = points[points.retention.notna()].groupby(["curve", "ratio"], sort=False)
-    means = grouped.agg(
-        score=("score", "mean"),
-        kept=("retention", "mean"),
-        unread=("unread", "any"),
-        benchmarks=("score", "size"),
-    )
-    return means[means.benchmarks == benchmarks].reset_index()

@@ -4,6 +4,7 @@
     scores = results.samples("results/demo")   # a line for each run, sample and metric
     points = results.compare("results/demo")   # a line for each point of a curve, with intervals and tests
     points.to_latex("table.tex")               # as the table of a paper
+    points.plot("curves.pdf")                  # as the figure of a report
 
 A path is a run store or a folder of tables (harness/store/exports.py), relative to the repository or absolute.
 Columns and units are in harness/reports/frame.py and docs/rows.md. Skipped results are reported on
@@ -22,11 +23,11 @@ import pandas as pd
 
 from espalier.harness.errors import UserError, tell_once
 from espalier.harness.paths import DEFAULT_STORE, DEMO, located, short_path
+from espalier.harness.reports.curves.point_frame import PointFrame
 from espalier.harness.reports.frame import (
     BLOCKS,
     ROWS,
     SAMPLES,
-    PointFrame,
     metric_lines,
     report_damaged,
     stored_results,

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from espalier import results
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_files import draw_curves, write_curves
+from espalier.harness.reports.curves.curve_figure import draw_curves
+from espalier.harness.reports.curves.curve_files import write_curves
 from espalier.harness.reports.curves.curve_table import markdown
 from espalier.harness.reports.html.page import gather, lines, panels
 from tests.report.test_curves import add_run
@@ -82,9 +83,9 @@ def test_tables_have_a_column_of_numbers(root: Path) -> None:
 def test_a_number_has_one_column_in_latex_and_in_the_file(root: Path, tmp_path: Path) -> None:
     add_run(root, "clever", 0.5, 0.85)
     table = results.compare(root).to_latex()
-    assert r"Visual tokens kept & 50\,\% & 192 tokens & 64 tokens \\" in table
+    assert r"Visual tokens kept & 50\,\% & 192 tokens & 64 tokens & FLOPs (\%) \\" in table
     average = table.partition("average of 2 benchmarks")[2]
-    assert r"clever & -- & \textbf{80.0} (88.9) & \textbf{60.0} (66.7) \\" in average
+    assert r"clever & -- & 80.0 (88.9) & 60.0 (66.7) & --/32/17 \\" in average
     write_curves(root, tmp_path / "curves", ["boxes", "words"])
     assert sorted(pd.read_csv(tmp_path / "curves.csv").keep.dropna().unique()) == [64, 192]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from espalier.harness.reports.curves.comparison import read_panels
-from espalier.harness.reports.curves.curve_files import draw_curves
+from espalier.harness.reports.curves.curve_figure import draw_curves
 from espalier.harness.reports.curves.curve_points import FULL, percent, share
 from espalier.harness.reports.curves.curve_table import Columns, cell_table, gains_over, grid_table
 from espalier.harness.reports.curves.report_page import CurvesPage, Report, config_names

@@ -21,6 +21,7 @@ from espalier.harness.reports.curves.curve_points import (
     Scores,
     only,
 )
+from espalier.harness.reports.curves.point_frame import UNPRUNED, PointFrame
 from espalier.harness.reports.curves.stored_rows import (
     RunScores,
     filter_results,
@@ -30,7 +31,7 @@ from espalier.harness.reports.curves.stored_rows import (
     select_model,
     with_settings,
 )
-from espalier.harness.reports.frame import POINTS, UNPRUNED, PointFrame, StoredResult, typed
+from espalier.harness.reports.frame import POINTS, StoredResult, typed
 from espalier.harness.settings import choice
 from espalier.harness.specs.comparable import Row, grouped, passed_over, policy, sweep_names
 from espalier.harness.stats import (
@@ -148,9 +149,15 @@ def panel_of(
             for ratio, group in runs[name].items()
         ]
     points = pd.DataFrame(lines, columns=POINT, dtype=object)
-    corrected = {"gain_p_holm": _corrected(points.gain_p), "lost_p": _corrected(points.lost_p)}
+    higher = compared.row["extra"].get("higher_is_better", True)
+    corrected = {
+        "gain_p_holm": _corrected(points.gain_p),
+        "lost_p": _corrected(points.lost_p),
+        "best_p": _against_best(points, higher),
+    }
     unread = {run.name for run in compared.runs if is_marked(run.row)}
     return CurvePanel(
+        model=compared.row["model"],
         benchmark=benchmark,
         metric=compared.metric,
         n_samples=compared.n_samples,
@@ -260,6 +267,7 @@ def points_of(panels: Sequence[CurvePanel]) -> PointFrame:
             unpruned = {"curve": UNPRUNED, "control": True, "ratio": 0.0, "score": panel.full}
             points.insert(0, {**unpruned, "flops_share": 1.0, "unread": bool(panel.full_mark)})
         shared = {
+            "model": panel.model,
             "benchmark": panel.benchmark,
             "metric": panel.metric,
             "n_samples": panel.n_samples,
@@ -354,6 +362,19 @@ def _point(
         "unread": unread,
         "mark": mark(unread),
     }
+
+
+def _against_best(points: pd.DataFrame, higher: bool) -> pd.Series:
+    """Return the corrected p-value of each method against the best at its ratio, 1 for the best, None for controls."""
+    pvalues, best = pd.Series(None, points.index, dtype=object), []
+    for _, cells in points[~points.control.astype(bool)].groupby("ratio"):
+        means = cells.score.map(lambda score: score.value if higher else -score.value)
+        best.append(means.astype(float).idxmax())
+        for place, scores in cells.scores.drop(best[-1]).items():
+            pvalues[place] = paired_pvalue(cells.scores[best[-1]], scores)
+    corrected = _corrected(pvalues)
+    corrected[best] = 1.0
+    return corrected
 
 
 def _corrected(pvalues: pd.Series) -> pd.Series:

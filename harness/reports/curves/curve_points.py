@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from espalier.harness.errors import UserError
 from espalier.harness.stats import Interval
-from espalier.harness.store.row_text import amount_text
+from espalier.harness.store.row_text import FOOTNOTE, amount_text, mark
 
 #: The method without reduction, the random baseline, and all controls (methods that no paper proposes).
 FULL = "none"
@@ -43,6 +43,8 @@ POINT = (
     # p-values of the paired tests, McNemar's for right or wrong scores, else a permutation test: of `gain`, then after
     # Holm's correction over all comparisons with random dropping in the panel; against the unpruned model, corrected.
     *("gain_p", "gain_p_holm", "lost_p"),
+    # The same against the best method at the ratio: corrected over the panel, 1 for the best, None for controls.
+    "best_p",
     # Share of the unreduced prefill's FLOPs: at equal token counts, methods at later layers cost more.
     "flops_share",
     # Scores by unit of statistics; whether too many answers of a run could not be read, and the footnote mark for it.
@@ -148,6 +150,7 @@ class CurvePanel:
     notes: tuple[str, ...] = ()
     full_mark: str = ""
     unpruned: Scores | None = None
+    model: str = ""
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -204,6 +207,35 @@ class CurvePanel:
             )
             for floor, layer in sorted(floors.items(), key=lambda pair: pair[1] or 0)
         ]
+
+
+def panels_of(points: pd.DataFrame) -> list[CurvePanel]:
+    """Return the panels of a frame of points, without scores of samples."""
+
+    def interval(point: pd.Series, name: str) -> Interval:
+        return Interval(*(point[f"{name}{end}"] for end in ("", "_low", "_high")))
+
+    panels = []
+    for (model, benchmark), block in points.groupby(["model", "benchmark"], sort=False):
+        full, pruned = block[block.curve == FULL], block[block.curve != FULL].astype(object)
+        scores = {index: interval(point, "score") for index, point in block.iterrows()}
+        panels.append(
+            CurvePanel(
+                model=model,
+                benchmark=benchmark,
+                metric=block.metric.iloc[0],
+                n_samples=block.n_samples.iloc[0],
+                full=scores[full.index[0]] if len(full) else None,
+                full_mark=mark(bool(full.unread.any())),
+                points=pruned.assign(
+                    score=pd.Series(scores, dtype=object).reindex(pruned.index),
+                    keep=[None if pd.isna(keep) else int(keep) for keep in pruned.keep],
+                    mark=[mark(bool(unread)) for unread in pruned.unread],
+                ),
+                notes=(FOOTNOTE,) if block.unread.any() else (),
+            )
+        )
+    return panels
 
 
 def share(ratio: float) -> str:

@@ -16,14 +16,12 @@ from espalier.harness.reports.curves.curve_points import (
     title_of,
     verdict,
 )
+from espalier.harness.reports.curves.point_frame import LEVEL
 from espalier.harness.reports.printed_text import markdown_table
 from espalier.harness.store.row_text import mark
 
 #: The text of a frame's row, by heading of the column.
 Columns = Mapping[str, Callable[[Any], str]]
-
-#: Corrected p-values below this are marked; one table in twenty has a mark by chance.
-LEVEL = 0.05
 
 
 def cell_table(cells: pd.DataFrame, columns: Columns) -> str:
