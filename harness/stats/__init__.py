@@ -6,6 +6,7 @@ would give too wide intervals.
 
 from espalier.harness.stats.interval import Interval
 from espalier.harness.stats.pvalues import (
+    SMALLEST,
     holm,
     mcnemar_midp,
     mcnemar_pvalue,
@@ -22,6 +23,7 @@ from espalier.harness.stats.score_intervals import (
 from espalier.harness.stats.time_ratios import rate_ratio_interval, ratio_interval, share_interval
 
 __all__ = [
+    "SMALLEST",
     "Interval",
     "average_retention",
     "by_unit",

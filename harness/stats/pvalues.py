@@ -12,6 +12,7 @@ from espalier.harness.stats.interval import Array, is_binary, paired
 
 #: Number of swaps drawn if there are more; the smallest p-value is then 0.0001, so that 500 tests fit a table.
 RESAMPLES = 9999
+SMALLEST = 1 / (RESAMPLES + 1)
 
 #: Maximum number of values in memory while drawing swaps.
 BLOCK = 5_000_000

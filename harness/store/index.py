@@ -61,7 +61,7 @@ BLOCKS = (
     *("extra.environment", "extra.unparsed", "extra.samples_per_second", "extra.params"),
     *("extra.sites", "extra.speculative", "extra.speedup", "extra.acceptance", "extra.latency"),
     *("extra.cache", "extra.diffusion", "extra.discriminates", "extra.first_token", "extra.costs"),
-    *("extra.code", "extra.plugins"),
+    *("extra.code", "extra.plugins", "extra.time_iqr"),
 )
 
 #: Blocks of much text.

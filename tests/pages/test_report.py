@@ -12,10 +12,12 @@ from espalier.harness.cli import report as command
 from espalier.harness.errors import UserError
 from espalier.harness.reports.html.page import (
     assemble,
+    decoders,
     gather,
     kind_of,
     lines,
     panels,
+    pictures,
     styles,
     unscored,
 )
@@ -46,7 +48,9 @@ def content(root: Path) -> dict[str, object]:
         "panels": page_panels,
         "averages": means,
         "overlays": {"pictures": [], "curves": {}},
+        "decoders": decoders(gathered),
         "pictures": [],
+        "broken": {},
         "tables": [
             {
                 "name": f"{paper}_table{number}",
@@ -151,6 +155,52 @@ def test_rows_that_differ_in_their_prompt_have_different_names(root: Path) -> No
     add_run(root, "clever", 0.75, 0.7, run_key="plain")
     names = lines(gather([root], "original").rows)["texts"]["curve"]
     assert names == ["none", "random", "clever", 'clever benchmark.prompt={"post_prompt": ""}']
+
+
+DECODED = {
+    **{"speedup_decode": 1.5, "speedup_decode_interval": [1.2, 1.9], "speedup_end_to_end": 1.25},
+    **{"tokens_per_target_forward": 2.5, "acceptance": 0.75},
+}
+
+
+def add_decoder(root: Path, n: int = 10) -> None:
+    extra = {"headline": "acc", "label": "gamma=4", "sites": [], "speculative": DECODED}
+    add_run(root, "drafts", 0.5, 0.9, n=n, extra=extra)
+
+
+def test_a_decoder_counts_with_any_number_of_answers(root: Path) -> None:
+    add_decoder(root)
+    add_run(root, "clever", 0.75, 0.5, n=8)
+    gathered = gather([root], "original")
+    assert [*gathered.left_out] == ["another number of samples"]
+    (case,) = gathered.left_out["another number of samples"]
+    assert "clever" in case
+    (line,) = decoders(gathered)
+    assert line["curve"] == "drafts gamma=4"
+    assert (line["samples"], line["acceptance"]) == (10, 0.75)
+    assert line["decode"] == [1.5, 1.2, 1.9]
+    assert line["end_to_end"] == [1.25, None, None]
+    # It is no curve over tokens removed.
+    assert [curve["name"] for curve in panels(gathered)[0][0]["curves"]] == ["clever", "random"]
+
+
+def test_pictures_are_of_the_rows_or_say_how_to_get_some(root: Path) -> None:
+    entries = pictures(gather([root], "original"), [root])
+    assert [entry["source"] for entry in entries] == [None] * 3
+    assert "+experiment=speculative" in entries[0]["caption"]
+
+
+def test_the_smallest_p_value_of_a_permutation_is_a_bound(tmp_path: Path) -> None:
+    for method, ratio, mean in (("none", 0.0, 0.9), ("random", 0.5, 0.2), ("clever", 0.5, 0.85)):
+        add_run(tmp_path, method, ratio, mean, layer=None if method == "none" else 0)
+        journal = next(tmp_path.glob(f"runs/*-{method}-*/journal.jsonl"))
+        # Not only right and wrong: the permutation test.
+        journal.write_text(journal.read_text().replace('"acc": 0.0', '"acc": 0.25'))
+    ((panel,), _) = panels(gather([tmp_path], "original"))
+    assert [(c["name"], c["points"][0]["bound"]) for c in panel["curves"]] == [
+        ("clever", 1),
+        ("random", 0),
+    ]
 
 
 def test_kinds_are_where_methods_act() -> None:

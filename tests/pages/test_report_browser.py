@@ -15,7 +15,7 @@ import pytest
 
 from espalier.harness.reports.curves.figures import looks
 from espalier.harness.reports.html.page import LIMIT, assemble
-from tests.pages.test_report import content, root
+from tests.pages.test_report import add_decoder, content, root
 from tests.report.test_curves import add_run
 
 __all__ = ["root"]
@@ -164,7 +164,7 @@ def test_the_leaderboard_has_a_line_for_each_method(
     browser: Any, root: Path, tmp_path: Path
 ) -> None:
     page = content(root)
-    opened(browser, assemble(page), tmp_path / "page.html", "")
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders?ratio=0.9")
     (panel,) = page["panels"]
     clever, random = (
         next(c for c in panel["curves"] if c["name"] == n) for n in ("clever", "random")
@@ -182,13 +182,154 @@ def test_the_leaderboard_has_a_line_for_each_method(
     # Another share, by the filter, and a heading turns the order round.
     chosen(browser, "f-ratio", "0.5")
     assert "50 % of the visual tokens removed" in browser.find_element("id", "at").text
-    click(browser, "#leaders button[data-sort=average]")
+    click(browser, "#leaders button[data-sort='average@0.5']")
     assert [cells[0] for cells in leaders(browser)] == ["unpruned", "random", "clever"]
+
+
+def test_all_shares_stand_side_by_side(browser: Any, root: Path, tmp_path: Path) -> None:
+    page = content(root)
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders")
+    lines = {cells[0]: cells[2:] for cells in leaders(browser)}
+    for curve in page["panels"][0]["curves"]:
+        cells = lines[curve["name"]]
+        kept, scores = (
+            [point[key][0] for point in curve["points"]] for key in ("retention", "score")
+        )
+        shown = [float(cell) for cell in cells[:4]]
+        assert shown == pytest.approx([100 * share for share in (*kept, *scores)], abs=0.051)
+    heads = browser.execute_script(
+        "return [...document.querySelectorAll('#leaders thead tr:last-child th')].map((one) => one.innerText)"
+    )
+    assert [head.split(" %")[0] for head in heads[2:6]] == ["50", "90"] * 2
+    note = browser.find_element("css selector", "#leaders").text
+    assert "Holm's correction" in note
+
+
+def test_several_models_stand_side_by_side(browser: Any, root: Path, tmp_path: Path) -> None:
+    for method, ratio, mean in (("none", 0.0, 0.7), ("random", 0.9, 0.2), ("clever", 0.9, 0.55)):
+        add_run(root, method, ratio, mean, layer=None if method == "none" else 0, model="small")
+    opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders")
+    grid = (
+        "return [...document.querySelectorAll('#models tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.innerText))"
+    )
+    head, *lines = browser.execute_script(grid)
+    assert head == ["Model", "boxes"]
+    assert [line[0] for line in lines] == ["small", "tiny"]
+    assert lines[0][1].startswith("70.0")
+    assert lines[0][1].endswith("clever 55.0")
+    assert lines[1][1].endswith("clever 81.0")
+    titles = [one.text for one in browser.find_elements("css selector", "#leaders h2")]
+    assert titles == ["small", "tiny"]
+    table = pd.read_csv(io.StringIO(saved(browser, "csv"))).set_index("model")
+    assert dict(table.score) == {"small": 0.55, "tiny": 0.81}
+    click(browser, "#models tbody tr button")
+    assert not browser.find_elements("id", "models")
+    assert browser.find_element("id", "f-model").get_attribute("value") == "small"
+    assert [cells[0] for cells in leaders(browser)] == ["unpruned", "clever", "random"]
+
+
+def test_bold_is_what_the_test_tells_from_all_others(
+    browser: Any, root: Path, tmp_path: Path
+) -> None:
+    for ratio, near, far in ((0.5, 0.89, 0.5), (0.9, 0.6, 0.5)):
+        add_run(root, "near", ratio, near)
+        add_run(root, "far", ratio, far)
+    opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders?ratio=0.5")
+    tags = (
+        "return Object.fromEntries([...document.querySelectorAll('#leaders tbody tr:not(.full)')]"
+        ".map((row) => [row.cells[0].innerText, row.cells[3].querySelector('button').firstChild.tagName]))"
+    )
+    assert browser.execute_script(tags) == {
+        "clever": "U",
+        "near": "U",
+        "far": "SPAN",
+        "random": "SPAN",
+    }
+    chosen(browser, "f-ratio", "0.9")
+    assert browser.execute_script(tags) == dict.fromkeys(("near", "far", "random"), "SPAN") | {
+        "clever": "B"
+    }
+    assert r"\textbf{81.0}" in saved(browser, "tex")
+
+
+def test_costs_stand_beside_those_of_the_unpruned_model(
+    browser: Any, root: Path, tmp_path: Path
+) -> None:
+    for method, ratio, mean, ms in (("none", 0.0, 0.9, 30.0), ("fast", 0.9, 0.8, 5.0)):
+        extra = {
+            "headline": "acc",
+            "label": "",
+            "sites": [],
+            "time_iqr": {"vision": [4, 7], "prefill": [ms, 2 * ms]},
+        }
+        time = {"vision_ms": 5.0, "prefill_ms": ms}
+        add_run(
+            root,
+            method,
+            ratio,
+            mean,
+            extra=extra,
+            time=time,
+            memory={"kv_bytes": 2048 * ms},
+        )
+    opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders?ratio=0.9")
+    lines = {cells[0]: [cell.split("\n") for cell in cells] for cells in leaders(browser)}
+    assert lines["unpruned"][-3:] == [["35 ms", "[34, 67]"], ["60 KiB"], ["1 (35 ms)"]]
+    assert lines["fast"][-3:] == [["10 ms", "[9, 17]"], ["10 KiB"], ["3.50 times"]]
+    # Without a site it is compared with no random dropping, and the page says how to mend that.
+    assert "No points above random for fast" in browser.find_element("id", "leaders").text
+
+
+def test_a_press_on_a_score_says_where_it_comes_from(
+    browser: Any, root: Path, tmp_path: Path
+) -> None:
+    page = content(root)
+    key = "boxes-clever--0.9-200"
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders?ratio=0.9")
+    click(browser, "#leaders tbody tr:nth-child(2) td:nth-child(4) button")
+    dialog = browser.find_element("id", "cell")
+    assert dialog.is_displayed()
+    assert f"store show {key} --against boxes-none--0.0-200 --pictures broken" in dialog.text
+    click(browser, "#cell form button")
+    assert not dialog.is_displayed()
+    (tmp_path / "samples.html").write_text("<h1>broken</h1>")
+    page["broken"] = {key: {"page": "samples.html", "words": "2 of 18 samples that broke"}}
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders?ratio=0.9")
+    click(browser, "#leaders tbody tr:nth-child(2) td:nth-child(4) button")
+    assert "2 of 18 samples that broke" in browser.find_element("id", "cell").text
+    browser.switch_to.frame(browser.find_element("css selector", "#cell iframe"))
+    assert browser.find_element("css selector", "h1").text == "broken"
+    browser.switch_to.default_content()
+
+
+def test_an_empty_part_says_why(browser: Any, tmp_path: Path) -> None:
+    add_run(tmp_path, "none", 0.0, 0.9, layer=None)
+    opened(browser, assemble(content(tmp_path)), tmp_path / "page.html", "#/leaders")
+    words = browser.find_element("id", "leaders").text
+    assert "only the unpruned model ran" in words
+    assert "Reset" not in words
+    add_run(tmp_path, "clever", 0.5, 0.8)
+    add_run(tmp_path, "clever", 0.75, 0.8, under={"model_revision": "other"})
+    opened(browser, assemble(content(tmp_path)), tmp_path / "page.html", "#/leaders")
+    words = browser.find_element("id", "leaders").text
+    assert "model.revision" in words
+    assert "Reset" not in words
+    chosen(browser, "f-text", "no such method")
+    assert "Reset a filter" in browser.find_element("id", "leaders").text
+
+
+def test_decoders_have_a_table_of_their_own_rows(browser: Any, root: Path, tmp_path: Path) -> None:
+    add_decoder(root)
+    opened(browser, assemble(content(root)), tmp_path / "page.html", "#/pictures")
+    words = browser.find_element("id", "decoders").text
+    assert "drafts gamma=4 tiny boxes 50 % 1.50 times [1.20, 1.90] 1.25 times 2.50 75.0 10" in words
+    assert "1.50" in saved(browser, "tex")
 
 
 def test_what_is_shown_can_be_saved(browser: Any, root: Path, tmp_path: Path) -> None:
     page = content(root)
-    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders")
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders?ratio=0.9")
     table = pd.read_csv(io.StringIO(saved(browser, "csv"))).set_index("method")
     curves = {curve["name"]: curve for curve in page["panels"][0]["curves"]}
     assert sorted(table.index) == sorted(curves)
@@ -198,7 +339,14 @@ def test_what_is_shown_can_be_saved(browser: Any, root: Path, tmp_path: Path) ->
         assert table.loc[name, "average_kept"] == curve["points"][-1]["retention"][0]
     text = saved(browser, "tex")
     assert text.count(r"\\") == 1 + 1 + len(curves)
-    assert rf"\textbf{{{100 * curves['clever']['points'][-1]['score'][0]:.1f}}}" in text
+    # One method alone is the best of none, and controls stand below a rule.
+    assert r"\textbf" not in text
+    assert text.index("clever") < text.rindex(r"\midrule") < text.index("random")
+    chosen(browser, "f-ratio", "")
+    every = pd.read_csv(io.StringIO(saved(browser, "csv"))).set_index(["method", "removed"])
+    for name, curve in curves.items():
+        for point in curve["points"]:
+            assert every.loc[(name, point["ratio"]), benchmark] == point["score"][0]
     click(browser, "#tab-board")
     chosen(browser, "f-text", "clever")
     rows = pd.read_csv(io.StringIO(saved(browser, "csv")))

@@ -209,7 +209,6 @@ REPORT = Report(
     "cache_report",
     "Cache compression",
     "cache",
-    "lab/measured/kv",
     {"curves": "Score by the share of visual cache entries kept."},
     "caches.md",
     __doc__,

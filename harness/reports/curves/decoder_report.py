@@ -477,7 +477,6 @@ REPORT = Report(
     "decoder_report",
     "Speculative decoding",
     "speculative",
-    "lab/measured/speculative",
     {
         "decoders": "Speed-up of each decoder over plain decoding of the same answers.",
         "ratio": "By the share of visual tokens that the draft does without.",

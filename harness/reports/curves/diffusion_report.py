@@ -217,7 +217,6 @@ REPORT = Report(
     "diffusion_report",
     "Denoised answers",
     "diffusion",
-    "lab/measured/diffusion",
     {"merging": "Score by denoising steps and share kept, with the FLOPs of an answer."},
     "denoisers.md",
     __doc__,

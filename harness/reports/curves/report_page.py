@@ -57,7 +57,6 @@ class Report:
         module: the file below `curves/` that specifies it.
         title: of its figures.
         block: of `extra` that the rows of the kind have.
-        folder: where the repository has its page.
         captions: of its figures, by name of the file.
         template: of its page.
         about: help text of the command.
@@ -68,7 +67,6 @@ class Report:
     module: str
     title: str
     block: str
-    folder: str
     captions: Mapping[str, str]
     template: str
     about: str | None

@@ -12,7 +12,7 @@ const COLUMNS = [
   { key: "value", head: "Score [95 %]", show: shownScore },
   { key: "retention", head: "Score kept (%)", show: (row) => ranged(row.kept) },
   { key: "flops", head: "Prefill FLOPs", show: (row) => (has(row.flops) ? `${percent(row.flops)} %` : "–") },
-  { key: "ms", head: "To first token", show: (row) => (has(row.ms) ? `${short(row.ms)} ms` : "–") },
+  { key: "ms", head: "To first token", show: (row) => (has(row.ms) ? [`${short(row.ms)} ms`, element("span", { class: "range" }, has(row.ms_low) ? ` [${short(row.ms_low)}, ${short(row.ms_high)}]` : "")] : "–") },
   { key: "kv", head: "KV cache", show: (row) => bytes(row.kv) },
   { key: "samples", head: "Samples" },
 ].filter((column) => column.key !== "model" || data.rows.texts.model.length > 1);
@@ -49,13 +49,13 @@ function drawBoard() {
   panel.replaceChildren(
     element("div", { class: "bar" },
       element("b", { id: "count" }, `${found.length} of ${rows.length} rows`), downloads("results", () => exported(found)),
-      element("span", { class: "note" }, "Click a heading to sort. Scores in percent with their 95 % interval over samples; the score kept is that of the unpruned model on the same samples." + UNREAD_MEANS)),
+      element("span", { class: "note" }, "Click a heading to sort. Scores in percent with their 95 % interval over samples; the score kept is in percent of the unpruned model's on the same samples; times are medians with the quartiles over samples." + UNREAD_MEANS)),
     ...[found.length ? element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines)))
-      : element("p", { class: "none" }, "No row has all of this. Reset a filter."), pager].filter(Boolean));
+      : nothing("row"), pager].filter(Boolean));
   panel.dataset.took = (performance.now() - started).toFixed(1);
 }
 
-const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "keep", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "kv", "device"];
+const EXPORTED = ["model", "benchmark", "metric", "curve", "kind", "rule", "ratio", "keep", "seed", "samples", "value", "stderr", "retention", "flops", "ms", "ms_low", "ms_high", "kv", "device", "key"];
 
 function exported(found) {
   const words = (row, column) => { const value = column.show ? column.show(row) : row[column.key]; return (Array.isArray(value) ? value : [value]).map((part) => (part instanceof Element ? ` ${part.textContent}` : String(part))).join("").trim(); };

@@ -7,12 +7,12 @@ const cost = { key: "flops", limit: 50, panels: PANELS };
 const COSTS = {
   flops: { label: "prefill FLOPs, % of the unpruned model", of: (row) => 100 * row.flops, has: (row) => has(row.flops), show: (v) => `${short(v)} % of FLOPs` },
   ms: { label: "milliseconds to the first token (vision and prefill)", of: (row) => row.ms, has: (row) => has(row.ms), show: (v) => `${short(v)} ms` },
-  kv: { label: "KV cache behind the prefill (MB)", of: (row) => row.kv / 1e6, has: (row) => has(row.kv), show: (v) => `${short(v)} MB` },
+  kv: { label: "KV cache behind the prefill (MiB)", of: (row) => row.kv / 2 ** 20, has: (row) => has(row.kv), show: (v) => `${short(v)} MiB` },
 };
 
 const shownPanels = () => data.panels.map((panel) => ({ panel, curves: curvesOf(panel) })).filter((one) => one.curves.length);
-const wide = () => {
-  const whole = document.querySelector("main").clientWidth, columns = Math.max(1, Math.floor((whole + 26) / 446));
+const wide = (figures = Infinity) => {
+  const whole = document.querySelector("main").clientWidth, columns = Math.max(1, Math.min(figures, Math.floor((whole + 26) / 446)));
   return (whole - 26 * (columns - 1)) / columns;
 };
 
@@ -35,8 +35,8 @@ function caption(panel, hidden) {
     ` ${panel.metric}, ${panel.samples} samples, ${panel.model}${panel.rule === "kept" ? "" : `, budget by ${panel.rule}`}.${more}`);
 }
 
-function more(shown, total, widen) {
-  return total > shown ? [element("div", { class: "pager" }, element("button", { type: "button", onclick: widen }, `Show more of ${total} panels`))] : [];
+function more(shown, total, widen, what = "panels") {
+  return total > shown ? [element("div", { class: "pager" }, element("button", { type: "button", onclick: widen }, `Show more of ${total} ${what}`))] : [];
 }
 
 function ratioAxis(ratios) {
@@ -67,14 +67,14 @@ function drawCurves() {
   const found = shownPanels();
   const figures = found.slice(0, along.panels).map(({ panel, curves }) => {
     const { shown, hidden } = fewest(curves);
-    return element("figure", {}, caption(panel, hidden), curvePlot(panel, shown));
+    return element("figure", {}, caption(panel, hidden), curvePlot(panel, shown, wide(found.length)));
   });
   document.getElementById("curves").replaceChildren(
     element("div", { class: "bar" },
       choice("Show", along.y, [["retention", "score kept, % of the unpruned"], ["score", "score (%)"]], (v) => { along.y = v; drawCurves(); }),
       choice("along", along.x, [["removed", "visual tokens removed"], ["flops", "prefill FLOPs left"]], (v) => { along.x = v; drawCurves(); })),
     element("p", { class: "note" }, "Bands are 95 % intervals, paired by sample where the score kept is shown. Grey, hollow and dashed: controls that no paper proposes. Point at a curve to single it out." + UNREAD_MEANS),
-    found.length ? element("div", { class: "grid" }, ...figures) : element("p", { class: "none" }, "No curve has all of this. Reset a filter."),
+    found.length ? element("div", { class: "grid" }, ...figures) : nothing("curve"),
     ...more(along.panels, found.length, () => { along.panels += PANELS; drawCurves(); }));
 }
 
@@ -96,7 +96,7 @@ function costAxis(least, most, label) {
   return { low, high, log: true, ticks: powers.filter((t) => t >= low && t <= high).map((t) => ({ at: t, text: short(t) })), label: `${label}, log scale` };
 }
 
-function costPlot(panel, curves) {
+function costPlot(panel, curves, width) {
   const how = COSTS[cost.key], names = new Set(["none", ...curves.map((curve) => curve.name)]);
   const ours = rows.filter((row) => row.model === panel.model && row.benchmark === panel.benchmark && row.rule === panel.rule && names.has(row.curve) && how.has(row));
   const devices = sorted(ours.map((row) => row.device));
@@ -110,7 +110,7 @@ function costPlot(panel, curves) {
   const all = lines.flatMap((line) => line.points);
   if (!all.length) return element("p", { class: "none" }, "No row has this cost.");
   const [least, most] = [Math.min, Math.max].map((end) => end(...all.map((point) => point.x)));
-  const made = plot({ width: wide(), lines, join: false, names: false, front: front(all), title: `${panel.benchmark}, score by ${how.label}`,
+  const made = plot({ width, lines, join: false, names: false, front: front(all), title: `${panel.benchmark}, score by ${how.label}`,
     xs: costAxis(least, most, how.label) });
   const note = same.length < ours.length ? ` ${ours.length - same.length} rows of other devices than ${device[0][1]} are not in it.` : "";
   return element("div", {}, made, element("div", { class: "note" }, cost.key === "ms" ? `Medians on ${device[0][1]}; of rows in large batches they are no measurement of one answer.${note}` : ""));
@@ -137,7 +137,7 @@ function drawCost() {
   const figures = found.slice(0, cost.panels).map(({ panel, curves }) => {
     const { shown, hidden } = fewest(curves);
     shown.forEach((curve) => names.add(curve.name));
-    return element("figure", {}, caption(panel, hidden), costPlot(panel, shown));
+    return element("figure", {}, caption(panel, hidden), costPlot(panel, shown, wide(found.length)));
   });
   const table = element("div", {}, atMost(found)), said = element("b", {}, `${cost.limit} %`);
   const slide = (event) => { cost.limit = Number(event.target.value); said.textContent = `${cost.limit} %`; table.replaceChildren(atMost(found)); };
@@ -145,10 +145,10 @@ function drawCost() {
     element("div", { class: "bar" }, choice("Score by", cost.key, [["flops", "prefill FLOPs"], ["ms", "measured time"], ["kv", "KV cache bytes"]], (v) => { cost.key = v; drawCost(); })),
     element("p", { class: "note" }, "The broad grey line is the Pareto front: no method scores higher at less cost. Equal counts of tokens are not equal cost: a method inside the language model runs its first layers on all of them, one before it on none."),
     legendOf(["none", ...names]),
-    found.length ? element("div", { class: "grid" }, ...figures) : element("p", { class: "none" }, "No curve has all of this. Reset a filter."),
+    found.length ? element("div", { class: "grid" }, ...figures) : nothing("curve"),
     ...more(cost.panels, found.length, () => { cost.panels += PANELS; drawCost(); }),
     element("h2", {}, "At equal FLOPs"),
     element("label", { class: "inline" }, "At most", element("input", { type: "range", id: "limit", min: 5, max: 100, step: 5, value: cost.limit, oninput: slide }), said, "of the unpruned prefill"),
-    element("p", { class: "note" }, "Each method's best measured score that costs no more, with what it removes to get there; a dash where none of its rows is that cheap. Only prefill FLOPs of the language model count."),
+    element("p", { class: "note" }, "Each method's best measured score that costs no more, the highest of several and so rather high, its interval that of a single point; with what it removes to get there; a dash where none of its rows is that cheap. Only prefill FLOPs of the language model count."),
     table);
 }

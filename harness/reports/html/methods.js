@@ -19,18 +19,18 @@ function keptTokens(name) {
   const drawn = data.overlays.curves[name];
   if (!drawn) return [element("p", { class: "none" }, "No picture of kept tokens: this method drops none, or the embedded model cannot run it.")];
   const ratios = Object.keys(drawn).sort((a, b) => a - b);
-  return data.overlays.pictures.flatMap((picture, i) => [
+  return [element("div", { class: "scenes" }, ...data.overlays.pictures.map((picture, i) => element("div", {},
     element("h3", {}, `“${picture.question}”`),
     element("div", { class: "tokens" }, overlay(picture, null, "the picture"), ...ratios.map((ratio) => {
       const one = drawn[ratio][i], kept = [...one.mask].filter((letter) => letter === "1").length;
       return overlay(picture, one, `${removed(Number(ratio))} removed: ${kept} of ${one.mask.length} kept`);
-    }))]);
+    })))))];
 }
 
 function drawMethods() {
   const names = sorted(rows.filter((row) => matches(row, "ratio")).map((row) => row.curve)).filter((name) => name !== "none");
   const section = document.getElementById("methods");
-  if (!names.length) { section.replaceChildren(element("p", { class: "none" }, "No method has all of this. Reset a filter.")); return; }
+  if (!names.length) { section.replaceChildren(nothing("method")); return; }
   if (!names.includes(chosen.method)) chosen.method = names[0];
   const name = chosen.method, ours = rows.filter((row) => row.curve === name && matches(row, "ratio"));
   const figures = data.panels.filter((panel) => matches({ ...panel, kind: ours[0].kind, words: ours[0].words + panel.benchmark + panel.model }, "ratio")).map((panel) => {
@@ -62,11 +62,29 @@ function drawTables() {
     element("p", { class: "note" }, "Blue cells are near the printed number, orange ones far from it; grey ones are print alone. Point at a cell for its run, or for the command that fills it."), holder);
 }
 
+// The rows of decoders, each with how many times as fast as plain decoding it is.
+function decoderTable() {
+  if (!data.decoders.length) return [];
+  const speed = ([value, low, high]) => (has(value) ? [`${value.toFixed(2)} times`, element("span", { class: "range" }, has(low) ? ` [${low.toFixed(2)}, ${high.toFixed(2)}]` : "")] : ["–"]);
+  const columns = [["Decoder", (one) => [one.curve]], ["Model", (one) => [one.model]], ["Benchmark", (one) => [one.benchmark]], ["Draft without", (one) => [one.ratio ? removed(one.ratio) : "–"]], ["Decoding", (one) => speed(one.decode)], ["End to end", (one) => speed(one.end_to_end)],
+    ["Tokens a target pass", (one) => [has(one.tokens_per_target_forward) ? one.tokens_per_target_forward.toFixed(2) : "–"]], ["Accepted (%)", (one) => [percent(one.acceptance)]], ["Answers", (one) => [String(one.samples)]], ["Device", (one) => [one.device]]];
+  const shown = () => ({
+    lines: [["curve", "model", "benchmark", "ratio", "decode", "decode_low", "decode_high", "end_to_end", "end_to_end_low", "end_to_end_high", "tokens_per_target_forward", "acceptance", "samples", "device"],
+      ...data.decoders.map((one) => [one.curve, one.model, one.benchmark, one.ratio, ...one.decode, ...one.end_to_end, one.tokens_per_target_forward, one.acceptance, one.samples, one.device])],
+    tex: latex(columns.map(([head]) => head), data.decoders.map((one) => columns.map(([, show]) => show(one).map((part) => (part instanceof Element ? part.textContent : part)).join("")))),
+  });
+  return [element("div", { class: "bar" }, element("h2", {}, "Decoders"), downloads("decoders", shown)),
+    element("p", { class: "note" }, "Times as fast as plain decoding of the same answers, with the 95 % interval over answers. Decoders answer as the model does, so rows of any number of answers stand here."),
+    element("div", { class: "scroll" }, element("table", { id: "decoders" }, element("thead", {}, element("tr", {}, ...columns.map(([head], i) => element("th", { class: i < 3 ? "text" : null }, head)))),
+      element("tbody", {}, ...data.decoders.map((one) => element("tr", {}, ...columns.map(([, show], i) => element("td", { class: i < 3 ? "text" : null }, ...show(one))))))))];
+}
+
 function drawPictures() {
   let title = "";
-  document.getElementById("pictures").replaceChildren(...data.pictures.flatMap((one) => {
+  document.getElementById("pictures").replaceChildren(...decoderTable(), ...data.pictures.flatMap((one) => {
     const head = one.title === title ? [] : [element("h2", {}, one.title)];
     title = one.title;
+    if (!one.source) return [...head, element("p", { class: "note" }, one.caption)];
     return [...head, element("figure", { class: "wide" }, element("figcaption", {}, one.caption), element("img", { src: one.source, alt: one.caption }))];
   }));
 }

@@ -20,7 +20,7 @@ function open(name) {
     tab.tabIndex = key === part ? 0 : -1;
   }
   document.getElementById(`tab-${part}`).scrollIntoView({ block: "nearest", inline: "nearest" });
-  document.getElementById("filters").hidden = UNFILTERED.includes(part);
+  document.querySelector("details.filters").hidden = UNFILTERED.includes(part);
   draw();
 }
 
@@ -88,12 +88,14 @@ document.getElementById("summary").textContent =
   `${[counted(rows, "row"), ...["model", "benchmark"].map((key) => counted(unique(rows.map((row) => row[key])), key)),
     counted(unique(rows.map((row) => row.curve)).filter((name) => name !== "none"), "method")].join(", ")}; position policy ${data.positions}.`;
 
+// On a telephone they would take half of the first screen.
+document.querySelector("details.filters").open = window.innerWidth > 640;
 let width = document.querySelector("main").clientWidth, timer = 0;
 window.addEventListener("resize", () => {
   clearTimeout(timer);
   timer = setTimeout(() => {
     const now = document.querySelector("main").clientWidth;
-    if (now !== width) { width = now; draw(); }
+    if (now !== width) { width = now; document.querySelector("details.filters").open = window.innerWidth > 640; draw(); }
   }, 150);
 });
 readAddress();

@@ -1,6 +1,6 @@
 """The page: results, curves with intervals, figures and tables as data, style and script in one file.
 
-Figures of decoders, caches and denoised answers are drawn from the given results, or else those of the repository.
+Figures of decoders, caches and denoised answers are drawn from the given results alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from espalier.harness.errors import UserError, first_words
-from espalier.harness.paths import DEMO, ROOT, short_path
+from espalier.harness.paths import DEMO, short_path
 from espalier.harness.reports.curves import cache_report, decoder_report, diffusion_report
 from espalier.harness.reports.curves.comparison import averages, panel_of
 from espalier.harness.reports.curves.curve_points import CONTROLS, FULL, CurvePanel
@@ -29,8 +29,9 @@ from espalier.harness.reports.frame import StoredResult, at, stored_results
 from espalier.harness.reports.printed_text import readable, render
 from espalier.harness.reports.tables.rebuild import rebuild, requested_tables
 from espalier.harness.reports.tables.table_formats import fragment
+from espalier.harness.specs.commands import RUN
 from espalier.harness.specs.comparable import CELL, Row, amount, identity, name, settings_digest
-from espalier.harness.stats import Interval
+from espalier.harness.stats import SMALLEST, Interval
 from espalier.harness.store.index import ReadRun, Walk, memoized, walk, walk_once
 from espalier.harness.store.row_text import is_marked, prompt_notes, prompt_settings
 
@@ -41,6 +42,7 @@ BLOCKS = (
     *("extra.label", "extra.params", "extra.sites", "extra.environment"),
     *("extra.speculative", "extra.cache", "extra.diffusion"),
     *("extra.discriminates", "extra.first_token", "extra.code", "extra.plugins"),
+    *("extra.speedup", "extra.time_iqr"),
 )
 
 
@@ -120,13 +122,16 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
         lambda row: policy(row) not in (None, positions),
         lambda row: f", {policy(row)}",
     )
-    # Of each model and benchmark only the results with the most samples can be paired.
+    # Of each model and benchmark only the results with the most samples can be paired. A decoder answers as the model
+    # does: its speed counts with any number of samples.
+    drafts = at("extra.speculative")
     largest: dict[tuple[str, str], int] = defaultdict(int)
     for result in results.rows:
-        largest[_place(result.row)] = max(largest[_place(result.row)], result.row["n_samples"])
+        if not drafts(result.row):
+            largest[_place(result.row)] = max(largest[_place(result.row)], result.row["n_samples"])
     results.sieve(
         "another number of samples",
-        lambda row: row["n_samples"] != largest[_place(row)],
+        lambda row: not drafts(row) and row["n_samples"] != largest[_place(row)],
         lambda row: f", {row['n_samples']} and not {largest[_place(row)]}",
     )
     digested = memoized(settings_digest)
@@ -194,6 +199,16 @@ def _milliseconds(row: Row) -> float | None:
     return None if None in times else sum(times)
 
 
+def _quartile(end: int) -> Callable[[Row], float | None]:
+    """Return a function that adds up a quartile over samples of the same two times."""
+
+    def read(row: Row) -> float | None:
+        times = [at(f"extra.time_iqr.{phase}")(row) for phase in ("vision", "prefill")]
+        return None if None in times else sum(ends[end] for ends in times)
+
+    return read
+
+
 #: Columns of a line on the page: texts, of which it holds indices of a list, and numbers.
 TEXTS: Mapping[str, Callable[[Row], str]] = {
     **{key: at(key) for key in ("model", "benchmark", "method")},
@@ -202,6 +217,7 @@ TEXTS: Mapping[str, Callable[[Row], str]] = {
     "metric": lambda row: readable(str(row["extra"].get("headline"))),
     "rule": at("budget_rule"),
     "device": lambda row: str(at("extra.environment.device_name")(row)),
+    "key": at("run_key"),
 }
 NUMBERS: Mapping[str, Callable[[Row], float | None]] = {
     **{key: at(key) for key in ("ratio", "keep")},
@@ -210,6 +226,11 @@ NUMBERS: Mapping[str, Callable[[Row], float | None]] = {
     **{key: _headline(key) for key in ("value", "stderr")},
     "flops": at("flops.share_of_full"),
     "ms": _milliseconds,
+    **{f"ms_{end}": _quartile(place) for place, end in enumerate(("low", "high"))},
+    **{
+        f"faster{end}": at(f"extra.speedup.first_token.{key}")
+        for end, key in (("", "ratio"), ("_low", "low"), ("_high", "high"))
+    },
     "kv": at("memory.kv_bytes"),
     "higher": lambda row: int(row["extra"].get("higher_is_better", True)),
     "unread": lambda row: int(is_marked(row)),
@@ -273,6 +294,7 @@ def panels(results: PageResults) -> tuple[list[dict[str, Any]], list[dict[str, A
                 "curves": [
                     {
                         **{"name": curve, "kind": kinds[curve], "floor": points.floor.iloc[0]},
+                        "layer": points.layer.iloc[0],
                         "points": [_point(point) for point in points.itertuples()],
                     }
                     for curve, points in panel.points.groupby("curve", sort=False)
@@ -301,8 +323,38 @@ def _point(point: Any) -> dict[str, Any]:
         "retention": _ends(point.retention),
         "gain": _ends(point.gain),
         "chance": _short(point.gain_p_holm),
+        "bound": int(point.gain_p == SMALLEST),
+        "best": _short(point.best_p),
         "unread": int(point.unread),
     }
+
+
+def decoders(results: PageResults) -> list[dict[str, Any]]:
+    """Return a line for each result of a speculative decoder, the fastest of a benchmark first."""
+    lines = []
+    for row in (result.row for result in results.rows):
+        if figures := row["extra"].get("speculative"):
+            speeds = {
+                key: [
+                    _short(number)
+                    for number in (
+                        figures.get(f"speedup_{key}"),
+                        *(figures.get(f"speedup_{key}_interval") or (None, None)),
+                    )
+                ]
+                for key in ("decode", "end_to_end")
+            }
+            texts = {key: row[key] for key in ("model", "benchmark", "ratio")}
+            numbers = {
+                key: _short(figures.get(key)) for key in ("tokens_per_target_forward", "acceptance")
+            }
+            lines.append(
+                {**texts, **speeds, **numbers, "curve": name(row), "samples": row["n_samples"],
+                 "device": str(at("extra.environment.device_name")(row))}
+            )  # fmt: skip
+    return sorted(
+        lines, key=lambda line: (line["model"], line["benchmark"], -(line["decode"][0] or 0))
+    )
 
 
 def styles(page_lines: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -383,7 +435,9 @@ def collect(
         "panels": page_panels,
         "averages": means,
         "overlays": drawings,
+        "decoders": decoders(results),
         "pictures": pictures(results, stores),
+        "broken": {},
         "tables": [
             {
                 "name": table.name,
@@ -414,33 +468,33 @@ def assemble(content: dict[str, Any]) -> str:
 
 
 def pictures(results: PageResults, stores: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return titles, captions and figures; one that the results cannot provide is the repository's, if this is it."""
-    entries = []
+    """Return titles, captions and figures of each kind of results, or how to get such results."""
+    entries: list[dict[str, Any]] = []
     for report in (decoder_report.REPORT, cache_report.REPORT, diffusion_report.REPORT):
         drawn = _draw(report, results, stores)
         for stem, caption in report.captions.items():
-            measured = ROOT / report.folder / f"{stem}.svg"
-            if stem in drawn or measured.is_file():
-                encoded = base64.b64encode(drawn.get(stem) or measured.read_bytes()).decode()
-                origin = "the rows of this report" if stem in drawn else report.folder
-                entries.append(
-                    {
-                        "title": report.title,
-                        "caption": f"{caption} Drawn from {origin}.",
-                        "source": f"data:image/svg+xml;base64,{encoded}",
-                    }
-                )
+            if stem in drawn:
+                encoded = base64.b64encode(drawn[stem]).decode()
+                source = f"data:image/svg+xml;base64,{encoded}"
+                entries.append({"title": report.title, "caption": caption, "source": source})
+        if not drawn:
+            presets = dict.fromkeys(report.presets.values())
+            commands = " or ".join(f"{RUN} {preset}" for preset in presets)
+            caption = f"No rows of it can be drawn. Such rows come from {commands}."
+            entries.append({"title": report.title, "caption": caption, "source": None})
     return entries
 
 
 def _draw(report: Report, results: PageResults, stores: Sequence[Path]) -> dict[str, bytes]:
-    """Return the figures of the first store with results of the report's kind."""
-    if not any(result.row["extra"].get(report.block) for result in results.rows):
-        return {}
+    """Return the figures of the first store with results of the report's kind, of the model with most of them."""
+    kind_results = [result for result in results.rows if result.row["extra"].get(report.block)]
+    models = Counter(result.row["model"] for result in kind_results)
     with TemporaryDirectory() as folder:
         for store in stores:
+            if not any(store in result.path.parents for result in kind_results):
+                continue
             try:
-                files, _ = report.write(store, Path(folder))
+                files, _ = report.write(store, Path(folder), models.most_common(1)[0][0])
                 return {path.stem: path.read_bytes() for path in files if path.suffix == ".svg"}
             except UNDRAWABLE as error:
                 reason = error if isinstance(error, UserError) else first_words(error)

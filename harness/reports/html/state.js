@@ -74,6 +74,18 @@ const short = (number) => String(Number(number.toPrecision(3)));
 const removed = (ratio) => `${short(100 * ratio)} %`;
 const amount = (one) => (has(one.keep) ? `${one.keep} tokens kept` : `${removed(one.ratio)} removed`);
 const scaled = (metric, value) => (value <= 1.5 ? percent(value) : value.toFixed(1));
-const bytes = (count) => (!has(count) ? "–" : count >= 1e9 ? `${(count / 1e9).toFixed(2)} GB` : count >= 1e6 ? `${(count / 1e6).toFixed(2)} MB` : `${(count / 1e3).toFixed(0)} kB`);
+// As the terminal prints them.
+const bytes = (count) => (!has(count) ? "–" : count >= 2 ** 30 ? `${(count / 2 ** 30).toFixed(2)} GiB` : count >= 2 ** 20 ? `${(count / 2 ** 20).toFixed(2)} MiB` : `${(count / 1024).toFixed(0)} KiB`);
+const LEVEL = 0.05; // p-values below it are marked
+
+// Why a part is empty: the filters, or what the rows are.
+function nothing(what) {
+  if (Object.values(filters).some(Boolean)) return element("p", { class: "none" }, `No ${what} has all of this. Reset a filter.`);
+  const causes = Object.entries(data.left_out).flatMap(([reason, cases]) => cases.map((one) => `${reason}: ${one}`)), kinds = unique(rows.map((row) => row.kind));
+  return element("div", { class: "none" }, element("p", {}, `No ${what} can be drawn: ${causes.length ? `${counted(causes, "case")} left out, of which the first are below, all of them under Left out.`
+    : kinds.length === 1 && kinds[0] === "unpruned" ? "only the unpruned model ran. A run with method=random,fastv,divprune ratio=0.5,0.9 fills this page." : `the rows are of ${kinds.join(", ")}, which have no curve over tokens removed; see the other parts.`}`),
+    element("ul", {}, ...causes.slice(0, 5).map((one) => element("li", {}, one))));
+}
+
 const counted = (some, word) => `${some.length} ${word}${some.length === 1 ? "" : "s"}`;
 const curveName = (name) => (name === "none" ? "unpruned" : name);

@@ -24,15 +24,16 @@ function save(name, type, text) {
 const csvCell = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
 const csv = (lines) => lines.map((line) => line.map((value) => csvCell(has(value) ? String(value) : "")).join(",") + "\n").join("");
 
-const TEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "†": "\\dag{}", "‡": "\\ddag{}", "–": "--" };
-const tex = (text) => text.replace(/[\\~^†‡–%&$#_{}]/g, (letter) => TEX[letter] || `\\${letter}`);
+const TEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "†": "\\dag{}", "‡": "\\ddag{}", "–": "--", "<": "\\textless{}", ">": "\\textgreater{}" };
+const tex = (text) => text.replace(/[\\~^†‡–<>%&$#_{}]/g, (letter) => TEX[letter] || `\\${letter}`);
 
-// heads and lines of texts; the best of a column is bold, the second underlined, where `ranks` has them.
-function latex(heads, lines, ranks = []) {
+// heads and lines of texts; bold where `ranks` has 1, underlined where it has 2; a rule after `above` lines; a note below.
+function latex(heads, lines, ranks = [], above = lines.length, note = "") {
   const marked = (text, rank) => (rank === 1 ? `\\textbf{${text}}` : rank === 2 ? `\\underline{${text}}` : text);
   const rows = lines.map((line, i) => line.map((text, j) => marked(tex(text), (ranks[i] || [])[j])).join(" & ") + " \\\\");
   return ["% needs \\usepackage{booktabs}", `\\begin{tabular}{l${"r".repeat(heads.length - 1)}}`, "\\toprule", heads.map(tex).join(" & ") + " \\\\",
-    "\\midrule", ...rows, "\\bottomrule", "\\end{tabular}", ""].join("\n");
+    "\\midrule", ...rows.slice(0, above), ...(above < rows.length ? ["\\midrule"] : []), ...rows.slice(above), "\\bottomrule", "\\end{tabular}",
+    ...(note ? ["\\par\\footnotesize", tex(note)] : []), ""].join("\n");
 }
 
 // Buttons that save what a table shows; `shown` returns { lines, tex } when one is pressed.
