@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.harness.errors import print_lines
+from espalier.harness.errors import UserError, print_lines
 from espalier.harness.paths import located, usual_store
 from espalier.harness.reports.curves.curve_files import SUFFIXES, read_selection, write_selection
+from espalier.harness.reports.curves.curve_points import CONTROLS, FULL
 from espalier.harness.reports.frame import StoredResult
 from espalier.harness.reports.html.page import LIMIT, PageResults, assemble, collect
 from espalier.harness.reports.protocols.downsampled_groups import downsampled_groups
@@ -26,7 +27,10 @@ from espalier.harness.reports.tables.table_rows import usual_positions
 from espalier.harness.settings import choice
 from espalier.harness.specs.commands import command, command_parser
 from espalier.harness.specs.run_spec import POSITIONS
+from espalier.harness.store import RunDir
+from espalier.harness.store.answer_view import BROKE, compare, picture_words
 from espalier.harness.store.files.folder_checks import check_file, check_files, existing_store
+from espalier.harness.store.stored_answers import read_answers
 
 PROTOCOLS: Mapping[str, Callable[[Sequence[StoredResult]], ProtocolTable]] = {
     "vtc": downsampled_groups,
@@ -76,6 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="omit pictures of kept tokens, which need answers of the embedded model",
     )
+    parser.add_argument(
+        "--broken",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of each selected run N samples that it breaks, as pictures with the kept tokens, a page beside the page",
+    )
     options = parser.parse_args(argv)
     filters = [word for word in options.selection if "=" in word]
     named = [located(word) for word in options.selection if "=" not in word]
@@ -101,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         for table in tables
     ]
+    if options.broken > 0:
+        folder = options.out.with_name(f"{base.name}-broken")
+        content["broken"] = _broken(selection, folder, options.broken, content["left_out"])
     page = assemble(content)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(page, encoding="utf-8")
@@ -125,6 +139,46 @@ def _overlays(results: PageResults) -> dict[str, Any]:
     from espalier.harness.runs.stored_pictures import stored_code
 
     return overlays(results, stored_code)
+
+
+def _broken(
+    results: Sequence[StoredResult], folder: Path, limit: int, left_out: dict[str, list[str]]
+) -> dict[str, dict[str, str]]:
+    """Draw samples that the unpruned model answers and a run does not; return page and words by run key.
+
+    Args:
+        results: with those of the unpruned model; controls, and tables, which have no answers, are passed over.
+        folder: of the pages, one for each run.
+        limit: of samples of a run.
+        left_out: receives runs whose samples cannot be drawn.
+    """
+    # It loads torch and lmms-eval.
+    from espalier.harness.runs.stored_pictures import write_pictures
+
+    pages: dict[str, dict[str, str]] = {}
+    stored = [result for result in results if result.path.is_dir()]
+    unpruned = {_place(result.row): result for result in stored if result.row["method"] == FULL}
+    for result in stored:
+        key, base = result.row["run_key"], unpruned.get(_place(result.row))
+        if base is None or result.row["method"] in (FULL, *CONTROLS):
+            continue
+        try:
+            run, full = (read_answers(RunDir(each.path)) for each in (result, base))
+            pairs = [pair for pair in compare(run, full).pairs if pair.change == BROKE]
+            words = {pair.ours.key: picture_words(pair.ours, pair.theirs) for pair in pairs[:limit]}
+            if words:
+                write_pictures(run, words, result.path.parents[1], folder / key, ())
+                pages[key] = {
+                    "page": f"{folder.name}/{key}/index.html",
+                    "words": f"{len(words)} of {len(pairs)} samples that broke, run {key}",
+                }
+        except UserError as error:
+            left_out.setdefault("no pictures of broken samples", []).append(f"{key}: {error}")
+    return pages
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["benchmark"], row["n_samples"]
 
 
 def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> list[ProtocolTable]:

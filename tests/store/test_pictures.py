@@ -16,6 +16,7 @@ from PIL import Image
 
 import espalier
 import run
+from espalier.harness.cli import report
 from espalier.harness.cli.store import main
 from espalier.harness.evaluation.evaluate import open_benchmark
 from espalier.harness.runs.admission import admit
@@ -63,6 +64,24 @@ def test_a_job_is_made_again_from_its_row_alone(made: Path) -> None:
     row = json.loads(json.dumps(row_of(made, "fastv")))
     row["settings"]["method"]["params"]["K"] = 3
     assert job_of_row(row, made).method == FastV(K=3)
+
+
+@pytest.mark.slow
+def test_a_report_draws_the_samples_that_a_run_broke(made: Path, tmp_path: Path) -> None:
+    argv = [str(made), "--no-overlays", "--broken", "2", "--out", str(tmp_path / "page.html")]
+    assert report.main(argv) == 0
+    held = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)
+    pages = json.loads(held[1])["broken"] if held else {}
+    key = row_of(made, "fastv")["run_key"]
+    assert pages == {
+        key: {
+            "page": f"page-broken/{key}/index.html",
+            "words": f"1 of 1 samples that broke, run {key}",
+        }
+    }
+    page = (tmp_path / pages[key]["page"]).read_text()
+    assert "seedling_vqa/3" in page
+    assert page.count("<img") == 1
 
 
 @pytest.mark.parametrize(

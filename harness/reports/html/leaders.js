@@ -181,13 +181,14 @@ function drawLeaders() {
 function openCell(line, point, panel) {
   const runs = rows.filter((row) => row.curve === line.name && row.at === at(point) && row.model === panel.model && row.benchmark === panel.benchmark && row.rule === panel.rule);
   const base = unprunedOf(panel)[0], dialog = document.getElementById("cell"), gain = gainOf(point);
-  const command = (row) => `python -m espalier store show ${row.key} --against ${base.key} --pictures broken`;
+  const command = (row) => `python -m espalier store show ${row.key} --against ${base.key} --pictures broken --store ${row.store}`;
   dialog.replaceChildren(element("form", { method: "dialog" }, element("button", {}, "Close")),
     element("h2", {}, `${line.name}, ${amount(point)}`), element("p", { class: "note" }, `${panel.model} on ${panel.benchmark}, ${panel.metric}, n = ${panel.samples}`),
     element("p", {}, `${percent(point.score[0])} % [${percent(point.score[1])}, ${percent(point.score[2])}]; ${gain.title}.`),
     ...runs.flatMap((row) => (data.broken[row.key]
       ? [element("h3", {}, data.broken[row.key].words), element("iframe", { src: data.broken[row.key].page, title: "samples that broke" }), element("p", {}, element("a", { href: data.broken[row.key].page, target: "_blank" }, "Open these samples"))]
-      : base ? [element("p", { class: "note" }, `Samples that the unpruned model answers and run ${row.key} does not, as pictures with the kept tokens (run stores only; --broken N of the report puts N of each run here):`), element("pre", {}, command(row))]
+      : !row.store ? [element("p", { class: "note" }, `Run ${row.key} is of a table of scores, which holds no answers.`)]
+      : base ? [element("p", { class: "note" }, `Samples that the unpruned model answers and run ${row.key} does not, as pictures with the kept tokens (the report's option --broken N puts N of each run here):`), element("pre", {}, command(row))]
         : [element("p", { class: "note" }, `Run ${row.key}; no unpruned run to compare its answers with.`)])));
   dialog.showModal();
 }

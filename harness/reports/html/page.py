@@ -247,6 +247,11 @@ def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
             cells = _with_prompts(cells, rows)
         codes, names = pd.factorize(pd.Series(cells, dtype=object))
         columns[key], texts[key] = codes.tolist(), [*names]
+    # Results of tables have no folder and no answers to show.
+    folders = [result.path for result in rows]
+    cells = [short_path(folder.parents[1]) if folder.is_dir() else "" for folder in folders]
+    codes, names = pd.factorize(pd.Series(cells, dtype=object))
+    columns["store"], texts["store"] = codes.tolist(), [*names]
     for key, number in NUMBERS.items():
         columns[key] = [_short(number(result.row)) for result in rows]
     return {"texts": texts, "columns": columns}
