@@ -1,7 +1,7 @@
 """Quality against time of denoised answers: `--store results --write lab/measured/diffusion`.
 
 Scores are those of a store of `python run.py +experiment=diffusion_time`. Times are measured here, as processor time of
-one thread, so that other work on the machine counts little. Writes `time.json`, `time.png` and `time.svg`.
+one thread, so that other work on the machine counts little. Writes `time.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -23,7 +22,6 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
-from espalier.harness.reports.curves.figures import COLOURS, Plot, Series, Spot, draw, save
 from espalier.harness.reports.curves.stored_rows import read_results
 from espalier.harness.seedling.scene_questions import questions_for
 from espalier.harness.seedling.scenes import Scenes
@@ -42,15 +40,6 @@ QUESTIONS: Mapping[str, Mapping[str, int]] = {
     "seedling_ocr": {"ocr": 1},
 }
 SCENES = 2
-#: Names of the shares merged, by ratio, and of the two ways to run a step.
-SHARES = {0.0: "every token", 0.5: "half merged", 0.75: "three quarters", 0.9: "nine tenths"}
-#: Milliseconds with a tick.
-TICKS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
-PATHS = {False: "whole sequence at each step", True: "cached prompt"}
-FOOT = (
-    "Solid: steps, numbered. Dashed, hollow: places unmasked by confidence, 0.95, 0.8 and 0.5.\n"
-    "Processor time of one thread from the prompt on, tower excluded; {samples} questions a score."
-)
 
 
 #: Columns of a cell: where it lies in the sweep, its score, and the mean cost of an answer. `steps` are fixed or None,
@@ -116,57 +105,14 @@ def _prompts(adapter: Adapter, kinds: Mapping[str, int]) -> list[Prompt]:
     return prompts
 
 
-def picture(points: pd.DataFrame) -> Figure:
-    """Return the figure: a row of plots for each benchmark, one for each way to run a step."""
-    plots = []
-    low, high = points.ms.min(), points.ms.max()
-    for benchmark in QUESTIONS:
-        for cached, path in PATHS.items():
-            members = points[(points.benchmark == benchmark) & (points.cached == cached)]
-            series = [line for ratio in SHARES for line in _lines(members, ratio) if line.spots]
-            plots.append(
-                Plot(
-                    "scatter",
-                    benchmark,
-                    series,
-                    note=path,
-                    places="processor ms an answer (log scale)",
-                    values="score (%)",
-                    ticks={ms: f"{ms:g}" for ms in TICKS if low / 1.5 < ms < 1.5 * high},
-                    log=True,
-                )
-            )
-    samples = " or ".join(map(str, sorted(set(points.samples))))
-    return draw(plots, foot=FOOT.format(samples=samples))
-
-
-def _lines(points: pd.DataFrame, ratio: float) -> list[Series]:
-    colour = "#000000" if ratio == 0 else COLOURS[list(SHARES).index(ratio) - 1]
-    members = points[points.ratio == ratio].sort_values("ms", kind="stable")
-    fixed, sure = (members[members[key].notna()] for key in ("steps", "threshold"))
-    look: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 1.5}
-    hollow = {**look, "linestyle": (0, (4, 2)), "markerfacecolor": "white"}
-    names = [
-        Spot(p.ms, 100 * p.score, text="" if ratio else str(p.steps)) for p in fixed.itertuples()
-    ]
-    return [
-        Series(SHARES[ratio], names, look, key=True),
-        Series(
-            f"{SHARES[ratio]}, by confidence",
-            [Spot(p.ms, 100 * p.score) for p in sure.itertuples()],
-            hollow,
-        ),
-    ]
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the figure and its numbers; exit code 2 and one line on an error."""
+    """Write the numbers; exit code 2 and one line on an error."""
     parser = argparse.ArgumentParser(
         prog="python -m lab.pages.denoising_time_page", description=__doc__
     )
     parser.add_argument("--store", type=Path, required=True, help="store of the preset's results")
-    parser.add_argument("--write", type=Path, required=True, help="folder for the figure")
+    parser.add_argument("--write", type=Path, required=True, help="folder for the numbers")
     parser.add_argument("--rounds", type=int, default=2, help="timed answers of each question")
     options = parser.parse_args(argv)
     check_folder("--write", options.write)
@@ -178,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.write.mkdir(parents=True, exist_ok=True)
     numbers = options.write / "time.json"
     numbers.write_text(json.dumps(points.to_dict("records"), indent=0) + "\n")
-    print(numbers, *save(picture(points), options.write / "time"), sep="\n")
+    print(numbers)
     return 0
 
 

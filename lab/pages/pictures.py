@@ -7,7 +7,6 @@ their own:
     docs/figures/attention.png               python -m lab.pages.gaze_pictures
     docs/figures/seedling_video_clip.png     python -m lab.pages.clip_sheet 8 --write ...
     lab/measured/diffusion/steps.png         python -m lab.pages.denoising_page --write lab/measured/diffusion
-    lab/measured/diffusion/time.png          python -m lab.pages.denoising_time_page
     lab/measured/speculative/guided.png      make bench-guided
     lab/measured/speculative/ratio.png       python -m espalier.harness.reports.curves.decoder_report
 """
@@ -76,7 +75,10 @@ TESTED = {
     Mark.WORSE: "worse",
     Mark.OPEN: "no difference detected",
 }
-GAINS = "points of score above {floor}, with 95 % intervals; left: {of} kept"
+GAINS = (
+    "points of score above {floor}, with 95 % intervals; left: {of} kept\n"
+    "colours: paired test, p < 0.05 after Holm's correction over a benchmark, which intervals do not have"
+)
 DROPPED = GAINS.format(floor="dropping at random in the same place", of="visual tokens")
 
 
@@ -127,10 +129,10 @@ def video_scores() -> Figure:
     )
 
 
-def cache_gains(folder: str) -> Figure:
+def cache_gains() -> Figure:
     """Draw the gains of cache compressors over random entries, of a page of lab/measured."""
     panels = []
-    for table in tables_with(MEASURED / folder / "README.md", "with the whole cache."):
+    for table in tables_with(MEASURED / "kv" / "README.md", "with the whole cache."):
         n_samples = re.findall(r"on (\d+) samples", table.text)[0]
         title = f"{TITLES[_benchmark(table)]}, n = {n_samples}"
         panels.append(GridPanel(title, _renamed(gains(table, table.columns))))
@@ -213,14 +215,13 @@ def pruned() -> Figure:
     return figure
 
 
-#: Paths without suffix, what draws them, and their suffixes; the HTML report shows SVG files of lab/measured.
+#: Paths without suffix, what draws them, and their suffixes.
 PICTURES: Mapping[str, tuple[Callable[[], Figure], tuple[str, ...]]] = {
     "docs/figures/pruned": (pruned, ("png",)),
     "docs/figures/beats_random": (beats_random, ("png",)),
     "docs/figures/seedling": (beats_random_of_500, ("png",)),
     "docs/figures/seedling_video": (video_scores, ("png",)),
-    "lab/measured/kv/curves": (lambda: cache_gains("kv"), ("png", "svg")),
-    "lab/measured/kv_video/curves": (lambda: cache_gains("kv_video"), ("png", "svg")),
+    "lab/measured/kv/curves": (cache_gains, ("png", "svg")),
     "lab/measured/diffusion/merging": (merging, ("png", "svg")),
     "lab/measured/speculative/decoders": (decoders, ("png", "svg")),
 }

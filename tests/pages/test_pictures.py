@@ -112,6 +112,6 @@ def test_pictures_are_in_the_repository_and_readable_at_700_pixels(tmp_path: Pat
             assert (ROOT / f"{path}.{suffix}").is_file()
         widths = (840,) if path == "docs/figures/pruned" else (1400, 1440)
         assert Image.open(ROOT / f"{path}.png").width in widths
-    assert main(["kv_video/curves", "--out", str(tmp_path)]) == 0
-    written = "lab/measured/kv_video/curves.png"
+    assert main(["kv/curves", "--out", str(tmp_path)]) == 0
+    written = "lab/measured/kv/curves.png"
     assert Image.open(tmp_path / written).size == Image.open(ROOT / written).size
