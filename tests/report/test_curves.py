@@ -92,6 +92,18 @@ def floors_of(panel: CurvePanel) -> dict[str, str | None]:
     return dict(zip(panel.points.curve, panel.points.floor, strict=True))
 
 
+def test_a_method_without_random_dropping_at_its_place_is_named(root: Path) -> None:
+    assert read_panels(root, ["boxes"])[0].notes == ()
+    for label, layer in (("layer=3", 3), ("", None)):
+        add_run(root, "deep", 0.5, 0.7, label=label, layer=layer)
+    (panel,) = read_panels(root, ["boxes"])
+    # What acts at no place of its own has no random counterpart.
+    assert panel.notes == (
+        "deep layer=3: no points above random, which did not run at the same place; "
+        "valid: method=random method.params.layer=3",
+    )
+
+
 def test_points_are_means_with_paired_retention_and_gain(root: Path) -> None:
     (panel,) = read_panels(root, ["boxes"])
     assert (panel.metric, panel.n_samples, panel.ratios) == ("acc", N, (0.0, 0.5, 0.9))

@@ -167,6 +167,7 @@ def panel_of(
         full_mark=mark(full_name in unread),
         notes=(
             *(*notes, *compared.notes, *_single_token_note(compared.runs)),
+            *_floorless_notes(points, [*first_runs.values()]),
             *[FOOTNOTE] * bool(unread),
         ),
     )
@@ -322,6 +323,19 @@ def _single_token_note(runs: Sequence[RunScores]) -> list[str]:
     names = ", ".join(sorted({run.name for run in evicting}))
     return [
         f"{names}: every answer is one token, chosen before cache entries go; scores say nothing of them"
+    ]
+
+
+def _floorless_notes(points: pd.DataFrame, runs: Sequence[RunScores]) -> list[str]:
+    """Return a line for each layer at which methods remove tokens and random dropping did not run."""
+    lacking = set(points.curve[~points.control.astype(bool) & points.floor.isna()])
+    layers = grouped(
+        (run.layer, run.name) for run in runs if run.name in lacking and run.layer is not None
+    )
+    return [
+        f"{', '.join(names)}: no points above random, which did not run at the same place; "
+        f"valid: method=random{f' method.params.layer={layer}' if layer else ''}"
+        for layer, names in layers.items()
     ]
 
 

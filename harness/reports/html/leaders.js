@@ -1,6 +1,7 @@
 // The leaderboard: models by benchmarks where there are several models; then, for each model, a line for each method
 // at all shares of tokens removed, or at the one that the filter sets.
 const GROUPS = 3; // models at once
+const WIDEST = 6; // benchmarks at all shares: more columns cannot be read
 const leaders = { sort: "", down: true, groups: GROUPS, method: "" };
 
 // The share that most points have, the largest of these.
@@ -101,7 +102,7 @@ function leaderTable(panels, several) {
   const floorless = unique(panels.flatMap(({ curves }) => curves.filter((curve) => curve.kind !== "control" && !curve.floor).map((curve) => `${curve.name}${curve.layer ? ` (layer ${curve.layer})` : ""}`)));
   const full = costsOf(panels, "none");
   const groups = [{ key: "average", head: "Average kept", full: () => ["100.0"], cell: (line, ratio) => element("td", {}, ...kept(line.ends[ratio], whole)), printed: (line, ratio) => percent(line[`average@${ratio}`]) },
-    ...panels.map(({ panel }, place) => {
+    ...(whole || panels.length <= WIDEST ? panels : []).map(({ panel }, place) => {
       const marks = Object.fromEntries(ratios.map((ratio) => [ratio, marksOf(lines, place, ratio)]));
       return { key: `score${place}`, head: panel.benchmark, note: `${panel.metric}, n = ${panel.samples}`, full: () => ranged(panel.full),
         cell: (line, ratio) => leaderCell(line, line.points[ratio][place], marks[ratio].get(line.name), whole, panel),
@@ -137,6 +138,7 @@ function leaderTable(panels, several) {
   };
   return [element("div", { class: "bar" }, element(several ? "h2" : "b", { id: several ? null : "at" }, `${whole ? `${ratios[0] < 0 ? `${-ratios[0]} visual tokens kept` : `${removed(ratios[0])} of the visual tokens removed`}, ` : ""}${model}${rule === "kept" ? "" : `, budget by ${rule}`}`), downloads("leaderboard", shown)),
     ...(floorless.length ? [element("p", { class: "note" }, `No points above random for ${floorless.join(", ")}: random dropping did not run at the same place. Add ${unique(floorless.map((one) => (/layer (\d+)/.exec(one) ? `method=random method.params.layer=${/layer (\d+)/.exec(one)[1]}` : "method=random"))).join(" or ")}.`)] : []),
+    ...(whole || panels.length <= WIDEST ? [] : [element("p", { class: "note" }, `Averages over ${panels.length} benchmarks. Choose a share or a benchmark above to see each benchmark.`)]),
     element("div", { class: "scroll" }, element("table", { class: whole ? null : "shares" }, element("thead", {}, ...heads), element("tbody", {}, ...body)))];
 }
 

@@ -17,7 +17,10 @@ function overlay(picture, one, words) {
 
 function keptTokens(name) {
   const drawn = data.overlays.curves[name];
-  if (!drawn) return [element("p", { class: "none" }, "No picture of kept tokens: this method drops none, or the embedded model cannot run it.")];
+  if (!drawn) {
+    const cause = (data.left_out["no picture of kept tokens"] || []).find((one) => one.startsWith(name));
+    return [element("p", { class: "none" }, `No picture of kept tokens: ${cause || "this method drops none, or the report was made with --no-overlays"}.`)];
+  }
   const ratios = Object.keys(drawn).sort((a, b) => a - b);
   return [element("div", { class: "scenes" }, ...data.overlays.pictures.map((picture, i) => element("div", {},
     element("h3", {}, `“${picture.question}”`),

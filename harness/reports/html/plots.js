@@ -16,6 +16,10 @@ const MARKS = {
 // Words in the colour of a curve, darker: 4.5 to 1 on white.
 const wordColour = (colour) => `#${[1, 3, 5].map((at) => Math.round(0.66 * parseInt(colour.slice(at, at + 2), 16)).toString(16).padStart(2, "0")).join("")}`;
 
+// Room for names beside a plot, and the letters that fit; the whole name is in the title of each mark.
+const END = 150, LETTERS = Math.floor((END - 22) / 6.6);
+const cut = (name) => (name.length > LETTERS ? `${name.slice(0, LETTERS - 1)}…` : name);
+
 const lookOf = (name) => data.styles[name] || { color: INK, dashes: [], marker: "o", control: true };
 
 function marker(look, x, y, r = 4) {
@@ -57,7 +61,7 @@ function spread(wanted, gap, low, high) {
 // full {value, low, high}, front [[x, y]], join (whether points are joined), names (whether lines are named).
 function plot(options) {
   const width = Math.max(320, Math.min(720, options.width)), named = options.names !== false;
-  const right = named ? Math.min(150, 22 + 6.6 * Math.max(8, ...options.lines.map((line) => curveName(line.name).length))) : 14;
+  const right = named ? Math.min(END, 22 + 6.6 * Math.max(8, ...options.lines.map((line) => curveName(line.name).length))) : 14;
   const box = { left: 46, right: width - right, top: 12, bottom: Math.max(220, 14 * (options.lines.length + 2)) };
   const height = box.bottom + 40;
   const ys = options.lines.flatMap((line) => line.points.flatMap((p) => [p.y, p.low ?? p.y, p.high ?? p.y]));
@@ -139,6 +143,6 @@ function nameEnds(made, options, groups, x, y, box) {
     const look = lookOf(end.name), colour = end.name === "none" ? "#000000" : look.control ? "#555555" : wordColour(look.color);
     const start = Math.max(end.from + 6, box.right - 4);
     end.group.append(svg("path", { d: `M${start.toFixed(1)},${end.at.toFixed(1)}L${box.right + 12},${places[i].toFixed(1)}`, stroke: colour, "stroke-width": 0.7, fill: "none" }),
-      text(box.right + 15, places[i] + 4, curveName(end.name), "start", colour));
+      text(box.right + 15, places[i] + 4, cut(curveName(end.name)), "start", colour));
   });
 }
