@@ -99,7 +99,9 @@ function leaderTable(panels, several) {
   const lines = leaderLines(panels, ratios).sort(compared(order.sort, order.down));
   if (!lines.length) return [element("b", {}, model), nothing("curve")];
   // A method whose score no test compares with random dropping, by the reason.
-  const floorless = unique(panels.flatMap(({ curves }) => curves.filter((curve) => curve.kind !== "control" && !curve.floor).map((curve) => `${curve.name}${curve.layer ? ` (layer ${curve.layer})` : ""}`)));
+  const bare = panels.flatMap(({ panel, curves }) => curves.filter((curve) => curve.kind !== "control" && !curve.floor).map((curve) => ({ ...curve, benchmark: panel.benchmark })));
+  const floorless = unique(bare.map((curve) => curve.name)).map((name) => { const where = bare.filter((curve) => curve.name === name).map((curve) => curve.benchmark); return name + (where.length < panels.length ? ` on ${where.join(", ")}` : ""); });
+  const remedies = unique(bare.map((curve) => `method=random${curve.layer ? ` method.params.layer=${curve.layer}` : ""}`));
   const full = costsOf(panels, "none");
   const groups = [{ key: "average", head: "Average kept", full: () => ["100.0"], cell: (line, ratio) => element("td", {}, ...kept(line.ends[ratio], whole)), printed: (line, ratio) => percent(line[`average@${ratio}`]) },
     ...(whole || panels.length <= WIDEST ? panels : []).map(({ panel }, place) => {
@@ -137,7 +139,7 @@ function leaderTable(panels, several) {
     };
   };
   return [element("div", { class: "bar" }, element(several ? "h2" : "b", { id: several ? null : "at" }, `${whole ? `${ratios[0] < 0 ? `${-ratios[0]} visual tokens kept` : `${removed(ratios[0])} of the visual tokens removed`}, ` : ""}${model}${rule === "kept" ? "" : `, budget by ${rule}`}`), downloads("leaderboard", shown)),
-    ...(floorless.length ? [element("p", { class: "note" }, `No points above random for ${floorless.join(", ")}: random dropping did not run at the same place. Add ${unique(floorless.map((one) => (/layer (\d+)/.exec(one) ? `method=random method.params.layer=${/layer (\d+)/.exec(one)[1]}` : "method=random"))).join(" or ")}.`)] : []),
+    ...(floorless.length ? [element("p", { class: "note" }, `No points above random for ${floorless.join(", ")}: random dropping did not run at the same place. Add ${remedies.join(" or ")}.`)] : []),
     ...(whole || panels.length <= WIDEST ? [] : [element("p", { class: "note" }, `Averages over ${panels.length} benchmarks. Choose a share or a benchmark above to see each benchmark.`)]),
     element("div", { class: "scroll" }, element("table", { class: whole ? null : "shares" }, element("thead", {}, ...heads), element("tbody", {}, ...body)))];
 }
