@@ -17,6 +17,9 @@ TEX = str.maketrans(
         "²": r"\textsuperscript{2}",
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
         "\\": r"\textbackslash{}",
     }
 )

@@ -160,12 +160,13 @@ def test_points_are_drawn_as_in_a_report(points: PointFrame, tmp_path: Path) -> 
 
 def test_hostile_names_are_escaped_and_gaps_are_shown(points: PointFrame, tmp_path: Path) -> None:
     block = points[points.benchmark == "seedling_rec"].copy()
-    block.loc[block.curve == "divprune", "curve"] = r"a_b & 50% #1 \x{}~^$"
+    block.loc[block.curve == "divprune", "curve"] = r"a_b & 50% #1 \x{}~^$<|>"
     block = block[(block.curve != "uniform") | (block.ratio != 0.9)]
     file = tmp_path / "table.tex"
     assert block.to_latex(file, caption="100 % & more", label="tab:x") is None
     text = file.read_text(encoding="utf-8")
-    assert r"a\_b \& 50\% \#1 \textbackslash{}x\{\}\textasciitilde{}\textasciicircum{}\$" in text
+    escaped = r"a\_b \& 50\% \#1 \textbackslash{}x\{\}\textasciitilde{}\textasciicircum{}\$"
+    assert escaped + r"\textless{}\textbar{}\textgreater{}" in text
     assert r"\caption{100 \% \& more}" in text
     assert next(line for line in lines_of(text) if line[0] == "uniform")[3] == "--"
 

@@ -24,8 +24,8 @@ function save(name, type, text) {
 const csvCell = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
 const csv = (lines) => lines.map((line) => line.map((value) => csvCell(has(value) ? String(value) : "")).join(",") + "\n").join("");
 
-const TEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "†": "\\dag{}", "‡": "\\ddag{}", "–": "--", "<": "\\textless{}", ">": "\\textgreater{}" };
-const tex = (text) => text.replace(/[\\~^†‡–<>%&$#_{}]/g, (letter) => TEX[letter] || `\\${letter}`);
+const TEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "†": "\\dag{}", "‡": "\\ddag{}", "–": "--", "<": "\\textless{}", ">": "\\textgreater{}", "|": "\\textbar{}" };
+const tex = (text) => text.replace(/[\\~^†‡–<>|%&$#_{}]/g, (letter) => TEX[letter] || `\\${letter}`);
 
 // heads and lines of texts; bold where `ranks` has 1, underlined where it has 2; a rule after `above` lines; a note below.
 function latex(heads, lines, ranks = [], above = lines.length, note = "") {
@@ -33,7 +33,7 @@ function latex(heads, lines, ranks = [], above = lines.length, note = "") {
   const rows = lines.map((line, i) => line.map((text, j) => marked(tex(text), (ranks[i] || [])[j])).join(" & ") + " \\\\");
   return ["% needs \\usepackage{booktabs}", `\\begin{tabular}{l${"r".repeat(heads.length - 1)}}`, "\\toprule", heads.map(tex).join(" & ") + " \\\\",
     "\\midrule", ...rows.slice(0, above), ...(above < rows.length ? ["\\midrule"] : []), ...rows.slice(above), "\\bottomrule", "\\end{tabular}",
-    ...(note ? ["\\par\\footnotesize", tex(note)] : []), ""].join("\n");
+    ...(note ? [`\\par{\\footnotesize ${tex(note)}\\par}`] : []), ""].join("\n");
 }
 
 // Buttons that save what a table shows; `shown` returns { lines, tex } when one is pressed.
