@@ -244,6 +244,7 @@ def test_rows_of_older_code_give_way_and_are_counted(
         "boxes: 1 row passed over: without settings, from an older version",
         "boxes: 1 row passed over: with fewer than 200 samples",
         "boxes: 1 row passed over: of other code, a newer one has their place",
+        "boxes: clever: no points above random, which did not run at the same place; valid: method=random",
     ]
     page = (tmp_path / "figure.md").read_text()
     assert "| clever | 80.0" in page
