@@ -229,6 +229,14 @@ def test_several_models_stand_side_by_side(browser: Any, root: Path, tmp_path: P
     assert [cells[0] for cells in leaders(browser)] == ["unpruned", "clever", "random"]
 
 
+def test_a_p_value_at_its_smallest_is_a_bound(browser: Any, root: Path, tmp_path: Path) -> None:
+    page = content(root)
+    point = page["panels"][0]["curves"][0]["points"][-1]
+    point["chance"], point["bound"] = 0.0021, 1
+    opened(browser, assemble(page), tmp_path / "page.html", "#/leaders?ratio=0.9")
+    assert "p ≤ 0.002" in leaders(browser)[1][3]
+
+
 def test_bold_is_what_the_test_tells_from_all_others(
     browser: Any, root: Path, tmp_path: Path
 ) -> None:
@@ -315,8 +323,11 @@ def test_an_empty_part_says_why(browser: Any, tmp_path: Path) -> None:
     words = browser.find_element("id", "leaders").text
     assert "model.revision" in words
     assert "Reset" not in words
+    # Without any curve no filter is the cause; rows are there.
     chosen(browser, "f-text", "no such method")
-    assert "Reset a filter" in browser.find_element("id", "leaders").text
+    assert "Reset" not in browser.find_element("id", "leaders").text
+    click(browser, "#tab-board")
+    assert "Reset a filter" in browser.find_element("id", "board").text
 
 
 def test_decoders_have_a_table_of_their_own_rows(browser: Any, root: Path, tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ const LEVEL = 0.05; // p-values below it are marked
 
 // Why a part is empty: the filters, or what the rows are.
 function nothing(what) {
-  if (Object.values(filters).some(Boolean)) return element("p", { class: "none" }, `No ${what} has all of this. Reset a filter.`);
+  const without = what === "row" ? rows.length : what === "curve" ? data.panels.some((panel) => panel.curves.length) : rows.some((row) => row.curve !== "none");
+  if (without && Object.values(filters).some(Boolean)) return element("p", { class: "none" }, `No ${what} has all of this. Reset a filter.`);
   const causes = Object.entries(data.left_out).flatMap(([reason, cases]) => cases.map((one) => `${reason}: ${one}`)), kinds = unique(rows.map((row) => row.kind));
   return element("div", { class: "none" }, element("p", {}, `No ${what} can be drawn: ${causes.length ? `${counted(causes, "case")} left out, of which the first are below, all of them under Left out.`
     : kinds.length === 1 && kinds[0] === "unpruned" ? "only the unpruned model ran. A run with method=random,fastv,divprune ratio=0.5,0.9 fills this page." : `the rows are of ${kinds.join(", ")}, which have no curve over tokens removed; see the other parts.`}`),
