@@ -166,9 +166,7 @@ def test_exactly_64_tokens_are_kept(shell: Shell) -> None:
 def test_two_methods_act_one_after_the_other(shell: Shell) -> None:
     text = shell(f"python run.py method=divprune+fastv ratio=0.9 {SHORT}")
     assert "divprune+fastv" in text
-    text = shell(
-        f"python run.py method=divprune compressor=snapkv ratio=0.5 {SHORT}"
-    )
+    text = shell(f"python run.py method=divprune compressor=snapkv ratio=0.5 {SHORT}")
     assert "divprune" in text
     assert "snapkv" in text
 
