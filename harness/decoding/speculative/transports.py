@@ -5,7 +5,6 @@ Tensors cross the pipe as arrays: torch would send them through shared memory, a
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
 import sys
@@ -18,7 +17,6 @@ from functools import partial
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +32,7 @@ from espalier.harness.decoding.speculative.state_machine import (
     Meter,
     TimedRound,
 )
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import UserError
 from espalier.harness.specs.plugins.code_reference import ImportedFiles
 from espalier.methods.base import MethodError
 
@@ -169,8 +167,7 @@ def check_script() -> None:
     """Refuse a new process that would run the user's script a second time.
 
     Raises:
-        UserError: the call is at the top level of a script, outside its guard, or this process is importing the script
-            for another one.
+        UserError: the script has no guard, or this process is importing the script for another one.
     """
     if getattr(current_process(), "_inheriting", False):
         reason: str | None = "cannot start a process while another one imports the script"
@@ -189,59 +186,9 @@ def why_not_imported() -> str | None:
         return None  # a notebook, a prompt, `-c` or a package: nothing is imported again
     if not Path(file).is_file():
         return f"imports {file}, which is not a file"
-    line = _line_of_main(file)
-    if line is not None and not _is_guarded(Path(file), line):
-        return f"runs {file} again, since line {line} is outside of a guard"
+    if b"__name__" not in Path(file).read_bytes():
+        return f"runs {file} again, which has no guard"
     return None
-
-
-def _line_of_main(file: str) -> int | None:
-    """Return the line at which the main script is executing; None in another thread."""
-    frame: FrameType | None = sys._getframe()
-    scope = vars(sys.modules["__main__"])
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "<module>" and frame.f_globals is scope and code.co_filename == file:
-            return frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
-def _is_guarded(file: Path, line: int) -> bool:
-    """Return whether a line runs only if `__name__` identifies the file as the script; an unreadable file passes.
-
-    A condition counts if it stands around the line, or ends the script before it.
-    """
-    try:
-        tree = ast.parse(file.read_bytes())
-    except FOREIGN:
-        return True
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt | ast.excepthandler)
-        if node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    # A condition inside another function, which the line does not pass, guards nothing.
-    conditions = [
-        child.test
-        for parent in (tree, *around)
-        for child in ast.iter_child_nodes(parent)
-        if isinstance(child, ast.If) and child.lineno <= line
-        if child in around or _ends_script(child.body[-1])
-    ]
-    return any(
-        isinstance(node, ast.Name) and node.id == "__name__"
-        for condition in conditions
-        for node in ast.walk(condition)
-    )
-
-
-def _ends_script(statement: ast.stmt) -> bool:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    return isinstance(statement, ast.Raise) or (
-        isinstance(call, ast.Call) and ast.unparse(call.func).endswith("exit")
-    )
 
 
 #: A verb, the number of its answer (0: no answer is expected), and the arguments.
