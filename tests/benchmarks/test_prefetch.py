@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.hub_data import data_sets
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
+from espalier.harness.specs.hub_files import Wanted, settled
 from espalier.harness.tools.benchmarks import hub_prefetch as module
 from espalier.harness.tools.benchmarks.hub_prefetch import (
-    Wanted,
     archives,
-    data_sets,
     prefetch,
-    settled,
     unpack,
 )
 from tests import commands
