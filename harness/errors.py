@@ -44,6 +44,10 @@ class UserErrors(UserError):
         super().__init__("; ".join(self.lines))
 
 
+class NotCached(UserError):
+    """A repository of the hub is not in the local cache, and may not be downloaded."""
+
+
 class Refused(UserError):
     """The method cannot run on this model or under this budget; other methods may."""
 

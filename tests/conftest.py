@@ -12,6 +12,8 @@ from espalier.harness.store import Journal, RunDir, Store
 
 # Small models gain nothing from more. Read when torch is imported, here and in the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
+# No test reaches the hub, unless it serves one.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 #: Families with the adapter, the tower and the media of another family that the everyday run has.
 VARIANTS = (

@@ -30,6 +30,7 @@ from espalier.harness.models.conversations import template_of_processor
 from espalier.harness.models.families import ADAPTERS, family_of
 from espalier.harness.models.measured_facts import reading_parts, unlisted_facts
 from espalier.harness.settings import check_keys, choice, read_value
+from espalier.harness.specs.hub_cache import downloads, go_offline, restored_network
 from espalier.harness.specs.run_spec import CHECKPOINT, DTYPES, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
@@ -75,16 +76,16 @@ def load(
     name: str | PathLike[str],
     *,
     path: str | PathLike[str] | None = None,
-    offline: bool = True,
+    offline: bool = False,
     **settings: Any,
 ) -> Model:
     """Load a model of conf/model, or any checkpoint of a known family.
 
     Args:
         name: name of a file in conf/model, without `.yaml`, or its hub id; or the folder of a checkpoint, or another
-            hub id in the local cache: then family and sizes are read from its configuration.
+            hub id: then family and sizes are read from its configuration.
         path: folder of the checkpoint; None: as the model's file states, usually the local Hugging Face cache.
-        offline: forbid downloads.
+        offline: refuse a missing checkpoint, in place of a download.
         **settings: override the model's file, tables key by key: `dtype`, `device`, `attention`, `device_map`,
             `revision`, `conversation`, `processor`, `video`, `transparency`, `weights` and the other keys of
             conf/base/model.yaml.
@@ -92,9 +93,11 @@ def load(
     Raises:
         UserError: an unknown name or setting, or a checkpoint that is missing or does not match; one line.
     """
-    with user_errors():
+    with user_errors(), restored_network():
+        go_offline()
+        downloads.set(not read_value("offline", offline, bool))
         spec = named_spec(name, path, settings)
-        model = load_spec(spec, read_value("offline", offline, bool))
+        model = load_spec(spec, offline)
     listed = model_choice(fspath(name), "name")
     config_name = None if listed.startswith(PREFIX) else listed
     if path is not None:
@@ -102,7 +105,7 @@ def load(
     return replace(model, name=config_name, settings=settings)
 
 
-def load_spec(spec: ModelSpec, offline: bool = True) -> Model:
+def load_spec(spec: ModelSpec, offline: bool) -> Model:
     """Load the model of a spec.
 
     Raises:

@@ -163,12 +163,14 @@ def _layers(layer_text: str | None, spec: RunSpec) -> tuple[int, ...]:
 def run(request: CalibrationRequest) -> list[str]:
     """Calibrate, store the result and return the lines to print: paths, and the result of the bisection."""
     # transformers takes seconds to import; invalid requests are refused without it.
+    from espalier.harness.kinds.checkpoint_check import check_model
     from espalier.harness.models.build_adapter import load_adapter
+    from espalier.harness.store.files.digests import Digests
 
     check_folder("store", request.spec.store)
     images = request.images()  # an unusable folder is refused before the model is loaded
-    if request.spec.offline:
-        go_offline()
+    go_offline()
+    check_model(request.spec.model, request.spec.offline, Digests())
     return (_measure if request.layers else _fit)(request, load_adapter(request.spec.model), images)
 
 

@@ -42,6 +42,7 @@ from espalier.harness.runs.streams import (
     stoppable,
 )
 from espalier.harness.specs.commands import check_environment, short_of_memory
+from espalier.harness.specs.hub_cache import downloads
 from espalier.harness.specs.secrets import masked, typed
 
 # All other modules are imported where they are needed: a status line is printed before Hydra (0.2 s, seconds from a
@@ -151,6 +152,7 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
     if REHEARSE in arguments:
         return rehearse_cells(arguments, waiting)
     dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
+    downloads.set(not dry)
     # Imported here as all below: a line is printed before.
     from espalier.harness.config.group_lists import asked_groups
 
@@ -299,6 +301,7 @@ def run_job_file(arguments: Sequence[str], waiting: StatusLine) -> int:
         raise UserError(
             f"{CELLS} stands alone with the file of a job; valid: run.py {CELLS} <file>"
         )
+    downloads.set(False)
     file = JobFile(Path(arguments[1]))
     entries = [entry for entry in file.entries() if not entry.done]
     # Only this way of running needs it: help and mistakes are printed without it.

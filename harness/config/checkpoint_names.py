@@ -21,7 +21,13 @@ from espalier.harness.config.lmms_task_files import read_yaml
 from espalier.harness.errors import UserError, brief, foreign, near_names
 from espalier.harness.models.families import check_format, family_of
 from espalier.harness.paths import CONF
-from espalier.harness.specs.hub_cache import OFFLINE, file_of_hub, other_format
+from espalier.harness.specs.hub_cache import (
+    downloads,
+    file_of_hub,
+    go_offline,
+    may_download,
+    other_format,
+)
 
 GROUP = "model"
 PREFIX = "checkpoint:"
@@ -33,9 +39,10 @@ _PLACES = ("/", "./", "../", "~")
 
 def with_checkpoints(overrides: Sequence[str]) -> list[str]:
     """Return overrides with a `model_choice` for each checkpoint in the place of a model's name."""
-    if "offline=false" not in map(str.lower, overrides) and any(map(_names_checkpoint, overrides)):
-        # The hub's library reads them when it is imported, which looking up an id does.
-        os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    if "offline=true" in map(str.lower, overrides):
+        downloads.set(False)
+    if any(map(_names_checkpoint, overrides)):
+        go_offline()
     return [_with_choices(text) if _names_checkpoint(text) else text for text in overrides]
 
 
@@ -65,8 +72,8 @@ def model_choice(name: str, key: str = GROUP) -> str:
         key: the start of an error line.
 
     Raises:
-        UserError: neither a folder with a config.json, nor an id of conf/model or of the local Hugging Face cache, or
-            the config.json is of no supported family.
+        UserError: neither a folder with a config.json, nor an id of conf/model, of the local Hugging Face cache or of
+            the hub, or the config.json is of no supported family.
     """
     if "/" not in name and name in choices(GROUP):
         return name
@@ -86,6 +93,8 @@ def model_choice(name: str, key: str = GROUP) -> str:
     if name in hub_names():
         return hub_names()[name]
     config = file_of_hub(name, CONFIG, REVISION) if _ID.fullmatch(name) else None
+    if config is None and _ID.fullmatch(name) and may_download():
+        config = _downloaded(name, key)
     if config is None:
         hub_id = brief(name) if _ID.fullmatch(name) else "<owner>/<name>"
         raise UserError(
@@ -136,6 +145,22 @@ def hub_names() -> Mapping[str, str]:
     files = {name: CONF / GROUP / f"{name}.yaml" for name in choices(GROUP)}
     sections = {name: read_yaml(path) for name, path in files.items()}
     return {section["hub"]: name for name, section in sections.items() if section.get("hub")}
+
+
+def _downloaded(name: str, key: str) -> Path:
+    """Return the config.json of a hub id after a download of all files but the weights."""
+    # Imports the hub's library.
+    from espalier.harness.specs.hub_files import Wanted, fetch
+    from espalier.harness.specs.revisions import MODEL_FILES
+
+    small = tuple(pattern for pattern in MODEL_FILES if pattern != "*.safetensors")
+    try:
+        return fetch(Wanted(name, "model", REVISION, small)) / CONFIG
+    except UserError as error:
+        near = near_names(name, hub_names(), at_most=1)
+        raise UserError(
+            f"{key}={brief(name)!r} is no hub id of conf/model{near}; {error}"
+        ) from error
 
 
 def _check_family(file: Path, name: str, key: str) -> None:

@@ -19,8 +19,9 @@ import huggingface_hub.constants
 import lmms_eval
 import PIL.Image
 from filelock import FileLock
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from lmms_eval.api.task import Task, TaskConfig
+from tenacity import RetryError
 
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.prompt_text import texts_in
@@ -295,6 +296,31 @@ class OutsideSource(UserError):
     """The data name a file or an address that a run may not open."""
 
 
+class MissingData(UserError):
+    """The data are not on this machine."""
+
+
+class DistantSource(OutsideSource, MissingData):
+    """The data name another machine."""
+
+
+#: What the libraries raise for data that are not on this machine.
+MISSING = (
+    *(OfflineModeIsEnabled, LocalEntryNotFoundError, MissingData),
+    *(ConnectionError, datasets.exceptions.DatasetNotFoundError, FileNotFoundError),
+)
+
+
+def kind_of_error(error: BaseException | None) -> type[UserError]:
+    """Return the kind of an error of opening data, by what caused it."""
+    while error is not None and not isinstance(error, MISSING):
+        retried = error.last_attempt.exception() if isinstance(error, RetryError) else None
+        error = retried or error.__cause__ or error.__context__
+    if isinstance(error, DistantSource):
+        return DistantSource
+    return UserError if error is None else MissingData
+
+
 @dataclass(frozen=True)
 class AllowedSources:
     """Files that a run of a benchmark may open.
@@ -425,7 +451,7 @@ class AllowedSources:
         """Make a file system; offline only one that reaches no other machine."""
         names = [system.protocol] if isinstance(system.protocol, str) else system.protocol
         if self.offline and not LOCAL.issuperset(names):
-            raise OutsideSource(
+            raise DistantSource(
                 f"offline=true: the data ask for {names[0]}://; valid: offline=false, or {self._valid()}"
             )
         return make(system, *args, **options)

@@ -23,6 +23,7 @@ from espalier.harness.evaluation.samples import (
 from espalier.harness.kinds.lookup import kind_of
 from espalier.harness.ranks import Ranks, without_launcher
 from espalier.harness.specs.generation import settings_of
+from espalier.harness.specs.hub_cache import may_download, online
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.answer_digest import Key
 from espalier.methods.base import Method
@@ -139,6 +140,8 @@ def open_benchmark(
 ) -> LoadedBenchmark:
     """Load the benchmark's task and data, before the model: missing data are found before weights are read.
 
+    Data that are not on this machine are downloaded, unless `offline`; for what is here no connection is opened.
+
     `shelf` caches data of earlier openings in this command; the tasks are always made anew.
 
     Raises:
@@ -150,11 +153,9 @@ def open_benchmark(
     from espalier.harness.evaluation.data_sources import (
         add_categories,
         check_references,
-        local_data,
-        record_file,
     )
     from espalier.harness.evaluation.judged_tasks import judged_tasks_of
-    from espalier.harness.evaluation.lmms_tasks import check_metrics, load_tasks, quiet
+    from espalier.harness.evaluation.lmms_tasks import check_metrics, quiet
     from espalier.harness.evaluation.metric_scores import check_derived, needed_metrics
     from espalier.harness.evaluation.prompt_text import (
         change_prompts,
@@ -167,18 +168,7 @@ def open_benchmark(
 
     bench, ranks = spec.benchmark, ranks or Ranks()
     with without_launcher(), quiet():
-        loaded = ranks.in_turn(
-            lambda: load_tasks(
-                bench.task,
-                bench.include_path,
-                spec.offline,
-                spec.model.template,
-                local_data(bench),
-                bench.dataset.pinned,
-                shelf,
-                record_file(bench),
-            )
-        )
+        loaded = ranks.in_turn(lambda: _here_or_downloaded(spec, shelf))
         add_categories(loaded.tasks, bench)
         add_statements(loaded.tasks, bench.answers)
         check_derived(loaded.tasks, bench)
@@ -196,7 +186,57 @@ def open_benchmark(
         fill_box_settings(loaded.tasks, spec.model, bench)
         judged_tasks_of(spec, loaded.tasks)
     assert loaded.borders is not None
-    return replace(loaded, borders=replace(loaded.borders, transparency=spec.model.transparency))
+    borders = replace(
+        loaded.borders, offline=not may_download(spec.offline), transparency=spec.model.transparency
+    )
+    return replace(loaded, borders=borders)
+
+
+def _here_or_downloaded(spec: RunSpec, shelf: TaskCache | None) -> LoadedBenchmark:
+    """Return the tasks with the data of this machine; if some are missing, with those of the hub.
+
+    Raises:
+        UserError: the data are missing and may not be downloaded, or the hub refuses or cannot be reached.
+    """
+    # These import lmms-eval, which takes seconds.
+    from espalier.harness.evaluation.data_sources import (
+        DistantSource,
+        MissingData,
+        local_data,
+        record_file,
+    )
+    from espalier.harness.evaluation.lmms_tasks import load_tasks
+
+    bench = spec.benchmark
+
+    def load(offline: bool) -> LoadedBenchmark:
+        return load_tasks(
+            bench.task,
+            bench.include_path,
+            offline,
+            spec.model.template,
+            local_data(bench),
+            bench.dataset.pinned,
+            shelf,
+            record_file(bench),
+        )
+
+    try:
+        return load(offline=True)
+    except MissingData as error:
+        if not may_download(spec.offline):
+            raise
+        # These import the hub's library.
+        from espalier.harness.evaluation.hub_data import data_sets
+        from espalier.harness.specs.hub_files import fetch
+
+        repositories = data_sets(bench)
+        if not repositories and not isinstance(error, DistantSource):
+            raise
+    for repository in repositories:
+        fetch(repository)
+    with online():
+        return load(offline=False)
 
 
 def evaluate_session(

@@ -30,6 +30,7 @@ from espalier.harness.evaluation.data_sources import (
     admit_own,
     allowed_sources,
     cause_of,
+    kind_of_error,
     lacks_locks,
     named_data,
     origin,
@@ -47,6 +48,7 @@ from espalier.harness.evaluation.upstream import (
     without_guesses,
 )
 from espalier.harness.ranks import without_launcher
+from espalier.harness.specs.hub_cache import online
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
 
@@ -99,6 +101,10 @@ class LoadedBenchmark:
         with (
             nullcontext() if self.data is None else self.data.serving(),
             nullcontext() if self.borders is None else self.borders.enforced(pixels=True),
+            # What other authors' tasks want for their scores is not known before.
+            nullcontext()
+            if self.ours or self.data or not self.borders or self.borders.offline
+            else online(),
         ):
             yield
 
@@ -113,7 +119,7 @@ def load_tasks(
     shelf: TaskCache | None = None,
     records: Path | None = None,
 ) -> LoadedBenchmark:
-    """Load a task or group by name; `offline` gives up at once instead of after four retries.
+    """Load a task or group by name; `offline` opens no connection and gives up at once, not after four retries.
 
     `template` selects the prompts that a task has for one model family (its lmms_eval_specific_kwargs); a task without
     them uses its `default`. With `data` the hub is not used. `pinned` has revisions of data sets by id; for others a
@@ -126,6 +132,7 @@ def load_tasks(
     Only stop strings in a task's file count: lmms-eval's default for tasks without any is dropped.
 
     Raises:
+        MissingData: its data are not on this machine, and may be on another.
         UserError: the name is unknown, its data cannot be loaded, it does not generate text, or the cache of data sets
             cannot be written.
     """
@@ -179,9 +186,10 @@ def load_tasks(
         ):
             tree = get_task_dict([name], manager, "chat")
     except UserError as error:
+        kind = kind_of_error(error) if data is None else UserError
         if isinstance(error, OutsideSource) and configs:
-            raise UserError(f"benchmark.task={name!r}: {error} ({origin(configs[-1])})") from error
-        raise
+            raise kind(f"benchmark.task={name!r}: {error} ({origin(configs[-1])})") from error
+        raise kind(str(error)) from error
     except Exception as error:  # a task's functions may raise anything
         cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
         if lacks_locks(cause):
@@ -190,11 +198,14 @@ def load_tasks(
                 f"{str(datasets.config.HF_DATASETS_CACHE)!r}; valid: HF_DATASETS_CACHE=<a folder on a local disk>, "
                 "on a file system with locks"
             ) from error
-        if isinstance(cause, UserError) or cause is None or not configs:
+        kind = kind_of_error(cause) if data is None else UserError
+        if isinstance(cause, UserError):
+            raise kind(str(cause)) from error
+        if cause is None or not configs:
             raise cause or error from error
         doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
         way = WAYS if data is None and isinstance(error, RetryError) else ""
-        raise UserError(
+        raise kind(
             f"benchmark.task={name!r}: {doing}: {cause_of(cause)} ({origin(configs[-1])}){way}"
         ) from error
     tasks = tuple(_leaves(tree))

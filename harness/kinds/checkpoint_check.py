@@ -33,6 +33,8 @@ GIB = 2**30
 def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
     """Raise UserError unless the model's family, precision, settings and checkpoint allow it to be loaded.
 
+    A checkpoint of the hub is downloaded, unless `offline`.
+
     Cost: one read of weight files with a checksum, or with values to check (`model.check_weights`); of others the
     headers.
     """
@@ -58,10 +60,13 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         check_finite(model, model.path)
         return
     folder = require_cached(model.name, model.hub or "", model.revision, offline)
-    if folder is not None:
-        if offline:  # missing files are downloaded otherwise
-            check_shards(folder, f"model.hub={model.hub!r}")
-        check_finite(model, folder)
+    if folder is None:
+        # Imports the hub's library.
+        from espalier.harness.specs.hub_files import checkpoint_folder
+
+        folder = checkpoint_folder(model.hub or "", model.revision)
+    check_shards(folder, f"model.hub={model.hub!r}")
+    check_finite(model, folder)
 
 
 def check_precision(model: Any) -> None:

@@ -165,8 +165,7 @@ def admit_here(
     method: Method | None = None,
 ) -> Job:
     """Return the job of a run that this process can compute, by checks of the process and `admit`."""
-    if spec.offline:
-        go_offline()
+    go_offline()
     if spec.log == "wandb":
         wandb_log.check(spec.log_options)
         below(spec.store, "wandb")

@@ -6,31 +6,37 @@ Admission repeats them with all others (harness/runs/admission.py), except for d
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from espalier.harness.config.cell_settings import CellSettings, read_amount, read_settings
+from espalier.harness.config.checkpoint_names import GROUP, PREFIX, REVISION, model_choice
 from espalier.harness.config.composer import Cell
-from espalier.harness.config.group_lists import choices
+from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.config.method_names import method_kind, methods_of
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.paths import located
 from espalier.harness.settings import table
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import (
-    OFFLINE,
     data_set_cached,
+    downloads,
+    go_offline,
+    may_download,
     other_format,
     require_cached,
+    way_to_download,
 )
+from espalier.harness.specs.run_spec import in_words_of_the_draft
 
 #: Bytes at the start of a row that hold its cell.
 CELL_BYTES = 1024
 
 
 def check_cells(cells: Iterable[Cell], dry: bool) -> list[CellSettings]:
-    """Return the settings of cells; refuse those that cannot run.
+    """Return the settings of cells; refuse those that cannot run, then download checkpoints of the hub.
 
     What is refused: a wrong value, a wrong pair, a missing checkpoint, a missing data set.
 
@@ -46,6 +52,8 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> list[CellSettings]:
     Cost: 0.5 ms a cell; once for each model, benchmark and method 0.1 s if one is looked up in the hub's cache.
     """
     settings, checked = [], set()
+    wanted: dict[tuple[str, str | None], Callable[[], AbstractContextManager[None]]] = {}
+    go_offline()
     for cell in cells:
         values = read_settings(cell)
         settings.append(values)
@@ -53,20 +61,32 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> list[CellSettings]:
         kind = "decoder" if values.method.code else method_kind(values.method.name)
         read_amount(values.ratio, values.keep, drafts=kind == "decoder")
         model, benchmark = values.model, values.benchmark.name
-        names = (model.get("name"), model.get("hub"), model.get("path"), benchmark)
+        names = *map(model.get, ("name", "hub", "path")), benchmark, cell["method"].get("draft")
         key = tuple(map(str, (*names, values.method.name, values.compressor.name, values.store)))
         if key in checked:
             continue
         checked.add(key)
-        if cell["offline"] is True:
-            # huggingface_hub reads them when it is imported.
-            os.environ.update(dict.fromkeys(OFFLINE, "1"))
+        if cell["cluster"].get("name") != "local":
+            downloads.set(False)
         if "name" in model:  # a missing name is reported later
             _check_pair(cell)
-        if not dry:
-            _check_checkpoint(model, cell["offline"])
+        if not dry and _check_checkpoint(model, cell["offline"]):
+            wanted[model["hub"], model.get("revision")] = nullcontext
+        draft = None if dry else _draft_of(cell)
+        if draft is not None:
+            with in_words_of_the_draft():
+                if _check_checkpoint(draft, cell["offline"]):
+                    key = draft["hub"], draft["revision"]
+                    wanted.setdefault(key, in_words_of_the_draft)
         if not dry and cell["cluster"].get("name") == "local":
             _check_data(cell)
+    if wanted:
+        # Imports the hub's library.
+        from espalier.harness.specs.hub_files import checkpoint_folder
+
+        for (hub, revision), words in wanted.items():
+            with words():
+                checkpoint_folder(hub, revision)
     return settings
 
 
@@ -113,10 +133,27 @@ def _check_pair(cell: Cell) -> None:
             raise
 
 
-def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
+def _draft_of(cell: Cell) -> dict[str, Any] | None:
+    """Return the section of a cell's draft model; None: there is none, or admission looks for it in further folders."""
+    method, drafts = cell["method"], cell["model"].get("drafts") or ()
+    name = method.get("draft") or next(iter(drafts if "draft" in method else ()), None)
+    if name is None:
+        return None
+    choice = model_choice(name, "method.draft")
+    if choice in choices(GROUP):
+        section = read_choice(GROUP, choice)
+    elif choice.startswith(PREFIX) and not os.path.isdir(name):
+        section = {"name": name, "hub": name, "revision": REVISION, "weights": "trained"}
+    else:
+        return None
+    return merged(section, method.get("draft_options") or {})
+
+
+def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> bool:
+    """Return whether a checkpoint of the hub may be downloaded."""
     path, hub, revision = model.get("path"), model.get("hub"), model.get("revision")
     if model.get("weights") != "trained":
-        return
+        return False
     if isinstance(path, str):
         folder = located(path)
         if not os.path.exists(folder / "config.json"):
@@ -125,22 +162,29 @@ def _check_checkpoint(model: Mapping[str, Any], offline: bool) -> None:
                 f"valid: a directory with config.json and *.safetensors"
             )
     elif path is None and isinstance(hub, str):
-        require_cached(model["name"], hub, revision, offline)
+        return require_cached(model["name"], hub, revision, offline) is None
+    return False
 
 
 def _check_data(cell: Cell) -> None:
-    """Raise UserError if a run without a row needs a data set that is not here."""
+    """Raise UserError if a run without a row needs a data set that is neither here nor on the hub."""
     benchmark, name = cell["benchmark"], cell["benchmark"]["dataset"].get("path")
-    if benchmark.get("path") is not None or not isinstance(name, str) or not cell["offline"]:
+    if benchmark.get("path") is not None or not isinstance(name, str):
         return
     if not str(benchmark.get("include_path") or SHIPPED).startswith(SHIPPED):
         return  # a task of the user's loads what it names itself
     if data_set_cached(name) or (not cell["force"] and _stored(cell)):
         return
+    if may_download(cell["offline"]):
+        # Imports the hub's library.
+        from espalier.harness.specs.hub_files import Wanted, reach
+
+        reach(Wanted(name, revision=benchmark["dataset"].get("revision")))
+        return
     raise UserError(
         f"benchmark={benchmark['name']!r}: its data set {name!r} is not in the local Hugging Face cache; valid: "
-        "benchmark.path=<a folder with a copy>, or offline=false to download it, or first, where there is a network: "
-        f"python -m espalier benchmarks prefetch {benchmark['name']}"
+        f"benchmark.path=<a folder with a copy>, or {way_to_download(cell['offline'])}first, where "
+        f"there is a network: python -m espalier benchmarks prefetch {benchmark['name']}"
     )
 
 

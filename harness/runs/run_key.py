@@ -65,6 +65,7 @@ EXCLUDED = {
     "espalier.harness.specs.catalogue": "finds methods by name; the chosen ones are entries",
     "espalier.harness.specs.conflicts": "refuses runs",
     "espalier.harness.specs.hub_cache": "finds files of a revision that is hashed",
+    "espalier.harness.specs.hub_files": "downloads files of a revision that is hashed",
     "espalier.harness.kinds.kind": "names of rows and curves",
     "espalier.harness.store": "stores rows",
 }

@@ -6,16 +6,36 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.errors import FOREIGN, NotCached
 
 if TYPE_CHECKING:
     from espalier.harness.specs.run_spec import ModelSpec
 
 #: Hugging Face libraries read these when they are imported, so commands set them before they use this file.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+
+_TRUE = ("1", "ON", "YES", "TRUE")
+
+#: Whether the user's environment forbids downloads: read before a command sets it for the libraries.
+BY_ENVIRONMENT = any(os.environ.get(name, "").upper() in _TRUE for name in OFFLINE)
+
+#: Whether this command may download; `offline=true`, dry runs and a cluster's jobs may not.
+downloads: ContextVar[bool] = ContextVar("downloads", default=True)
+
+
+def may_download(offline: bool = False) -> bool:
+    """Return whether missing files may be downloaded, for a run with this setting of `offline`."""
+    return downloads.get() and not offline and not BY_ENVIRONMENT
+
+
+def way_to_download(offline: bool) -> str:
+    """Return the advice of an error line for a run with this setting of `offline`; "" for a cluster's jobs."""
+    ways = ["offline=false"] * offline + ["HF_HUB_OFFLINE unset"] * BY_ENVIRONMENT
+    return f"{' and '.join(ways)} to download it, or " if ways else ""
 
 
 def cached_commit(model: ModelSpec) -> str | None:
@@ -42,18 +62,20 @@ def file_of_hub(hub: str | None, name: str, revision: str | None) -> Path | None
 
 
 def require_cached(model: str, hub: str, revision: str | None, offline: bool) -> Path | None:
-    """Return the folder of a model's checkpoint in the local Hugging Face cache; None: it is to be downloaded.
+    """Return the folder of a model's checkpoint in the local Hugging Face cache; None: what it lacks may be downloaded.
 
     Raises:
-        UserError: it is not there, and nothing may be downloaded.
+        NotCached: it is not there, and nothing may be downloaded.
     """
+    if may_download(offline):
+        return None
     config = file_of_hub(hub, "config.json", revision)
-    if config is not None or not offline:
-        return None if config is None else config.parent
-    raise UserError(
-        f"model.hub={hub!r} is not in the local Hugging Face cache; valid: model.path=<directory>, or offline=false "
-        f"to download it, or first, where there is a network: python -m espalier benchmarks prefetch <benchmark> "
-        f"model={model}"
+    if config is not None:
+        return config.parent
+    raise NotCached(
+        f"model.hub={hub!r} is not in the local Hugging Face cache; valid: model.path=<directory>, or "
+        f"{way_to_download(offline)}first, where there is a network: python -m espalier benchmarks prefetch "
+        f"<benchmark> model={model}"
     )
 
 
@@ -90,18 +112,28 @@ LIBRARY_FLAGS = (
     ("datasets.config", "HF_DATASETS_OFFLINE"),
 )
 
-_TRUE = ("1", "ON", "YES", "TRUE")
-
 
 def go_offline() -> None:
-    """Let the libraries use no network, those that are imported and those that will be."""
+    """Let the libraries use no network, those that are imported and those that will be, except for `online`."""
     os.environ.update(dict.fromkeys(OFFLINE, "1"))
     _set_flags(dict.fromkeys(LIBRARY_FLAGS, True))
 
 
 @contextmanager
+def online() -> Iterator[None]:
+    """Let the libraries use the network inside the block, if the user's environment does not forbid it."""
+    with restored_network():
+        if not BY_ENVIRONMENT:
+            for name in OFFLINE:
+                os.environ.pop(name, None)
+            _set_flags(dict.fromkeys(LIBRARY_FLAGS, False))
+        yield
+
+
+@contextmanager
 def restored_network() -> Iterator[None]:
-    """Undo `go_offline` at the end of the block, also in libraries that were imported inside it."""
+    """Undo `go_offline` at the end of the block, also in libraries that were imported inside it, and `downloads`."""
+    token = downloads.set(downloads.get())
     values = {name: os.environ.get(name) for name in OFFLINE}
     by_environment = any((value or "").upper() in _TRUE for value in values.values())
     before = {
@@ -113,6 +145,7 @@ def restored_network() -> Iterator[None]:
     try:
         yield
     finally:
+        downloads.reset(token)
         for name, value in values.items():
             if value is None:
                 os.environ.pop(name, None)

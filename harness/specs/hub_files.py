@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from glob import escape
 from itertools import chain
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from shutil import disk_usage
 from tarfile import TarError
+from threading import Thread
 from typing import Any
 from zipfile import BadZipFile
 
@@ -26,7 +30,13 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm
 
-from espalier.harness.errors import UserError
+from espalier.harness.errors import UserError, print_lines
+from espalier.harness.ranks import is_main_process
+from espalier.harness.specs.hub_cache import online
+from espalier.harness.specs.revisions import MODEL_FILES
+
+#: Seconds in which the hub has to answer a first request.
+PATIENCE = 3
 
 
 @dataclass(frozen=True)
@@ -57,13 +67,13 @@ def settled(wanted: Wanted) -> Wanted:
 
     Tasks load a configuration with all its splits, so these count too. Cost: a few requests to the hub.
     """
+    # Whoever may not see the repository, or cannot reach it, learns it here.
+    reach(wanted)
     if wanted.kind != "dataset" or wanted.unpack is not None:
         return wanted
     # The library takes seconds to import.
     import datasets
 
-    # Whoever may not see the repository, or cannot reach it, learns it from the hub's own library.
-    HfApi().repo_info(wanted.name, repo_type="dataset", revision=wanted.revision)
     builder = datasets.load_dataset_builder(
         wanted.name, name=wanted.config, revision=wanted.revision
     )
@@ -87,7 +97,78 @@ def download(wanted: Wanted, **options: Any) -> Any:
     )
 
 
-class Silent(tqdm):
+def checkpoint_folder(hub: str, revision: str | None) -> Path:
+    """Return the folder of a checkpoint in the local cache; what it lacks is downloaded first.
+
+    Raises:
+        UserError: the hub refuses or cannot be reached, or the disk is too full.
+    """
+    wanted = Wanted(hub, "model", revision, MODEL_FILES)
+    # It knows what is missing of its own downloads, not of those of other programs.
+    with suppress(LocalEntryNotFoundError):
+        folder = Path(download(wanted, local_files_only=True))
+        index = folder / "model.safetensors.index.json"
+        names = json.loads(index.read_bytes())["weight_map"].values() if index.exists() else ()
+        if any(folder.glob("*.safetensors")) and all((folder / name).exists() for name in names):
+            return folder
+    return fetch(wanted)
+
+
+def fetch(wanted: Wanted) -> Path:
+    """Download the missing files of a repository, once their size and place are printed; return their folder.
+
+    Raises:
+        UserError: the hub refuses or cannot be reached, or the disk is too full.
+    """
+    cache = Path(constants.HF_HUB_CACHE)
+    with online(), in_one_line(wanted):
+        wanted = settled(wanted)
+        files = download(wanted, dry_run=True, tqdm_class=SilentBar)
+        sizes = [file.file_size or 0 for file in files if file.will_download]
+        need, n_free = sum(sizes), free(cache)
+        if need > n_free:
+            raise UserError(
+                f"{wanted.kind} {wanted.name}: {size_text(need)} to download, {size_text(n_free)} are free in {cache}; "
+                "valid: HF_HOME=<a folder with that much room>"
+            )
+        if sizes and is_main_process():
+            print_lines(
+                f"downloading {wanted.name}: {len(sizes)} files, {size_text(need)}, to {cache}",
+                file=sys.stderr,
+            )
+        return Path(download(wanted, **{} if is_main_process() else {"tqdm_class": SilentBar}))
+
+
+def reach(wanted: Wanted) -> None:
+    """Ask the hub for a repository.
+
+    Raises:
+        UserError: the hub refuses, or does not answer within PATIENCE seconds.
+    """
+    answers: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            HfApi().repo_info(
+                wanted.name, repo_type=wanted.kind, revision=wanted.revision, timeout=PATIENCE
+            )
+        except Exception as error:  # raised below
+            answers.put(error)
+        else:
+            answers.put(None)
+
+    with online(), in_one_line(wanted):
+        # The time that a name server takes has no limit elsewhere.
+        Thread(target=ask, daemon=True).start()
+        try:
+            error = answers.get(timeout=PATIENCE)
+        except Empty:
+            error = LocalEntryNotFoundError(f"no answer within {PATIENCE} s")
+        if error is not None:
+            raise error
+
+
+class SilentBar(tqdm):
     """A silent progress bar: listing takes seconds, and only downloads need a bar."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -108,7 +189,8 @@ REASONS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ((HfHubHTTPError,), ": the hub refuses: {reason}"),
     (
         (OfflineModeIsEnabled, LocalEntryNotFoundError, NETWORK),
-        ": {hub} cannot be reached ({reason}); valid: a network, and HF_HUB_OFFLINE unset",
+        ": {hub} cannot be reached ({reason}); valid: a network, and HF_HUB_OFFLINE unset, or {place}, or its copy in "
+        "{cache} from another machine",
     ),
     ((BadZipFile, TarError), ": a damaged archive: {reason}"),
     ((OSError,), ": {reason}"),
@@ -133,10 +215,15 @@ def in_one_line(wanted: Wanted) -> Iterator[None]:
         line = words.format(
             url=f"{hub}/{'datasets/' if kind == 'dataset' else ''}{wanted.name}",
             hub=hub,
+            cache=constants.HF_HUB_CACHE,
+            place="model.path=<directory>"
+            if kind == "model"
+            else "benchmark.path=<a folder with a copy>",
             revision=wanted.revision,
             reason=next(iter(str(error).splitlines()), type(error).__name__),
         )
-        raise UserError(f"{kind} {wanted.name}{line}") from error
+        start = f"model.hub={wanted.name!r}" if kind == "model" else f"dataset {wanted.name}"
+        raise UserError(f"{start}{line}") from error
 
 
 def size_text(count: float) -> str:

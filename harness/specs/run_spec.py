@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.meters import Metered
-from espalier.harness.errors import Refused, UserError
+from espalier.harness.errors import NotCached, Refused, UserError
 from espalier.harness.media import frame_rules as rules
 from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.settings import (
@@ -421,7 +421,7 @@ class RunOptions:
     seed: Natural
     force: bool
     store: Path
-    offline: bool = True
+    offline: bool = False
     curves: Path | None = None
     report: Path | None = None
     refused: Annotated[str, OneOf(("error", "skip"))] = "error"
@@ -482,5 +482,5 @@ def in_words_of_the_draft() -> Iterator[None]:
         yield
     except UserError as error:
         line = _NAME.sub("method.draft=", _KEY.sub("method.draft_options.", str(error)))
-        kind = Refused if isinstance(error, Refused) else UserError
-        raise kind(line) from error
+        kinds = (kind for kind in (Refused, NotCached) if isinstance(error, kind))
+        raise next(kinds, UserError)(line) from error

@@ -43,8 +43,8 @@ HEAD = """\
 Generated from `conf/benchmark` and its task files with `python -m lab.pages.benchmarks_page --write
 docs/benchmarks.md`; a test checks that it is up to date. `python run.py benchmark=?` prints the list in a terminal.
 
-`python run.py model=llava15_7b benchmark=pope` runs one benchmark. By default, data sets are read from the hub's cache;
-`offline=false` allows downloads. `benchmark.path=<folder>` reads the data from a folder that contains the data set's
+`python run.py model=llava15_7b benchmark=pope` runs one benchmark. Data sets that the hub's cache lacks are
+downloaded, unless `offline=true`. `benchmark.path=<folder>` reads the data from a folder that contains the data set's
 repository, or several as `<owner>/<name>`. Images and videos that a data set refers to must be inside it: URLs, links
 and `..` are refused. Only your own table, given by its path in a task file, may refer to any file. The data sets belong
 to third parties. The licence is the one stated by the owner or by a public copy; - means that none was found.

@@ -299,8 +299,8 @@ REFUSED = {
         "seedling", dtpye="float32"
     ),
     "dtype='float8' is unknown": lambda m: espalier.load("seedling", dtype="float8"),
-    "valid: path=<directory>, or offline=False to download it": lambda m: espalier.load(
-        "llava15_7b", dtype="float32"
+    "valid: path=<directory>, or offline=False and HF_HUB_OFFLINE unset to": lambda m: (
+        espalier.load("llava15_7b", dtype="float32", offline=True)
     ),
 }
 

@@ -14,6 +14,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 API = re.compile(
     r"/api/(?P<kind>datasets|models)/(?P<name>[^/]+/[^/]+)"
     r"(?:/(?P<what>revision|tree|paths-info|resolve-revision)/(?P<rev>[^/]+)(?:/(?P<path>.*))?)?"
@@ -81,6 +83,21 @@ def serving(root: Path) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def reached(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process reach the hub, with an empty cache."""
+    for name, value in {
+        "HF_HUB_OFFLINE": False,
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HOME": str(home),
+        "HF_HUB_CACHE": str(home / "hub"),
+    }.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", home / "datasets")
 
 
 class _Handler(BaseHTTPRequestHandler):

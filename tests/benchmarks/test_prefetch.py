@@ -25,7 +25,7 @@ from espalier.harness.tools.benchmarks.hub_prefetch import (
 )
 from tests import commands
 from tests.benchmarks.fixtures.videos import clip, longvideobench, mlvu, mvbench, tarred, zipped
-from tests.benchmarks.loopback import Hub, serving
+from tests.benchmarks.loopback import Hub, reached, serving
 from tests.tiny import save_llava
 
 MLVU = "sy1998/MLVU_dev"
@@ -46,16 +46,7 @@ def hub(served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     served.requests.clear()
     served.gated.clear()
     served.revisions.clear()
-    for name, value in {
-        "HF_HUB_OFFLINE": False,
-        "ENDPOINT": served.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": served.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_CACHE": str(tmp_path / "home/hub"),
-    }.items():
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", served.url)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    reached(served, tmp_path / "home", monkeypatch)
     return served
 
 

@@ -37,7 +37,12 @@ def outcome(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", RUN.format(lines=lines)],
         cwd=ROOT,
-        env={"HF_HOME": str(tmp_path / "hf"), "OMP_NUM_THREADS": "1", "PATH": ""},
+        env={
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "PATH": "",
+        },
         capture_output=True,
         text=True,
         check=True,

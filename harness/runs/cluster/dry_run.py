@@ -27,7 +27,7 @@ from espalier.harness.decoding.diffusion.answer_flops import answer_flops, canva
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
 from espalier.harness.engine.artifacts import with_scheme
-from espalier.harness.errors import Refused, UserError, print_lines
+from espalier.harness.errors import NotCached, Refused, UserError, print_lines
 from espalier.harness.kinds.checkpoint_check import decoder_bytes, entry_bytes
 from espalier.harness.kinds.lookup import kind_of, label_of, method_of
 from espalier.harness.models.memory_check import PATCHES, frame_tokens
@@ -51,6 +51,11 @@ from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.streams import StatusLine
 from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.generation import CanvasSettings
+from espalier.harness.specs.hub_cache import (
+    BY_ENVIRONMENT,
+    cached_commit,
+    data_set_cached,
+)
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
@@ -474,7 +479,8 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSp
     except Refused as error:
         return PlannedCell(cell, repr(spec), "refused", str(error))
     except UserError as error:
-        problem = str(error)
+        is_fetched = isinstance(error, NotCached) and repositories_of(spec, cluster)
+        problem = None if is_fetched else str(error)
     if job is not None:
         spec, method = job.spec, job.method
         directory = RunDir(spec.store / "runs" / job.key)
@@ -500,6 +506,22 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSp
     return PlannedCell(cell, run, status, problem, cost, unknown)
 
 
+def repositories_of(spec: RunSpec, cluster: ClusterSpec) -> list[str]:
+    """Return the repositories of the hub that a run would download; a cluster's jobs download nothing."""
+    if cluster.name != "local" or spec.offline or BY_ENVIRONMENT:
+        return []
+    names = [
+        str(model.hub)
+        for model in (spec.model, spec.method.draft)
+        if model is not None
+        and (model.path, model.weights) == (None, "trained")
+        and cached_commit(model) is None
+    ]
+    bench, name = spec.benchmark, spec.benchmark.dataset.path
+    is_local = bench.path is not None or bench.records is not None
+    return names if is_local or name is None or data_set_cached(name) else [*names, name]
+
+
 def jobs_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> list[JobGroup[PlannedCell]]:
     """Return the jobs of the cells that would run; cells of one run count once."""
     limit = len(planned) if cluster.name == "local" else cluster.cells_per_job
@@ -516,6 +538,10 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
     summary = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     yield f"runs in {planned[0].cell.spec.store}: {summary}"
     yield from _problems(planned)
+    to_run = (cell.cell.spec for cell in planned if cell.status in TO_RUN)
+    repositories = dict.fromkeys(name for spec in to_run for name in repositories_of(spec, cluster))
+    if repositories:
+        yield f"downloads of the runs: {', '.join(repositories)}"
     jobs = jobs_of(planned, cluster)
     if jobs:
         limit = _count(cluster.cells_per_job, "cell")

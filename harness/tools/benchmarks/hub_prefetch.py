@@ -22,8 +22,9 @@ from espalier.harness.config.build_spec import specs_of
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.evaluation.hub_data import data_sets
 from espalier.harness.paths import child_path
+from espalier.harness.specs.hub_cache import online
 from espalier.harness.specs.hub_files import (
-    Silent,
+    SilentBar,
     Wanted,
     download,
     free,
@@ -65,6 +66,11 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
         UserError: one line: no such benchmark, the hub refuses or cannot be reached, or the disk is too full.
     """
     spec = specs_of(f"benchmark={name}", "method=none", "offline=false", *overrides)[0]
+    with online():
+        return _prefetch(name, spec, overrides)
+
+
+def _prefetch(name: str, spec: RunSpec, overrides: Sequence[str]) -> int:
     home = Path(constants.HF_HOME).expanduser()
     how = "as set" if "HF_HOME" in os.environ else "the default; set HF_HOME for another place"
     print_lines(f"HF_HOME={home} ({how})")
@@ -77,7 +83,7 @@ def prefetch(name: str, overrides: Sequence[str] = ()) -> int:
     for part in wanted:
         with in_one_line(part):
             settled_parts.append(settled(part))
-            files = download(settled_parts[-1], dry_run=True, tqdm_class=Silent)
+            files = download(settled_parts[-1], dry_run=True, tqdm_class=SilentBar)
         missing = [file for file in files if file.will_download]
         size = sum(file.file_size or 0 for file in missing)
         need += size if part.kind == "model" or part.link else TWICE * size
