@@ -98,6 +98,7 @@ def reached(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_ENDPOINT", hub.url)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", home / "datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "datasets"))
 
 
 class _Handler(BaseHTTPRequestHandler):
