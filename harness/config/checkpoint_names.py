@@ -172,6 +172,16 @@ def _check_family(file: Path, name: str, key: str) -> None:
     family_of(model_type, f"{key}={name!r}: model_type")
 
 
+def as_typed(override: str) -> str:
+    """Return an override with hub ids and folders as they are typed, where Hydra's grammar takes them."""
+
+    def source(match: re.Match[str]) -> str:
+        name = unquote(match[1])
+        return name if re.fullmatch(r"[\w./-]+", name) else match[0]
+
+    return re.sub(rf"\b{PREFIX}([^,]+)", source, override)
+
+
 def _quoted(source: str) -> str:
     """Return a folder or id in characters that Hydra's grammar takes without quotes."""
     return quote(source, safe="").replace("~", "%7E")

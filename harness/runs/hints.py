@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from espalier.harness.config.checkpoint_names import as_typed
 from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.paths import ROOT, short_path
 from espalier.harness.specs.commands import RUN
@@ -108,7 +109,15 @@ def command(argv: Sequence[str]) -> str:
         start = [interpreter(), "-m", "espalier", "run"]
     else:
         start = [interpreter(), short_path(ROOT / "run.py")]
-    return shlex.join([*start, *argv])
+    return typed_line([*start, *map(as_typed, argv)])
+
+
+def typed_line(words: Sequence[str]) -> str:
+    """Return words as a person types them in a shell: in double quotes where they hold single ones."""
+    return " ".join(
+        f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
+        for word in words
+    )
 
 
 def interpreter() -> str:
@@ -129,7 +138,7 @@ def _with(argv: Sequence[str], **changes: str) -> str:
 def commands(cells: Sequence[SweepCell]) -> list[str]:
     """Return command lines that together have exactly these cells."""
     lines = products([cell.line for cell in cells if cell.line])
-    return [shlex.join([*RUN.split(), *line]) for line in lines]
+    return [typed_line([*RUN.split(), *map(as_typed, line)]) for line in lines]
 
 
 def products(lines: Sequence[Sequence[str]]) -> list[Line]:

@@ -92,9 +92,26 @@ def test_nothing_is_added_to_what_is_drawn_already(done: str) -> None:
     assert hints.next_step(["-m", "method=none,fastv", done], [row("none"), row("fastv")]) is None
 
 
-def test_what_the_shell_would_read_otherwise_is_quoted() -> None:
-    argv = ["method.draft_options={dtype: float32}"]
-    assert shlex.split(hints.command(argv))[2:] == argv
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("method.draft_options={dtype: float32}", "'method.draft_options={dtype: float32}'"),
+        ("benchmark.question='is it ?'", "\"benchmark.question='is it ?'\""),
+        ("benchmark.question='is it !'", None),
+        ("""benchmark.question="what's it ?\"""", None),
+        ("store=a b", "'store=a b'"),
+    ],
+)
+def test_what_the_shell_would_read_otherwise_is_quoted(text: str, typed: str | None) -> None:
+    line = hints.command([text])
+    assert shlex.split(line)[2:] == [text]
+    assert typed is None or line.endswith(f" {typed}")
+
+
+def test_a_checkpoint_stands_as_it_is_typed() -> None:
+    assert hints.command(["model=checkpoint:me%2Ftiny,checkpoint:%2Fa%20b"]).endswith(
+        " model=me/tiny,checkpoint:%2Fa%20b"
+    )
 
 
 def test_python_is_named_as_this_shell_finds_it(
