@@ -184,6 +184,36 @@ def test_each_command_shows_what_to_type(name: str, capsys: pytest.CaptureFixtur
     assert f"  espalier {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("store sho", "command='sho' is unknown (did you mean show?)"),
+        ("store ls --sttore a", "unrecognized arguments: --sttore a; valid: espalier store --help"),
+        ("tables d2pruner 1 --format markdown", "--format='markdown' is unknown"),
+        ("sweep", "are required: command; valid: espalier sweep --help"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        espalier(line.split())
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), err.startswith("error: ")) == ("", 1, True)
+    assert words in err
+
+
+@pytest.mark.parametrize(
+    "name", ["report", "curves", "tables", "store ls", "store sql", "sweep status", "doctor"]
+)
+def test_what_reads_a_store_takes_it_as_an_option(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(SystemExit):
+        espalier([*name.split(), "--help"])
+    assert "--store STORE" in capsys.readouterr().out
+
+
 def test_bash_completes_commands_and_overrides_of_runs() -> None:
     script = r"""
 eval "$($PY -m espalier --completion)"

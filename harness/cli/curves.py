@@ -28,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     parser.add_argument("--benchmarks", help="names, separated by commas (default: all)")
-    parser.add_argument("--out", type=Path, required=True, help="path without suffix")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report/curves"), help="path without suffix"
+    )
     parser.add_argument("--model", help="required if the store has several models")
     parser.add_argument("--rule", default="kept", help="budget rule of the rows (default: kept)")
     parser.add_argument("--where", action="append", default=[], help=WHERE)

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config import checkpoint_names
 from espalier.harness.config.catalogue import Catalogue
+from espalier.harness.config.cell_settings import RUN_KEYS
 from espalier.harness.config.composer import (
     Cell,
     Composer,
@@ -217,12 +218,24 @@ def _shown(
 
 
 class _Flags(argparse.ArgumentParser):
-    """The flags of a command line."""
+    """The flags of a command line.
+
+    Args:
+        words: the command line.
+    """
+
+    def __init__(self, words: Sequence[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.words = words
 
     def error(self, message: str) -> NoReturn:
-        """Raise UserError."""
+        """Raise UserError, with the override that an option stands for."""
+        flag = f"--{message.partition(' --')[2].partition(' ')[0]}"
+        name, _, value = flag.removeprefix("--").partition("=")
+        following = [*self.words, "..."][self.words.index(flag) + 1] if flag in self.words else ""
+        hint = f" (did you mean {name}={value or following}?)" if name in RUN_KEYS else ""
         raise UserError(
-            f"command line: {message}; valid: key=value overrides, -m, --cfg job, --help"
+            f"command line: {message}{hint}; valid: key=value overrides, -m, --cfg job, --help"
         )
 
 
@@ -232,7 +245,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: a flag is unknown, or two flags exclude each other.
     """
-    parser = _Flags(add_help=False, allow_abbrev=False)
+    parser = _Flags(list(argv), add_help=False, allow_abbrev=False)
     single_flags = parser.add_mutually_exclusive_group()
     for flags in (("--help", "-h"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
         single_flags.add_argument(*flags, action="store_true")

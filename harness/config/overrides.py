@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from espalier.harness.config.catalogue import Catalogue
+from espalier.harness.config.group_lists import choices
 from espalier.harness.config.kept_tokens import KEEP, RATIO
 from espalier.harness.config.method_names import former_name
 from espalier.harness.errors import UserError, tell_once
@@ -132,13 +133,22 @@ def parse(overrides: Sequence[str], catalogue: Catalogue) -> list[Override]:
     return [_read(text, parser) for text in overrides]
 
 
+#: Groups whose names are typed without their key.
+NAMED = ("method", "model", "benchmark")
+
+
 def _read(text: str, parser: OverridesParser) -> Override:
     """Return an override as Hydra reads it; raises UserError for another text."""
     override = _parsed(text, parser)
     if override is not None and override.key_or_group:
         return override
     key, equals, value = text.partition("=")
-    line = f"{text!r} is not an override; valid: key=value, for example ratio=0.9"
+    if value.endswith(",") and (shorter := _parsed(text.rstrip(","), parser)) is not None:
+        raise UserError(f"{text!r} ends with a comma; valid: {shorter.input_line}")
+    meant = [f"{group}={text}" for group in NAMED if text in choices(group)]
+    meant += ["--help"] * (text == "help")
+    hint = f" (did you mean {' or '.join(meant)}?)" if meant else ""
+    line = f"{text!r} is not an override{hint}; valid: key=value, for example ratio=0.9"
     # A value that is quoted already has another mistake.
     if equals and value[:1] not in ("'", '"', "[", "{") and _parsed(f"{key}=0", parser):
         line += f"; a value with signs such as = ( ) [ ] {{ }} # is quoted, {in_quotes(text)}"

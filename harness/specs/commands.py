@@ -174,8 +174,13 @@ class PlainParser(argparse.ArgumentParser):
         self.register("type", Path, _path)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error, and exit with 2."""
-        super().error(plain(message))
+        """Print the error as one line, and exit with 2."""
+        self.exit(print_error(f"{self.prog}: {message}; valid: {self.prog} --help", 2))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            kind = next(iter(action.option_strings), action.dest)
+            self.exit(print_error(unknown_name(kind, value, action.choices), 2))
 
 
 def _path(text: str) -> Path:
