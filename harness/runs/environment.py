@@ -13,13 +13,16 @@ import torch
 from torch import nn
 
 from espalier.harness.paths import ROOT
+from espalier.harness.specs.hub_cache import cached_data
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.version import __version__
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:
     """Return the environment block of a row. Cost: one call of git in a process's first row."""
-    model = spec.model
+    model, bench = spec.model, spec.benchmark
+    name = bench.dataset.path if bench.path is None else None
+    data = None if name is None else cached_data(name, bench.dataset.revision)
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -36,6 +39,7 @@ def describe(spec: RunSpec) -> dict[str, Any]:
         "batch_size": spec.engine.batch_size,
         "threads": torch.get_num_threads(),
         "commit": commit(),
+        **({} if data is None else {"dataset": data}),
     }
 
 

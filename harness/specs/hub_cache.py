@@ -90,6 +90,18 @@ def data_set_cached(name: str) -> bool:
     return not repository or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))
 
 
+def cached_data(name: str, revision: str | None) -> str | None:
+    """Return id and commit of a data set in the local Hugging Face cache, if it is there: `owner/name@commit`."""
+    # As OFFLINE sets it.
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE, f"datasets--{name.replace('/', '--')}")
+    reference = folder / "refs" / (revision or "main")
+    if reference.is_file():
+        return f"{name}@{reference.read_text(encoding='utf-8').strip()}"
+    return f"{name}@{revision}" if revision and (folder / "snapshots" / revision).is_dir() else None
+
+
 def other_format(path: Path) -> str:
     """Return a hint for a place without a checkpoint: it is missing, or of another format; "" for any other."""
     if not os.path.exists(path):

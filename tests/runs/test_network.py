@@ -19,7 +19,7 @@ import run
 from espalier.harness.config.checkpoint_names import model_choice
 from espalier.harness.paths import ROOT
 from espalier.harness.specs import hub_cache
-from espalier.harness.specs.hub_files import PATIENCE
+from espalier.harness.specs.hub_files import PATIENCE, checkpoint_folder
 from tests.benchmarks.fixtures.choices import pope
 from tests.benchmarks.loopback import Hub, reached, serving
 from tests.refused import refused
@@ -103,6 +103,8 @@ def test_a_run_fetches_what_it_needs_once(
     printed = capfd.readouterr()
     row = json.loads(printed.out.splitlines()[-1])
     assert row["settings"]["model"]["revision"] == f"me/tiny@{hub.commit('me/tiny')}"
+    data = "lmms-lab-encoder/POPE"
+    assert row["extra"]["environment"]["dataset"] == f"{data}@{hub.commit(data)}"
     said = [text for text in printed.err.splitlines() if text.startswith("downloading ")]
     assert [text.partition(" files")[0] for text in said] == [
         "downloading me/tiny: 5",
@@ -126,6 +128,17 @@ def test_loading_from_python_fetches_unless_offline(hub: Hub) -> None:
     assert "model.safetensors" in hub.downloads()
     assert hub_cache.may_download()
     assert "HF_HUB_OFFLINE" not in os.environ or os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_download_goes_on_with_what_is_missing(hub: Hub) -> None:
+    folder = checkpoint_folder("me/tiny", "main")
+    weights = folder / "model.safetensors"
+    weights.resolve().unlink()
+    weights.unlink()
+    hub.requests.clear()
+    assert checkpoint_folder("me/tiny", "main") == folder
+    assert hub.downloads() == ["model.safetensors"]
+    assert weights.is_file()
 
 
 @pytest.mark.parametrize(
