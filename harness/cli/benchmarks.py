@@ -9,7 +9,6 @@ checkpoint.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from espalier.harness.config.group_lists import choices, read_choice
 from espalier.harness.config.group_table import listing
 from espalier.harness.errors import print_lines
 from espalier.harness.specs.commands import command, command_parser
-from espalier.harness.specs.hub_cache import OFFLINE
+from espalier.harness.specs.hub_cache import downloads, go_offline
 
 
 @command
@@ -53,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    os.environ.update(dict.fromkeys(OFFLINE, "1"))
+    downloads.set(False)
+    go_offline()
     # torch and lmms-eval take seconds to import, and --help needs neither; both read the variables above.
     from espalier.harness.tools.benchmarks.benchmark_check import check
 

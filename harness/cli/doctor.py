@@ -11,7 +11,6 @@ with `cards=4x80` as well, a prompt on simulated cards (docs/placement.md).
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ from rich.table import Table
 from espalier.harness.errors import plain
 from espalier.harness.paths import DEFAULT_STORE
 from espalier.harness.specs.commands import command, command_parser
+from espalier.harness.specs.hub_cache import downloads, go_offline
 from espalier.harness.tools.doctor.machine_report import Check, Finding, NotHere, examine
 
 
@@ -83,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="of a run: its longest prompt is tried")
     parser.add_argument("--store", type=Path, default=DEFAULT_STORE, help="the run store")
     options = parser.parse_args(argv)
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1")
+    downloads.set(False)
+    go_offline()
     chosen, findings = checks(options.store), []
     if options.overrides:
         # Imported here: it needs torch, which takes seconds.

@@ -48,13 +48,13 @@ from espalier.harness.evaluation.upstream import (
     without_guesses,
 )
 from espalier.harness.ranks import without_launcher
-from espalier.harness.specs.hub_cache import online
+from espalier.harness.specs.hub_cache import online, way_to_download
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.folder_checks import check_folder
 
 #: Advice in error lines about data that are not on this machine.
 WAYS = (
-    "; valid: offline=false, benchmark.path=<a folder with a copy>, or before, where there is a network, "
+    "benchmark.path=<a folder with a copy>, or before, where there is a network, "
     "python -m espalier benchmarks prefetch <name>"
 )
 
@@ -204,7 +204,8 @@ def load_tasks(
         if cause is None or not configs:
             raise cause or error from error
         doing = "its data cannot be loaded" if isinstance(error, RetryError) else "row 0"
-        way = WAYS if data is None and isinstance(error, RetryError) else ""
+        is_absent = data is None and isinstance(error, RetryError)
+        way = f"; valid: {way_to_download(offline)}{WAYS}" if is_absent else ""
         raise kind(
             f"benchmark.task={name!r}: {doing}: {cause_of(cause)} ({origin(configs[-1])}){way}"
         ) from error
