@@ -13,7 +13,7 @@ from espalier.harness.errors import UserError, print_lines
 from espalier.harness.specs.commands import command, command_parser
 
 #: Keys that an override may set.
-HEEDED = ("model", "method", "ratio")
+HEEDED = ("model", "method", "ratio", "offline")
 
 
 @command
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from espalier.harness.api.questions import opened_picture
     from espalier.harness.config.compose import read_command
     from espalier.harness.config.model_section import model_spec
+    from espalier.harness.specs.hub_cache import go_offline
     from espalier.harness.tools.explore import explore
 
     (cell,) = read_command(overrides, typed=True).cells
@@ -46,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A model takes minutes to load, and a picture that cannot be opened is told before.
     first = None if picture is None else opened_picture(picture, spec.transparency)
     method = chosen.get("method", cell["method"]["name"])
-    page = explore(load_spec(spec), first, method=method, ratio=cell["ratio"])
+    go_offline()  # but for what `load_spec` downloads
+    model = load_spec(spec, cell["offline"])
+    page = explore(model, first, method=method, ratio=cell["ratio"])
     try:
         _, address, _ = page.launch(server_port=options.port, prevent_thread_lock=True)
     except (OSError, OverflowError) as error:

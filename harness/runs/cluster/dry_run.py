@@ -49,13 +49,10 @@ from espalier.harness.runs.cluster.resources import (
 )
 from espalier.harness.runs.runner import Runner
 from espalier.harness.runs.streams import StatusLine
+from espalier.harness.specs import hub_cache
 from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.generation import CanvasSettings
-from espalier.harness.specs.hub_cache import (
-    BY_ENVIRONMENT,
-    cached_commit,
-    data_set_cached,
-)
+from espalier.harness.specs.hub_cache import cached_commit, data_set_cached
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.store import RunDir
 from espalier.harness.store.files.digests import Digests
@@ -508,7 +505,7 @@ def plan(cell: ClusterCell, digests: Digests, runner: Runner, cluster: ClusterSp
 
 def repositories_of(spec: RunSpec, cluster: ClusterSpec) -> list[str]:
     """Return the repositories of the hub that a run would download; a cluster's jobs download nothing."""
-    if cluster.name != "local" or spec.offline or BY_ENVIRONMENT:
+    if cluster.name != "local" or spec.offline or hub_cache.BY_ENVIRONMENT:
         return []
     names = [
         str(model.hub)
