@@ -152,7 +152,7 @@ def reach(wanted: Wanted) -> None:
             HfApi().repo_info(
                 wanted.name, repo_type=wanted.kind, revision=wanted.revision, timeout=PATIENCE
             )
-        except Exception as error:  # raised below
+        except EXPECTED as error:  # raised below
             answers.put(error)
         else:
             answers.put(None)
@@ -197,6 +197,10 @@ REASONS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
 )
 
 
+#: All of them.
+EXPECTED = tuple(chain(*(kinds for kinds, _ in REASONS)))
+
+
 @contextmanager
 def in_one_line(wanted: Wanted) -> Iterator[None]:
     """Turn errors of the network and the disk into one line."""
@@ -205,7 +209,7 @@ def in_one_line(wanted: Wanted) -> Iterator[None]:
             yield
         except DryRunError as error:
             raise error.__cause__ or error from error
-    except tuple(chain(*(kinds for kinds, _ in REASONS))) as error:
+    except EXPECTED as error:
         words = next(words for kinds, words in REASONS if isinstance(error, kinds))
         if getattr(error, "errno", None) == errno.ENOSPC:
             words = (
