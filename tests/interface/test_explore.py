@@ -51,8 +51,13 @@ def served(*words: str | Path) -> Iterator[str]:
         port = str(free.getsockname()[1])
     address = f"http://127.0.0.1:{port}/"
     environment = {**os.environ, "GRADIO_SERVER_PORT": port, "PYTHONPATH": str(ROOT)}
+    # A shell ignores Ctrl-C in what it starts in the background, such as these tests.
     process = subprocess.Popen(
-        [sys.executable, *words], env=environment, stdout=subprocess.PIPE, encoding="utf-8"
+        [sys.executable, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         until = time.monotonic() + 120

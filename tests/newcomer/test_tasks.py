@@ -123,8 +123,13 @@ def test_a_run_goes_on_after_an_interruption(shell: Shell) -> None:
         "python run.py method=fastv ratio=0.9 benchmark=seedling_rec limit=60 engine.batch_size=1 "
         'engine.paired=0 "store=$HERE/store" json=true'
     )
+    # A shell ignores Ctrl-C in what it starts in the background, such as these tests.
     process = subprocess.Popen(
-        ["bash", "-c", f"exec {line}"], cwd=ROOT, env=shell.environment, stderr=subprocess.PIPE
+        ["bash", "-c", f"exec {line}"],
+        cwd=ROOT,
+        env=shell.environment,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     journals = list[Path]()
