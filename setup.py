@@ -25,12 +25,15 @@ def parts(text: str) -> dict[str, list[str]]:
 
 extras = parts(Path(__file__).with_name("requirements.txt").read_text(encoding="utf-8"))
 base = extras.pop("base")
-for name in ("slurm", "wandb"):
+for name in ("slurm", "dask", "wandb"):
     extras[name] = ["espalier-vlm[run]", *extras[name]]
-extras["dev"] = ["espalier-vlm[slurm,wandb]", *extras["dev"]]
+extras["dev"] = ["espalier-vlm[slurm,dask,wandb]", *extras["dev"]]
 # Developers need no Jupyter: the tests run the cells without it, and `make notebooks` installs it.
 extras["notebooks"] = ["espalier-vlm[run]", "jupyterlab>=4.2", "ipywidgets>=8"]
 # Gradio 6.31 refuses the Pillow of constraints.txt: `make test-explore` tests it in an environment of its own.
 extras["explore"] = ["espalier-vlm[run]", "gradio>=6.29,<7"]
+
+# 240 MB: `make test-ray` tests it in an environment of its own.
+extras["ray"] = ["espalier-vlm[run]", "ray>=2.50,<3"]
 
 setup(install_requires=base, extras_require=extras)

@@ -75,7 +75,8 @@ def missing_extra(error: BaseException) -> UserError | None:
     package = str(error.name).partition(".")[0]
     if package == "espalier" or not importer.startswith("espalier."):
         return None  # of a user's module, or of a library
-    extra = {"wandb": "wandb", "submitit": "slurm", "gradio": "explore"}.get(package, "run")
+    extras = {"wandb": "wandb", "submitit": "slurm", "gradio": "explore"}
+    extra = {**extras, "distributed": "dask", "ray": "ray"}.get(package, "run")
     return UserError(
         f"the package {package} is not installed; valid: pip install 'espalier-vlm[{extra}]'"
     )

@@ -87,11 +87,13 @@ def test_requirements_are_those_of_requirements_txt_by_extra() -> None:
     assert {"transformers", "hydra-core", "lmms-eval"} <= {*lists["run"]}
     assert lists["slurm"] == ["espalier-vlm", "submitit"]
     assert lists["wandb"] == ["espalier-vlm", "wandb"]
+    assert lists["dask"] == ["espalier-vlm", "distributed"]
+    assert lists["ray"] == ["espalier-vlm", "ray"]
     assert {"pytest", "ruff", "mypy"} <= {*lists["dev"]}
     assert lists["explore"] == ["espalier-vlm", "gradio"]
     listed = (ROOT / "requirements.txt").read_text().splitlines()
     installed = [Requirement(line).name for line in listed if line and not line.startswith("#")]
-    beside = ("notebooks", "explore")
+    beside = ("notebooks", "explore", "ray")
     by_extra = [name for extra, names in lists.items() if extra not in beside for name in names]
     assert sorted(installed) == sorted(name for name in by_extra if name != "espalier-vlm")
 
