@@ -38,6 +38,7 @@ from espalier.harness.runs.cluster.job_file import (
     row_time,
 )
 from espalier.harness.runs.cluster.launchers import LocalWorkers, Slurm, devices
+from espalier.harness.runs.cluster.remote_workers import RemoteWorkers
 from espalier.harness.runs.cluster.resources import (
     ClusterSpec,
     Resources,
@@ -75,7 +76,7 @@ def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
         UserError: a value of a cell is wrong.
     """
     # Without GPUs a worker of this machine computes on its CPU, whatever the model requests.
-    has_gpus, cells = cluster.name != "joblib" or bool(devices()), []
+    has_gpus, cells = not cluster.on_this_machine or bool(devices()), []
     for config in command.cells:
         spec = build_spec(config, folders=command.folders)
         resources = resources_of(config, spec, cluster)
@@ -108,10 +109,14 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
     by_spec = {id(cell.spec): cell for cell in cells}
     admitted = [(by_spec[id(spec)], job) for spec, job, _ in runner.admitted]
     store = cells[0].spec.store
-    launcher: Launcher = (
-        Slurm(cluster, store) if cluster.name == "slurm" else LocalWorkers(cluster, devices())
-    )
-    # LocalWorkers end with their command; a queue continues without it.
+    launcher: Launcher
+    if cluster.name == "slurm":
+        launcher = Slurm(cluster, store)
+    else:
+        launcher = (
+            LocalWorkers(cluster, devices()) if cluster.on_this_machine else RemoteWorkers(cluster)
+        )
+    # Other jobs end with their command; a queue continues without it.
     unfinished = Jobs.unfinished(store, launcher) if isinstance(launcher, Slurm) else Jobs()
     to_do = (
         (job.key, cell, (cell, job))

@@ -542,10 +542,11 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
     jobs = jobs_of(planned, cluster)
     if jobs:
         limit = _count(cluster.cells_per_job, "cell")
+        backend = f" cluster.backend={cluster.backend}" if cluster.name == "joblib" else ""
         grouping = (
             "cluster=local: in this process, one model after the other"
             if cluster.name == "local"
-            else f"cluster={cluster.name}, cluster.cells_per_job: at most {limit}"
+            else f"cluster={cluster.name}{backend}, cluster.cells_per_job: at most {limit}"
         )
         yield f"jobs: {len(jobs)} ({grouping})"
         yield from _side_by_side(jobs, cluster)

@@ -284,11 +284,7 @@ class LocalWorkers:
     _thread: threading.Thread | None = None
 
     def check(self, packs: Sequence[JobGroup[object]]) -> None:
-        """Raise UserError if a job requests more GPUs than exist, or the command would not wait."""
-        if not self.cluster.wait:
-            raise UserError(
-                "cluster.wait=False: the workers of cluster=joblib end with this command; valid: true, or cluster=slurm"
-            )
+        """Raise UserError if a job requests more GPUs than exist."""
         for job in packs:
             if self.gpus and job.resources.gpus > len(self.gpus):
                 raise UserError(

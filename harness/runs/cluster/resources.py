@@ -134,6 +134,9 @@ def read_kinds(key: str, value: Any) -> dict[str, GpuKind]:
 #: Where cells are computed: in this process, in workers on this machine, in jobs of a queue.
 LAUNCHERS = ("local", "joblib", "slurm")
 
+#: Where `cluster=joblib` runs jobs: in processes of this machine, or on the workers of a cluster.
+BACKENDS = ("threading", "dask", "ray")
+
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -186,7 +189,9 @@ class ClusterSpec(ResourceRequest):
         cells_per_job: most cells, all of one model, in a job.
         gpu_memory: bytes of one GPU.
         array_parallelism: jobs of an array that run at once.
-        workers: jobs that run at once on this machine; None: as many as fit.
+        workers: jobs of joblib that run at once; None: as many as fit.
+        backend: one of BACKENDS.
+        address: of the cluster; None: the environment names it.
         wait: whether the command stays until its jobs have ended.
         poll: seconds between two looks at them.
         timeouts: how often a job that reached its time limit is queued again.
@@ -201,6 +206,8 @@ class ClusterSpec(ResourceRequest):
     gpu_memory: Memory = 80 * 2**30
     array_parallelism: Count = 32
     workers: Count | None = None
+    backend: Annotated[str, OneOf(BACKENDS)] = "threading"
+    address: Line | None = None
     wait: bool = True
     poll: Positive = 5.0
     timeouts: Natural = 20
@@ -208,6 +215,18 @@ class ClusterSpec(ResourceRequest):
     options: Annotated[Mapping[str, Any], By(_read_options)] = field(default_factory=dict)
     gpu_kinds: Annotated[Mapping[str, GpuKind], By(read_kinds)] | None = None
     answer_tokens: Mapping[str, Count] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError if the command would not wait for workers that end with it."""
+        if self.name == "joblib" and not self.wait:
+            raise UserError(
+                "cluster.wait=False: the jobs of cluster=joblib end with this command; valid: true, or cluster=slurm"
+            )
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether jobs are processes of this machine."""
+        return self.name == "joblib" and self.backend == "threading"
 
     @property
     def estimated_gpus(self) -> dict[str, GpuKind]:
