@@ -15,9 +15,13 @@ SERVE_STAMP := $(SERVE_VENV)/.installed-$(shell sha256sum tests/serve/environmen
 EXPLORE_VENV ?= build/explore-venv
 EXPLORE_STAMP := $(EXPLORE_VENV)/.installed-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
+# Another such environment: Ray takes 240 MB.
+RAY_VENV ?= build/ray-venv
+RAY_STAMP := $(RAY_VENV)/.installed-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
+
 .DEFAULT_GOAL := help
 
-.PHONY: help run doctor test test-all serve-environment test-serve test-explore test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: help run doctor test test-all serve-environment test-serve test-explore test-ray test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -77,6 +81,15 @@ $(EXPLORE_STAMP): | $(STAMP)
 
 test-explore: $(EXPLORE_STAMP)  ## the page of `espalier explore`, in a browser where there is one
 	$(EXPLORE_VENV)/bin/python -m pytest -q tests/interface/test_explore.py tests/pages/test_explore_browser.py $(ARGS)
+
+$(RAY_STAMP): | $(STAMP)
+	$(PY) -m venv --clear $(RAY_VENV)
+	$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $$(echo $(RAY_VENV)/lib/python3*/site-packages)/venv.pth
+	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep -o 'ray>=[^"]*' setup.py) -c constraints.txt
+	touch $@
+
+test-ray: $(RAY_STAMP)  ## sweeps on the workers of a Ray cluster of this machine
+	$(RAY_VENV)/bin/python -m pytest -q -m "" tests/cluster/test_remote_workers.py -k ray $(ARGS)
 
 check: lint types layers words test  ## what CI runs, less the tests marked slow and the recipes
 
