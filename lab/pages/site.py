@@ -6,7 +6,6 @@ with README as its first page, and MkDocs makes the site from there without the 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import re
@@ -76,12 +75,8 @@ def copy_pages(folder: Path) -> None:
 
 def api_page() -> str:
     """Return the page that MkDocs fills with the docstrings of `espalier`."""
-    values = [(name, getattr(espalier, name)) for name in espalier.__all__ if name != "results"]
-    # The package `methods` is called as well.
-    places = (
-        f"{choice_frames.__name__ if inspect.ismodule(value) else value.__module__}.{name}"
-        for name, value in values
-    )
+    homes = {**espalier._HOMES, "methods": choice_frames.__name__}
+    places = (f"{homes[name]}.{name}" for name in espalier.__all__ if name != "results")
     return "# Python interface\n\n" + "\n".join(f"::: {place}\n" for place in places)
 
 

@@ -26,7 +26,7 @@ from espalier.harness.runs.cluster.dry_run import (
     CellCost,
     Decoding,
     PlannedCell,
-    Side,
+    DecodingSide,
     UnknownCost,
     answer_lengths,
     cost_of,
@@ -141,7 +141,7 @@ def test_a_batch_waits_for_its_longest_answer() -> None:
     together, alone = (decoding_of(*pages, f"engine.batch_size={rows}") for rows in (8, 1))
     # Of eight lengths between none and twice the mean.
     assert (together.longest, alone.longest) == (16 / 9, 1)
-    side = Side(0, 0, 0, together.target.stack)
+    side = DecodingSide(0, 0, 0, together.target.stack)
     gpu, no_place = gpu_kinds()["A100"], {}
     assert Decoding(Span(9, 9), 2, 1.5, side).seconds(gpu, no_place) == pytest.approx(
         2 * 1.5 * 9 * side.seconds(gpu, no_place, 9)

@@ -113,7 +113,12 @@ def test_presets(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.data())
 def test_command_lines(data: st.DataObject) -> None:
     groups = data.draw(st.lists(st.sampled_from(sorted(CHOICES)), max_size=4, unique=True))
-    values = data.draw(st.lists(st.sampled_from(VALUES), max_size=3, unique=True))
+    # Hydra cannot remove a key after it got a value that refers to nothing; the composer can.
+    values = data.draw(
+        st.lists(st.sampled_from(VALUES), max_size=3, unique=True).filter(
+            lambda drawn: not {"~seed", "seed=${nothing}"} <= set(drawn)
+        )
+    )
     composer = Composer(Catalogue())
     for _ in range(3):
         chosen = [f"{key}={data.draw(st.sampled_from(CHOICES[key]))}" for key in groups]

@@ -1,4 +1,4 @@
-"""Twelve tasks of a new user: the lines that are typed in a shell, and what a person looks for afterwards."""
+"""Tasks of a new user in a clone: the lines that are typed in a shell, and what a person looks for afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -83,16 +82,17 @@ OWN = 'benchmark=data "benchmark.path=$HERE/my.csv" "store=$HERE/store" engine.p
 SHORT = 'limit=4 "store=$HERE/store" engine.paired=0'
 
 
-def test_own_pictures_become_a_table_for_a_paper(shell: Shell) -> None:
-    shell(
-        "python run.py -m method=none,random,divprune,uniform ratio=0.5,0.75,0.9 "
-        f'{OWN} "curves=$HERE/out"'
-    )
+def test_own_pictures_become_a_table_for_a_paper_and_broken_samples_are_seen(shell: Shell) -> None:
+    shell(f'python run.py -m method=none,random,divprune ratio=0.5,0.95 {OWN} "curves=$HERE/out"')
     latex = next(shell.folder.glob("out*.tex")).read_text()
-    lines = [line for line in latex.splitlines() if line.rstrip().endswith(r"\\")]
     assert r"\begin{tabular}" in latex
-    assert {line.count("&") for line in lines if "multicolumn" not in line} != set()
-    assert "divprune" in latex.lower()
+    for words in ("divprune", "Holm", r"\caption", r"\label"):
+        assert words in latex
+    (plain,), pruned = shell.keys("none"), shell.keys("random")
+    line = f'{pruned[0]} --against {plain} --pictures "$HERE/broken"'
+    text = shell(f'python -m espalier store show {line} --store "$HERE/store"')
+    assert "broke" in text
+    assert (shell.folder / "broken" / "index.html").is_file()
 
 
 def test_an_own_method_runs_with_its_values_beside_baselines(shell: Shell) -> None:
@@ -105,22 +105,9 @@ def test_an_own_method_runs_with_its_values_beside_baselines(shell: Shell) -> No
     assert "p=1" in text
 
 
-def test_broken_samples_of_own_pictures_are_seen(shell: Shell) -> None:
-    shell(f"python run.py -m method=none,random ratio=0.95 {OWN}")
-    (plain,), (pruned,) = shell.keys("none"), shell.keys("random")
-    text = shell(
-        f'espalier store show {pruned} --against {plain} --pictures broken --store "$HERE/store" '
-        "|| python -m espalier store show "
-        f'{pruned} --against {plain} --pictures broken --store "$HERE/store"'
-    )
-    assert "broke" in text
-    page = re.search(r"(\S+index\.html)", text)
-    assert page is None or Path(page[1]).is_file()
-
-
 def test_a_run_goes_on_after_an_interruption(shell: Shell) -> None:
     line = (
-        "python run.py method=fastv ratio=0.9 benchmark=seedling_rec limit=60 engine.batch_size=1 "
+        "python run.py method=fastv ratio=0.9 benchmark=seedling_rec limit=200 engine.batch_size=1 "
         'engine.paired=0 "store=$HERE/store" json=true'
     )
     # A shell ignores Ctrl-C in what it starts in the background, such as these tests.
@@ -143,8 +130,8 @@ def test_a_run_goes_on_after_an_interruption(shell: Shell) -> None:
     assert process.returncode == 130
     assert b"finished samples are kept" in errors
     row = json.loads(next(text for text in shell(line).splitlines() if text.startswith("{")))
-    assert row["n_samples"] == 60
-    assert 0 < row["extra"]["resumed_samples"] < 60
+    assert row["n_samples"] == 200
+    assert 0 < row["extra"]["resumed_samples"] < 200
 
 
 def test_runs_are_logged_without_a_network(shell: Shell) -> None:
@@ -160,32 +147,9 @@ def test_a_sweep_on_a_cluster_is_planned(shell: Shell) -> None:
     assert re.search(r"A100: [\d.,]+ to [\d.,]+ GPU-hours", text)
 
 
-def test_exactly_64_tokens_are_kept(shell: Shell) -> None:
-    shell(f"python run.py -m method=divprune,fastv keep=64 {OWN}")
-    for method in ("divprune", "fastv"):
-        (key,) = shell.keys(method)
-        row = json.loads((shell.folder / "store/runs" / key / "row.json").read_bytes())
-        assert row["tokens"]["kept_final"] == 64
-
-
 def test_two_methods_act_one_after_the_other(shell: Shell) -> None:
     text = shell(f"python run.py method=divprune+fastv ratio=0.9 {SHORT}")
     assert "divprune+fastv" in text
-    text = shell(f"python run.py method=divprune compressor=snapkv ratio=0.5 {SHORT}")
-    assert "divprune" in text
-    assert "snapkv" in text
-
-
-def test_attention_is_a_picture_in_a_notebook(shell: Shell) -> None:
-    code = """
-import espalier
-model = espalier.load("seedling")
-with espalier.apply(model, "fastv", ratio=0.9) as pruned:
-    answer = pruned.ask("PICTURE", "is there a star ?", record=True)
-    assert answer.show()._repr_png_()[:4] == b"\\x89PNG"
-    assert answer.attention(1).show()._repr_png_()[:4] == b"\\x89PNG"
-""".replace("PICTURE", str(shell.folder / "bild 3.png"))
-    shell(f"python -c {shlex.quote(code)}")
 
 
 def test_a_draft_proposes_words(shell: Shell) -> None:
@@ -197,17 +161,3 @@ def test_a_draft_proposes_words(shell: Shell) -> None:
 def test_cache_entries_are_evicted(shell: Shell) -> None:
     text = shell(f"python run.py method=snapkv ratio=0.9 {SHORT}")
     assert re.search(r"\d+ of \d+ left in the KV cache", text)
-
-
-def test_results_become_a_frame(shell: Shell) -> None:
-    shell(f"python run.py method=fastv ratio=0.9 {SHORT}")
-    code = """
-import os, espalier
-frame = espalier.results.load(os.environ["HERE"] + "/store")
-assert set(frame.method) == {"fastv"}
-samples = espalier.results.samples(os.environ["HERE"] + "/store")
-assert samples.doc_id.nunique() == 4
-frame.to_csv(os.environ["HERE"] + "/frame.csv")
-"""
-    shell(f"python -c {shlex.quote(code)}")
-    assert (shell.folder / "frame.csv").is_file()

@@ -89,7 +89,7 @@ def launch_seconds(stack: StackFacts, places: Places) -> float:
 
 
 @dataclass(frozen=True)
-class Side:
+class DecodingSide:
     """A model that decodes, with the work of one step.
 
     Attributes:
@@ -120,7 +120,7 @@ class Rounds:
         overlap: whether the draft works while the target verifies.
     """
 
-    draft: Side
+    draft: DecodingSide
     window: int | None
     overlap: bool
 
@@ -151,7 +151,7 @@ class Decoding:
     tokens: Span
     batches: int
     longest: float
-    target: Side
+    target: DecodingSide
     rounds: Rounds | None = None
     plainly: bool = True
 
@@ -203,14 +203,14 @@ class CellCost:
         return prompts + (0 if self.decoding is None else self.decoding.seconds(gpu, places))
 
 
-class Estimate(NamedTuple):
+class CostEstimate(NamedTuple):
     """The span of an estimate, and the cause that makes most of its width."""
 
     span: Span
     cause: str
 
 
-def estimate_of(total: Callable[[Places], float]) -> Estimate:
+def estimate_of(total: Callable[[Places], float]) -> CostEstimate:
     """Return the estimate of a total: each cause moves it from its middle by itself, and the moves add up in squares.
 
     Cost: twice as many totals as there are causes, and one.
@@ -222,7 +222,7 @@ def estimate_of(total: Callable[[Places], float]) -> Estimate:
     }
     down, up = (math.hypot(*ends) for ends in zip(*moves.values(), strict=True))
     cause = max(moves, key=lambda name: moves[name][1] - moves[name][0])
-    return Estimate(Span(middle * math.exp(-down), middle * math.exp(up)), CAUSES[cause])
+    return CostEstimate(Span(middle * math.exp(-down), middle * math.exp(up)), CAUSES[cause])
 
 
 class UnknownCost(ValueError):
@@ -300,18 +300,18 @@ def _visual_work(spec: RunSpec) -> tuple[int, Work]:
     return visual, work
 
 
-def _side(model: ModelSpec, rows: int, prompt: float) -> Side:
+def _side(model: ModelSpec, rows: int, prompt: float) -> DecodingSide:
     """Return a model that decodes `rows` answers at a time after a prompt of some tokens."""
     entry = rows * entry_bytes(model)
-    return Side(decoder_bytes(model), int(entry * prompt), entry, model.facts.text)
+    return DecodingSide(decoder_bytes(model), int(entry * prompt), entry, model.facts.text)
 
 
 def _drafted(
     decoding: Decoding, spec: RunSpec, method: Decoder, visual: int, text: int
 ) -> Decoding:
     """Return the decoding in rounds, without the draft's prefill."""
-    seen = 0 if method.text_only else spec.budget.draft_keep(visual)
-    draft = _side(spec.method.draft or spec.model, 1, seen + text)
+    draft_visual = 0 if method.text_only else spec.budget.draft_keep(visual)
+    draft = _side(spec.method.draft or spec.model, 1, draft_visual + text)
     window = method.window if isinstance(method.window, int) else None
     rounds = Rounds(draft, window, method.overlap)
     return replace(decoding, rounds=rounds, plainly=spec.engine.compare)
@@ -417,7 +417,7 @@ def _models(group: JobGroup[PlannedCell]) -> list[ModelSpec]:
     return models_of(group.cells[0].cell.spec)
 
 
-def hours_of(jobs: Sequence[JobGroup[PlannedCell]], gpu: GpuKind) -> Estimate:
+def hours_of(jobs: Sequence[JobGroup[PlannedCell]], gpu: GpuKind) -> CostEstimate:
     """Return the GPU-hours of jobs."""
 
     def total(places: Places) -> float:
@@ -558,13 +558,13 @@ def lines_of(planned: Sequence[PlannedCell], cluster: ClusterSpec) -> Iterator[s
 
 def _side_by_side(jobs: Sequence[JobGroup[PlannedCell]], cluster: ClusterSpec) -> Iterator[str]:
     """Yield how all GPUs of this machine are used, if this process would leave some idle."""
-    needed, here = min(job.resources.gpus for job in jobs), len(devices())
+    needed, n_gpus = min(job.resources.gpus for job in jobs), len(devices())
     cells = sum(len(job.cells) for job in jobs)
-    at_once = min(here // max(needed, 1), cells)
+    at_once = min(n_gpus // max(needed, 1), cells)
     if cluster.name == "local" and needed and at_once > 1:
         size = math.ceil(cells / at_once)
         command = f"cluster=joblib cluster.cells_per_job={size}"
-        yield f"this machine has {here} GPUs: {command} runs {at_once} jobs at once"
+        yield f"this machine has {n_gpus} GPUs: {command} runs {at_once} jobs at once"
 
 
 #: Statuses of cells that would run, and all of them.
@@ -703,8 +703,8 @@ def _shares(cells: Sequence[PlannedCell], gpu: GpuKind) -> Iterator[str]:
         name: seconds[name] / total for name in sorted(seconds, key=seconds.__getitem__)[::-1]
     }
     yield from _wrapped("time by benchmark: ", ", ".join(f"{n} {s:.0%}" for n, s in shares.items()))
-    (first, share), *others = shares.items()
-    if others and share > 0.5:
+    first, share = next(iter(shares.items()))
+    if 0.5 < share < 1:
         note = by_name[first][0].cell.config["benchmark"].get("note") or "one benchmark"
         without = f"benchmark={','.join(name for name in seconds if name != first)}"
         yield from _wrapped(f"  {first}: ", f"{note} Without it: {without}")

@@ -111,12 +111,12 @@ def reached() -> Reached:
     content = read_yaml(PATH)
     divided = ("products", "reads", "loading")
     shares = {name: Span(*sorted(1 / share for share in content[name])) for name in divided}
-    others = {
+    spans = {
         part.name: Span(*sorted(content[part.name]))
         for part in fields(Reached)
         if part.name not in divided
     }
-    return Reached(**shares, **others)
+    return Reached(**shares, **spans)
 
 
 def read_kinds(key: str, value: Any) -> dict[str, GpuKind]:
