@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.paths import ROOT
-from tests.tiny import picture
+from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +59,9 @@ class Shell:
         return done.stdout + done.stderr
 
     def keys(self, method: str) -> list[str]:
-        """Return the keys of a method's runs in the store, as `store ls` lists them."""
-        rows = (json.loads(path.read_bytes()) for path in self.folder.glob("store/runs/*/row.json"))
+        """Return the keys of a method's runs in the store, the highest ratio first."""
+        rows = [json.loads(path.read_bytes()) for path in self.folder.glob("store/runs/*/row.json")]
+        rows.sort(key=lambda row: -row["ratio"])
         return [row["run_key"] for row in rows if row["method"] == method]
 
 
@@ -70,10 +71,10 @@ def shell(tmp_path: Path) -> Shell:
     with (tmp_path / "my.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["image", "question", "answer"])
-        for number in range(24):
+        for number, record in enumerate(samples("seedling_vqa", "test", 0, 0, 24)):
             name = f"bild {number}.png"
-            picture(number, 96, 96).save(tmp_path / name)
-            table.writerow([name, "is there a star ?", "yes" if number % 2 else "no"])
+            sample_scene(record).to_pil().save(tmp_path / name)
+            table.writerow([name, record["question"], record["answer"]])
     (tmp_path / "mine.py").write_text(METHOD)
     return Shell(tmp_path)
 
@@ -88,8 +89,8 @@ def test_own_pictures_become_a_table_for_a_paper_and_broken_samples_are_seen(she
     assert r"\begin{tabular}" in latex
     for words in ("divprune", "Holm", r"\caption", r"\label"):
         assert words in latex
-    (plain,), pruned = shell.keys("none"), shell.keys("random")
-    line = f'{pruned[0]} --against {plain} --pictures "$HERE/broken"'
+    (plain,), (pruned, _) = shell.keys("none"), shell.keys("random")
+    line = f'{pruned} --against {plain} --pictures "$HERE/broken"'
     text = shell(f'python -m espalier store show {line} --store "$HERE/store"')
     assert "broke" in text
     assert (shell.folder / "broken" / "index.html").is_file()
