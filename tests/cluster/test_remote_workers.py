@@ -124,7 +124,14 @@ def test_a_job_goes_on_after_its_worker_was_killed(
 @on_clusters
 def test_ctrl_c_ends_the_jobs(cluster: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "run.py", *CELLS, "limit=100", *cluster, f"store={tmp_path}"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, encoding="utf-8")
+    # A shell ignores Ctrl-C in what it starts in the background, such as these tests.
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     jobs = jobs_of(tmp_path)
     assert jobs
     process.send_signal(signal.SIGINT)
