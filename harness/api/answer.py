@@ -20,8 +20,8 @@ from espalier.harness.errors import UserError
 from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
-    from espalier.harness.api.overlay import Drawing
     from espalier.harness.engine.session_setup import PrefillScores
+    from espalier.harness.media.drawing import Drawing
 
 
 @dataclass(frozen=True)

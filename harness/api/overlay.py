@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from io import BytesIO
 from math import ceil
 from os import PathLike, fspath
 from textwrap import shorten
@@ -12,12 +11,12 @@ from typing import Any, cast
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from PIL import Image
 
 from espalier.harness.api.visible_tokens import TokenGrid, VisibleChat
 from espalier.harness.errors import UserError
+from espalier.harness.media.drawing import Drawing
 
 #: Longest edge of a drawn picture in pixels; its width in inches, and the minimum width if there are many; pictures
 #: per row.
@@ -42,16 +41,6 @@ _OUTSIDE = -1
 
 #: Paints the pixels (H, W, 3) of a picture by the token (H, W) at each of them, `_OUTSIDE` where there is none.
 Paint = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-class Drawing(Figure):
-    """A matplotlib figure that notebooks display."""
-
-    def _repr_png_(self) -> bytes:
-        """Return the figure as PNG."""
-        buffer = BytesIO()
-        self.savefig(buffer, format="png", bbox_inches="tight")
-        return buffer.getvalue()
 
 
 def draw(

@@ -149,6 +149,7 @@ def test_what_stands_beside_scores(points: PointFrame) -> None:
 def test_points_are_drawn_as_in_a_report(points: PointFrame, tmp_path: Path) -> None:
     file = tmp_path / "points.svg"
     figure = points.plot(file)
+    assert figure._repr_png_().startswith(b"\x89PNG")  # a notebook displays it
     panels = read_panels(DEMO, [], swept=True)
     assert (
         file.read_text() == save(draw_curves(panels), tmp_path / "report", ["svg"])[0].read_text()

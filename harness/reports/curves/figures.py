@@ -23,6 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from espalier.harness.errors import FOREIGN
+from espalier.harness.media.drawing import Drawing
 from espalier.harness.stats import Interval
 
 #: Errors of drawing names and numbers of rows.
@@ -191,7 +192,7 @@ def draw(
     heights = [max(plot.height for plot in line) for line in lines]
     handles = _handles(plots)
     room = 0.3 * bool(title) + LINE * (foot.count("\n") + 2) * bool(foot)
-    figure = Figure(
+    figure = Drawing(
         figsize=(WIDE, sum(heights) + room + 0.2 * math.ceil(len(handles) / 3)),
         layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.06),
     )
