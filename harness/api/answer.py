@@ -21,7 +21,7 @@ from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
     from espalier.harness.engine.session_setup import PrefillScores
-    from espalier.harness.media.drawing import Drawing
+    from espalier.harness.media.notebook_figure import Drawing
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from espalier.harness.api.visible_tokens import TokenGrid, VisibleChat
 from espalier.harness.errors import UserError
-from espalier.harness.media.drawing import Drawing
+from espalier.harness.media.notebook_figure import Drawing
 
 #: Longest edge of a drawn picture in pixels; its width in inches, and the minimum width if there are many; pictures
 #: per row.

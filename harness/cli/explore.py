@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from espalier.harness.errors import UserError, print_lines
 from espalier.harness.specs.commands import command, command_parser
 
-#: Keys that an override may set.
-HEEDED = ("model", "method", "ratio", "offline")
+#: Keys that an override may set, with those of the model.
+KEYS = ("model", "method", "ratio", "offline")
 
 
 @command
@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     picture, *overrides = options.words if has_picture else (None, *options.words)
     for override in overrides:
         key = override.partition("=")[0]
-        if key not in HEEDED and not key.startswith("model."):
+        if key not in KEYS and not key.startswith("model."):
             raise UserError(
-                f"explore: {override!r} is not heeded; valid: {', '.join(HEEDED)} and model.<key>"
+                f"explore: {override!r} is not a setting of this page; valid: {', '.join(KEYS)} and model.<key>"
             )
     # Imported here: torch and gradio take seconds, and --help needs neither.
     from espalier.harness.api.loaded_models import load_spec
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (cell,) = read_command(overrides, typed=True).cells
     chosen = dict(override.split("=", 1) for override in overrides)
     spec = model_spec(cell["model"])
-    # A model takes minutes to load, and a picture that cannot be opened is told before.
+    # A model takes minutes to load: a picture that cannot be opened is refused first.
     first = None if picture is None else opened_picture(picture, spec.transparency)
     method = chosen.get("method", cell["method"]["name"])
     go_offline()  # but for what `load_spec` downloads

@@ -150,7 +150,7 @@ def _broken(
         results: with those of the unpruned model; controls, and tables, which have no answers, are passed over.
         folder: of the pages, one for each run.
         limit: of samples of a run.
-        left_out: receives runs whose samples cannot be drawn.
+        left_out: receives runs with samples that cannot be drawn.
     """
     # It loads torch and lmms-eval.
     from espalier.harness.runs.stored_pictures import write_pictures

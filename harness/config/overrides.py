@@ -133,7 +133,7 @@ def parse(overrides: Sequence[str], catalogue: Catalogue) -> list[Override]:
     return [_read(text, parser) for text in overrides]
 
 
-#: Groups whose names are typed without their key.
+#: Groups of names that people type without their key.
 NAMED = ("method", "model", "benchmark")
 
 

@@ -115,7 +115,7 @@ def explore(
                 with gr.Column(min_width=330):
                     halves.append(gr.HTML(elem_classes="answers"))
         gr.Examples(scenes, [image, question], label="Scenes of the embedded benchmarks")
-        # One question at a time, whoever asks: one method acts on a model.
+        # One question at a time, also of two people: one method acts on a model.
         gr.on(
             [button.click, question.submit],
             partial(compare, model),

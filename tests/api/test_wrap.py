@@ -165,9 +165,8 @@ def test_the_models_own_generate_answers_as_ask_does(name, method):
             pytest.skip("the method does not run on this family")
         ids = model.generate(**inputs, **settings)
         of_beams = model.generate(**inputs, **settings, **beams)
-        texts = [answer.text for answer in answers]
         prompt = inputs["input_ids"]
-        assert adapter.decode(ids[:, prompt.shape[1] :]) == texts
+        assert adapter.decode(ids[:, prompt.shape[1] :]) == [a.text for a in answers]
         assert torch.equal(of_beams[:, : prompt.shape[1]], prompt)
         beam_answers = pruned.ask_many(pair, **settings, **beams)
         beam_texts = adapter.decode(of_beams[:, prompt.shape[1] :])

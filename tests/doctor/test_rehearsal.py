@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,7 @@ import torch
 from espalier.harness.cli import run
 from espalier.harness.models.build_adapter import build_skeleton, read_parts, weight_bytes
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.runs.cluster.resources import gpu_kinds
+from espalier.harness.runs.cluster.resources import gpu_kinds, reached
 from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 from espalier.harness.tools.rehearsal import real_sizes
 from espalier.harness.tools.rehearsal import rehearse as rehearse_module
@@ -152,3 +153,12 @@ def test_a_method_chooses_among_values() -> None:
         lengths = tokens.content.norm(dim=2)  # type: ignore[attr-defined]
         assert kept.tolist() == top(lengths, 70).tolist()
         assert torch.empty(3000, 2048, device="cuda").content.is_meta  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_times_of_a_step_cover_the_launches_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["model=deepseek_ocr_base", "method=none", "--rehearse", "cards=1x80"]) == 0
+    (step,) = [line for line in capsys.readouterr().out.splitlines() if "each step" in line]
+    low, high = map(float, re.search(r"; ([\d.]+) to ([\d.]+) s", step).groups())
+    # A step of one row reads little: the launches of its twelve layers take longer.
+    assert (low, high) == pytest.approx(reached().expert_launch.times(12), rel=0.05)

@@ -194,7 +194,7 @@ def test_a_notebook_shows_the_page(model: espalier.Model, monkeypatch: pytest.Mo
         (["method=d3tom"], "method='d3tom' drops tokens at denoising steps"),
         (["model=seedlink"], "model='seedlink' is unknown"),
         (["model.dtype=x"], "model.dtype='x' is unknown"),
-        (["keep=64"], "explore: 'keep=64' is not heeded; valid: model, method, ratio, offline and model.<key>"),
+        (["keep=64"], "explore: 'keep=64' is not a setting of this page; valid: model, method, ratio,"),
         (["--port", "70000"], "--port=70000 is in use, or no port; valid: another, or none"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ten tasks of somebody who has just installed the wheel, outside the repository, each in the fewest lines."""
+"""Tasks of somebody who has just installed the wheel, outside the repository, each in the fewest lines."""
 
 from __future__ import annotations
 
@@ -46,12 +46,6 @@ def keys(here: Installed) -> dict[str, str]:
     """Return the keys of the sweep's runs at 0.9 by method."""
     rows = pd.read_csv(here.folder / "rows.csv")
     return dict(zip(rows[rows.ratio != 0.5].method, rows[rows.ratio != 0.5].run_key, strict=False))
-
-
-def test_a_sweep_as_latex(here: Installed) -> None:
-    text = (here.folder / "out" / "curves.tex").read_text()
-    assert r"\begin{tabular}" in text
-    assert "fastv" in text
 
 
 def test_the_rows_as_csv(here: Installed) -> None:

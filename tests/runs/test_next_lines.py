@@ -1,4 +1,4 @@
-"""The command that a run suggests runs, as a shell reads it, whatever the run was given."""
+"""The command that a run suggests, as a shell reads it, after every kind of override."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from espalier.harness.errors import FOREIGN
-from espalier.harness.media.drawing import Drawing
+from espalier.harness.media.notebook_figure import Drawing
 from espalier.harness.stats import Interval
 
 #: Errors of drawing names and numbers of rows.

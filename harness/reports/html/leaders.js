@@ -98,7 +98,7 @@ function leaderTable(panels, several) {
   const [key, ratio] = leaders.sort.split("@"), order = { sort: !key ? `average@${usual}` : ratio && !ratios.includes(Number(ratio)) ? `${key}@${usual}` : leaders.sort, down: leaders.down };
   const lines = leaderLines(panels, ratios).sort(compared(order.sort, order.down));
   if (!lines.length) return [element("b", {}, model), nothing("curve")];
-  // A method whose score no test compares with random dropping, by the reason.
+  // A method without a test of its score against random dropping, by the reason.
   const bare = panels.flatMap(({ panel, curves }) => curves.filter((curve) => curve.kind !== "control" && !curve.floor).map((curve) => ({ ...curve, benchmark: panel.benchmark })));
   const floorless = unique(bare.map((curve) => curve.name)).map((name) => { const where = bare.filter((curve) => curve.name === name).map((curve) => curve.benchmark); return name + (where.length < panels.length ? ` on ${where.join(", ")}` : ""); });
   const remedies = unique(bare.map((curve) => `method=random${curve.layer ? ` method.params.layer=${curve.layer}` : ""}`));

@@ -378,7 +378,7 @@ def _canvas_work(
 def _reducer(spec: RunSpec, method: Method) -> TokenReducer:
     """Return the reducer of the prefill; a method that evicts after it leaves it unreduced."""
     reducer = kind_of(method, spec).prompt_reducer(method)
-    assert reducer is not None  # of a decoder alone
+    assert reducer is not None  # only a decoder has none
     return reducer
 
 

@@ -32,10 +32,10 @@ def lines_of(rehearsal: Rehearsal) -> Iterator[str]:
         suffix = "" if card.peak <= rehearsal.room else ": DOES NOT FIT"
         sizes = f"weights {weights}, between steps {between} more, peak of the tower {tower}, of all {peak}"
         yield _line(f"card {number}", f"{sizes} of {room:.0f} GiB{suffix}")
-    layers = spec.model.facts.text.layers
-    shares = reached()
-    yield _line("prompt", _work(rehearsal.prompt, shares.products, shares.launch.times(layers)))
-    yield _line("each step", _work(rehearsal.step, shares.reads, shares.launch.times(layers)))
+    stack, shares = spec.model.facts.text, reached()
+    launch = shares.launch_of(stack).times(stack.layers)
+    yield _line("prompt", _work(rehearsal.prompt, shares.products, launch))
+    yield _line("each step", _work(rehearsal.step, shares.reads, launch))
     limits = []
     if rehearsal.batch is not None:
         size = f"engine.batch_size={spec.engine.batch_size}"
