@@ -20,8 +20,8 @@ from espalier.harness.errors import UserError
 from espalier.methods.base import Method, TokenReducer
 
 if TYPE_CHECKING:
+    from espalier.harness.api.notebook_figure import Drawing
     from espalier.harness.engine.session_setup import PrefillScores
-    from espalier.harness.media.notebook_figure import Drawing
 
 
 @dataclass(frozen=True)

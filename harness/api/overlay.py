@@ -14,9 +14,9 @@ from matplotlib.colors import Normalize
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from PIL import Image
 
+from espalier.harness.api.notebook_figure import Drawing
 from espalier.harness.api.visible_tokens import TokenGrid, VisibleChat
 from espalier.harness.errors import UserError
-from espalier.harness.media.notebook_figure import Drawing
 
 #: Longest edge of a drawn picture in pixels; its width in inches, and the minimum width if there are many; pictures
 #: per row.

@@ -19,7 +19,7 @@ from espalier.harness.store.stored_answers import best_score
 from espalier.methods.base import Method
 
 if TYPE_CHECKING:
-    from espalier.harness.media.notebook_figure import Drawing
+    from espalier.harness.api.notebook_figure import Drawing
     from espalier.harness.models.adapter import Adapter
     from espalier.harness.store.answer_digest import Key
 

@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from espalier.harness.api.notebook_figure import Drawing
 from espalier.harness.errors import FOREIGN
-from espalier.harness.media.notebook_figure import Drawing
 from espalier.harness.stats import Interval
 
 #: Errors of drawing names and numbers of rows.
