@@ -77,6 +77,11 @@ class Combined(TokenReducer):
         return (self.first, self.second)
 
     @property
+    def draws(self) -> bool:
+        """Whether one of both does."""
+        return self.first.draws or self.second.draws
+
+    @property
     def takes_separators(self) -> bool:
         """Whether both methods take them."""
         return self.first.takes_separators and self.second.takes_separators
@@ -237,6 +242,11 @@ class Composed(Method):
     reducer: TokenReducer
     compressor: CacheCompressor
     cache_ratio: float = 0.0
+
+    @property
+    def draws(self) -> bool:
+        """Whether one of both does."""
+        return self.reducer.draws or self.compressor.draws
 
     @property
     def takes_separators(self) -> bool:

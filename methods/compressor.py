@@ -35,7 +35,7 @@ class CacheView:
         candidates: (N,) ascending slots that may be evicted.
         visual: (V,) ascending slots of visual tokens.
         words: (T,) ascending slots of the words after the last visual token, the last prompt token included.
-        generator: random numbers of this sample, for methods that need them.
+        chance: the sample's generator, for a method that `draws`; `generator` reads it.
         between: ascending slots of the words after the first visual token that are not in `words`; None: there are
             none.
         pictures: (V,) number of the image or video of each visual token, ascending; None: there is one.
@@ -48,9 +48,18 @@ class CacheView:
     candidates: Tensor
     visual: Tensor
     words: Tensor
-    generator: torch.Generator | None = None
+    chance: Sequence[torch.Generator] = ()
     between: Tensor | None = None
     pictures: Tensor | None = None
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Random numbers of this sample.
+
+        Raises:
+            MethodError: the compressor does not declare that it draws.
+        """
+        return self.chance[0]
 
     @property
     def last_picture(self) -> Tensor:

@@ -60,6 +60,11 @@ class Decoder(Method):
         return False
 
     @property
+    def draws(self) -> bool:
+        """Whether its reducer does."""
+        return self.reducer is not None and self.reducer.draws
+
+    @property
     def reducer(self) -> TokenReducer | None:
         """The reducer that the draft applies to its own visual tokens if the target does not guide it; None: none."""
         return None

@@ -19,6 +19,11 @@ class Method(ABC):
     drafts: ClassVar[bool] = False
 
     @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers: only then its views have generators, and runs of several seeds differ."""
+        return False
+
+    @property
     def takes_draft(self) -> bool:
         """Whether a second model drafts."""
         return False

@@ -65,6 +65,11 @@ class ParallelVLM(AtOnce):
         self._rule()  # some criteria have stricter bounds on L
 
     @property
+    def draws(self) -> bool:
+        """Whether it chooses at random."""
+        return self._rule().draws
+
+    @property
     def takes_separators(self) -> bool:
         """Whether the method that chooses for the draft takes them."""
         return (self.reducer or self._rule()).takes_separators

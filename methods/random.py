@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
+from espalier.methods.base import Plan, Site, TokenReducer, View
 from espalier.methods.checks import early_site
 from espalier.methods.select.tiles import top_in_tiles
 
@@ -26,6 +26,7 @@ class Random(TokenReducer):
 
     layer: int = 0
 
+    draws = True
     takes_separators = True  # chance alone, and which image or view a token is of
 
     def sites(self, depth: int) -> tuple[Site, ...]:
@@ -34,10 +35,6 @@ class Random(TokenReducer):
 
     def plan(self, view: View, keep: int) -> Plan:
         """Keep the tokens with the largest of N random numbers. Cost: O(N log N)."""
-        n_rows, n_tokens, _ = view.tokens.shape
-        if len(view.generators) != n_rows:
-            raise MethodError(
-                f"random: {len(view.generators)} generators for {n_rows} samples; one each is needed"
-            )
+        n_tokens = view.tokens.shape[1]
         noise = torch.stack([torch.rand(n_tokens, generator=g) for g in view.generators])
         return Plan(top_in_tiles(noise.to(view.tokens.device), view.grid, keep))

@@ -20,7 +20,7 @@ from espalier.harness.engine.prefill import Prefill, merge_into
 from espalier.harness.errors import UserError, brief
 from espalier.methods.base import PlanError, Site
 from espalier.methods.blame import Blame
-from espalier.methods.chance import row_generators
+from espalier.methods.chance import generators_of
 from espalier.methods.checks import Condition, read, require_all
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.plans import Plan, require_tensor
@@ -111,7 +111,8 @@ class ScoredEviction:
         self._scores: dict[int, list[Tensor | None]] = {}
         self._rows: dict[tuple[int, torch.device], list[RowSlots]] = {}
         self._layer_rows: dict[int, list[RowSlots]] = {}
-        self._generators: list[torch.Generator] = []
+        #: Of each row, once for all layers.
+        self._chance: list[Sequence[torch.Generator]] = []
         #: Visual entries that each layer holds, for each row of the batch; empty before `shorten`.
         self.held_visual: list[tuple[int, ...]] = []
         self._held_special: list[tuple[int, ...]] = []
@@ -126,9 +127,10 @@ class ScoredEviction:
         stage = self._prefill.active_stage()
         if stage is None:
             return
-        if not self._generators:
+        if not self._chance:
             names = [name for name in self._prefill.samples for _ in range(self._prefill.beams)]
-            self._generators = row_generators(self._prefill.setup.seed, names, 0)
+            draws = partial(generators_of, self._evicting.compressor, self._prefill.setup.seed)
+            self._chance = [draws([name], 0) for name in names]
         stage, key_of_rows = stage.move(key.device), (id(stage), key.device)
         if key_of_rows not in self._rows:
             layout = self._prefill.layout.repeat(self._prefill.beams)
@@ -144,7 +146,7 @@ class ScoredEviction:
                 candidates=row.candidates,
                 visual=row.visual,
                 words=row.words,
-                generator=self._generators[number],
+                chance=self._chance[number],
                 between=row.between,
                 pictures=row.pictures,
             )

@@ -25,7 +25,7 @@ from espalier.harness.engine.layout import Layout, Stage, fill_padding, groups, 
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.methods.base import Assignment, Mixture, Plan, View
 from espalier.methods.blame import Blame
-from espalier.methods.chance import row_generators
+from espalier.methods.chance import generators_of
 from espalier.methods.select.cosines import judged_by
 
 
@@ -150,7 +150,6 @@ class Prefill:
         names = [name for name in self.samples for _ in range(self.beams)]
         with self.clock.phase("select"), setup.conditions.collecting():
             layout = self.layout.repeat(self.beams).on(stage.valid.device)
-            generators = row_generators(setup.seed, names, number)
             # By row, not by batch: a row must not depend on its neighbours.
             features = [merge_onto is not None and not blended for blended in layout.blended]
             by_row = setup.method.adaptive or setup.method.curved or setup.by_item
@@ -168,7 +167,9 @@ class Prefill:
                     tokens=tokens_of(rows, n_tokens),
                     grid=take(layout.grid[rows], origin, -2),
                     signals=setup.signals.collect(site, layout, origin, rows),
-                    generators=[generators[row] for row in members],
+                    generators=generators_of(
+                        setup.method, setup.seed, [names[row] for row in members], number
+                    ),
                     step=self.step,
                 )
                 if setup.method.curved:
@@ -222,7 +223,7 @@ class Prefill:
                 grid=grid,
                 signals=signals,
                 # In the same state for each item.
-                generators=row_generators(setup.seed, [self.samples[sample]], number),
+                generators=generators_of(setup.method, setup.seed, [self.samples[sample]], number),
             )
             plans.append(setup.method.answer(part, kept[number]))
             start += count

@@ -46,7 +46,7 @@ from espalier.harness.engine.tower_images import (
 )
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
-from espalier.methods.chance import row_generators
+from espalier.methods.chance import generators_of
 from espalier.methods.select.cosines import judged_by
 
 
@@ -84,9 +84,12 @@ class TowerSites(Sites):
             setup.method,
             tower_sites,
             requested=prefill.requested,
-            generator_of=lambda row, picture, site: row_generators(
-                setup.seed, [f"{prefill.samples[row]}/{picture}"], site
-            )[0],
+            generators_of=lambda pictures, site: generators_of(
+                setup.method,
+                setup.seed,
+                [f"{prefill.samples[row]}/{number}" for row, number in pictures],
+                site,
+            ),
             policy=self._policy,
         )
         self._blocks: Sequence[TowerBlock] = () if self._idle else setup.adapter.tower_blocks()
@@ -280,7 +283,7 @@ class TowerPlanner:
         sites: its tower sites, first to last.
         owners: batch rows of the images.
         requested: tokens to keep after each tower site, for each row.
-        generator_of: called with (row, image of the row, number of the site) for a seeded generator.
+        generators_of: called with (row, image of the row) of some images and the number of the site for generators.
         policy: how slots are kept.
         pixels: (P, N, F) in [0, 1] of the images' patches; None: the method does not read them.
     """
@@ -291,7 +294,7 @@ class TowerPlanner:
         sites: Sequence[Site],
         owners: ImageOwners,
         requested: Sequence[Sequence[int]],
-        generator_of: Callable[[int, int, int], torch.Generator],
+        generators_of: Callable[[Sequence[tuple[int, int]], int], Sequence[torch.Generator]],
         policy: SlotPolicy,
         pixels: Tensor | None = None,
     ) -> None:
@@ -299,7 +302,7 @@ class TowerPlanner:
         self._method = method
         self._sites = sites
         self._owners = owners
-        self._generator_of = generator_of
+        self._generators_of = generators_of
         self._policy = policy
         #: Whether the method reads the information flow.
         self.reads_flow = any(
@@ -400,7 +403,7 @@ class TowerPlanner:
             tokens=tokens,
             grid=torch.stack([torch.zeros_like(row), torch.zeros_like(row), row, column], dim=2),
             signals={**image_signals, **signals},
-            generators=[self._generator(member, site) for member in images.members],
+            generators=self._generators(images.members, site),
         )
 
     def _hidden(
@@ -417,9 +420,11 @@ class TowerPlanner:
         hidden[:, extra:].scatter_(1, kept_slots.unsqueeze(-1).expand_as(values), values)
         return hidden
 
-    def _generator(self, picture: int, site: int) -> torch.Generator:
+    def _generators(self, members: Sequence[int], site: int) -> Sequence[torch.Generator]:
         rows = self._owners.rows
-        return self._generator_of(rows[picture], rows[:picture].count(rows[picture]), site)
+        return self._generators_of(
+            [(rows[picture], rows[:picture].count(rows[picture])) for picture in members], site
+        )
 
     # ------------------------------------------------------------------ signals
 

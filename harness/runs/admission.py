@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,12 @@ from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.catalogue import own_choices
 from espalier.harness.config.compose import read_command
 from espalier.harness.config.composer import Cell
-from espalier.harness.config.lmms_task_files import index_of, library, library_folder
+from espalier.harness.config.lmms_task_files import (
+    Index,
+    index_of,
+    library,
+    library_folder,
+)
 from espalier.harness.config.overrides import override_of
 from espalier.harness.engine.priors import require_prior
 from espalier.harness.errors import Refused, UserError, tell_once, unknown_name
@@ -29,6 +34,7 @@ from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import wandb_log
 from espalier.harness.runs.early_checks import check_vocabulary
+from espalier.harness.runs.idle_seed import without_idle_seed
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.comparable import USUAL, check_comparable
@@ -144,7 +150,7 @@ def _checked(spec: RunSpec, method: Method, digests: Digests) -> Job:
 
         check_backend(spec, method)
     refuse("tools of a benchmark", spec)
-    _check_task(spec.benchmark, digests)
+    spec = without_idle_seed(spec, method, _checked_tasks(spec.benchmark, digests), digests)
     if spec.model.closed_vocabulary and spec.benchmark.records is not None:
         tell_once(
             f"model={spec.model.name} knows the words of its own scenes alone: those of {spec.benchmark.name} may be "
@@ -192,8 +198,12 @@ def check_drawn(jobs: Sequence[Job]) -> None:
         ) from error
 
 
-def _check_task(benchmark: BenchmarkSpec, digests: Digests) -> None:
-    """Refuse task files, sources and data that are not there, and a task that no file declares."""
+def _checked_tasks(benchmark: BenchmarkSpec, digests: Digests) -> Index | None:
+    """Return the tasks of the benchmark's own folder, if it has one.
+
+    Raises:
+        UserError: task files, sources or data are not there, or no file declares the task.
+    """
     path = benchmark.include_path
     # Not Path.is_dir and Path.exists, which raise for names that are too long.
     if path is not None and not os.path.isdir(path):
@@ -205,13 +215,15 @@ def _check_task(benchmark: BenchmarkSpec, digests: Digests) -> None:
         benchmark.own_data()
     elif benchmark.path is not None:
         Copies(benchmark.path, benchmark.dataset.path).check()
-    names: Collection[str] = ()
+    index: Index | None = None
     if path is not None:
-        names = digests.once(("tasks", path), lambda: index_of(path).names)
+        index = digests.once(("tasks", path), lambda: index_of(path))
+    names = frozenset() if index is None else index.names
     if benchmark.task not in names and benchmark.task not in library().names:
         # All names of lmms-eval would fill a page.
         valid = sorted(names) or ["the tasks of lmms-eval"]
         raise unknown_name("benchmark.task", benchmark.task, valid)
+    return index
 
 
 def _check_judge(spec: RunSpec) -> None:

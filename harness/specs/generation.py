@@ -431,11 +431,7 @@ def settings(
     selected = {k: v for k, v in merged.items() if k in valid_names and v is not None}
     tables: dict[str, str | None] = dict.fromkeys(model or (), "model")
     tables |= {**dict.fromkeys(task), **dict.fromkeys(benchmark or (), "benchmark")}
-    by_task = denoises or tables.get("temperature") is None
-    temperature = float(selected.get("temperature", 0)) if by_task else 0.0
-    sample = bool(selected.get("do_sample", temperature > 0))
-    if float(selected.get("temperature", 1)) == 0:
-        sample = False
+    sample = is_sampled(selected, denoises or tables.get("temperature") is None)
     if denoises:
         # The length is the model's own, and a word is sampled from the whole distribution unless a setting cuts it.
         selected["do_sample"] = sample or draws
@@ -455,6 +451,28 @@ def settings(
         selected["max_new_tokens"] += thinking.budget
         selected["thinking_budget"] = thinking.budget
     return Settings(selected, tuple(stop for stop in until if stop), thinking)
+
+
+def is_sampled(merged: Mapping[str, Any], by_temperature: bool) -> bool:
+    """Return whether merged settings draw words; `by_temperature`: a positive temperature alone means sampling."""
+    stated = {name: value for name, value in merged.items() if value is not None}
+    temperature = float(stated.get("temperature", 0))
+    sample = bool(stated.get("do_sample", by_temperature and temperature > 0))
+    return sample and float(stated.get("temperature", 1)) != 0
+
+
+def has_sampled_answers(spec: RunSpec, task: Mapping[str, Any]) -> bool:
+    """Return whether a model that generates token by token draws the words of answers to a task.
+
+    Args:
+        spec: the run.
+        task: the task's own settings.
+    """
+    model, benchmark = spec.model.generation, spec.benchmark.generation
+    by_task = "temperature" not in benchmark and (
+        "temperature" in task or "temperature" not in model
+    )
+    return is_sampled({**model, **task, **benchmark}, by_task)
 
 
 def unescaped(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -164,9 +164,15 @@ def test_a_missing_prior_is_refused(single):
         Session(single, Recorder(wants=(Need("prior"),)), Budget("kept", 0.5))
 
 
+class Drawer(Recorder):
+    """A recorder that declares that it draws."""
+
+    draws = True
+
+
 def test_generators_depend_on_run_seed_and_sample_alone(single):
     def draws(samples, seed=0):
-        with Session(single, recorder := Recorder(), Budget("kept", 0.0), seed=seed) as session:
+        with Session(single, recorder := Drawer(), Budget("kept", 0.0), seed=seed) as session:
             session.generate(single.encode([CHATS[0]] * len(samples)), samples, **PLAIN)
         return [torch.rand(3, generator=g).tolist() for v in recorder.views for g in v.generators]
 

@@ -14,6 +14,7 @@ from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.engine.signals.table import SIGNALS
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import Decoder, Need, Site, TokenReducer, View
+from espalier.methods.chance import NoChance
 from espalier.methods.evs import EVS
 from tests.tiny import tiny_spec
 
@@ -231,7 +232,8 @@ def make_view(
     }
     if "tile" in signals:  # crops are views where a model does not stitch them
         signals["tile"] = grid[:, :, 1]
-    return View(site, tokens, grid, signals, generators_for(range(n_rows)))
+    generators = generators_for(range(n_rows)) if method.draws else NoChance(type(method).__name__)
+    return View(site, tokens, grid, signals, generators)
 
 
 def views_of_sites(method: TokenReducer) -> Iterator[View]:
@@ -294,8 +296,13 @@ def rows_of_view(view: View, rows: Sequence[int]) -> View:
     index = torch.tensor(list(rows))
     signals = {key: value[index] for key, value in view.signals.items()}
     return View(
-        view.site, view.tokens[index], view.grid[index], signals, generators_for(list(rows))
+        view.site, view.tokens[index], view.grid[index], signals, fresh_generators(view, rows)
     )
+
+
+def fresh_generators(view: View, rows: Sequence[int]) -> Sequence[torch.Generator]:
+    """New generators of some rows of a view; of a method that does not draw, those that refuse reading."""
+    return view.generators if isinstance(view.generators, NoChance) else generators_for(rows)
 
 
 def token_axis(key: str) -> int | None:
@@ -310,12 +317,12 @@ def permuted(view: View, order: Tensor) -> View:
     for key, value in view.signals.items():
         axis = token_axis(key)
         signals[key] = value if axis is None else value.index_select(axis, order)
-    fresh = generators_for(range(len(view.generators)))
+    fresh = fresh_generators(view, range(len(view.tokens)))
     return View(view.site, view.tokens[:, order], view.grid[:, order], signals, fresh)
 
 
 def replaced(view: View, tokens: Tensor | None = None, **signals: Tensor) -> View:
     """The same view with other tokens or signals, and fresh generators."""
     new = view.tokens if tokens is None else tokens
-    fresh = generators_for(range(len(view.generators)))
+    fresh = fresh_generators(view, range(len(view.tokens)))
     return View(view.site, new, view.grid, {**view.signals, **signals}, fresh)

@@ -51,7 +51,7 @@ def long_view() -> CacheView:
         candidates=visual,
         visual=visual,
         words=torch.arange(LENGTH - WORDS, LENGTH),
-        generator=noise,
+        chance=[noise],
     )
 
 

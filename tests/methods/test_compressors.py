@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.methods.aircache import AirCache, elite
 from espalier.methods.base import MethodError
+from espalier.methods.chance import NoChance
 from espalier.methods.compressor import CacheCompressor, CacheView
 from espalier.methods.elastic import Elastic
 from espalier.methods.select import attention, budgets
@@ -41,7 +42,7 @@ def view_of(seed: int = 0, dtype: torch.dtype = torch.float64) -> CacheView:
         candidates=visual,
         visual=visual,
         words=torch.arange(FIRST + VISUAL, LENGTH),
-        generator=torch.Generator().manual_seed(seed),
+        chance=[torch.Generator().manual_seed(seed)],
     )
 
 
@@ -352,8 +353,8 @@ def test_controls() -> None:
     view = view_of()
     first, second = built("random_kv").score(view), built("random_kv").score(view)
     assert not torch.equal(first, second), "each layer draws anew"
-    with pytest.raises(MethodError, match="no generator"):
-        built("random_kv").score(replace(view, generator=None))
+    with pytest.raises(MethodError, match=r"draws random numbers .* valid: `draws = True`"):
+        built("random_kv").score(replace(view, chance=NoChance("RandomKV")))
     scores = built("uniform_kv").score(replace(view, candidates=torch.arange(32)))[0]
     for keep in (2, 4, 8, 16):
         kept = scores.argsort(descending=True)[:keep].sort().values

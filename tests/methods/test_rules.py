@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.methods.base import MethodError, View
+from espalier.methods.base import View
 from espalier.methods.center import Center
 from espalier.methods.none import NoReduction
 from espalier.methods.pooled import Pooled
@@ -99,12 +99,6 @@ def test_random_depends_on_the_sample_and_not_on_the_batch():
     again = replace(view, generators=generators_for([2, 1, 0]))
     assert torch.equal(Random().plan(again, 20).kept.flip(0), first)
     assert not torch.equal(first[0], first[1])
-
-
-def test_random_wants_a_generator_for_each_sample():
-    view = replace(make_view(Random(), SQUARE), generators=[])
-    with pytest.raises(MethodError, match="0 generators for 1 samples"):
-        Random().plan(view, 20)
 
 
 def test_random_is_uniform():

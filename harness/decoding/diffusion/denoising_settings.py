@@ -91,6 +91,11 @@ class Denoising:
     n_preset: int = 0
     says_first: bool = False
 
+    @property
+    def draws(self) -> bool:
+        """Whether words or the order of places are drawn."""
+        return self.temperature > 0 or self.alg_temp > 0 or self.remasking == "random"
+
     @classmethod
     def of(cls, generation: Mapping[str, Any], facts: DiffusionFacts) -> Denoising:
         """Read generation settings.

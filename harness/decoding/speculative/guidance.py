@@ -44,6 +44,11 @@ class GuidanceReader(TokenReducer):
     on_choice: Callable[[Guidance], None]
 
     @property
+    def draws(self) -> bool:
+        """Whether the decoder does."""
+        return self.decoder.draws
+
+    @property
     def adaptive(self) -> bool:
         """Keep all tokens, whatever the budget."""
         return True
