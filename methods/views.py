@@ -111,7 +111,8 @@ class View:
             global view (0), its stitched crops (1), or its single tiles where a model does not stitch them. Tokens of
             one view stand together and fill one rectangle.
         signals: tensors requested through `TokenReducer.needs`, by `Need.key`.
-        generators: one CPU `torch.Generator` for each row, seeded by (run seed, sample); the only source of chance.
+        generators: of a method that `draws`, one CPU `torch.Generator` for each row, seeded by (run seed, sample); the
+            only source of chance.
         step: denoising step of a diffusion model, 0 otherwise.
     """
 
