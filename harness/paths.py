@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from os import PathLike, fspath
@@ -43,14 +44,7 @@ def located(value: str | PathLike[str]) -> Path:
             f"{brief(text)!r} is no path of a file system; valid: names of at most {LONGEST} bytes"
         )
     if text.startswith(IN_PACKAGE):
-        name, _, place = text.removeprefix(IN_PACKAGE).partition("/")
-        spec = package_spec(name)
-        if spec is None or not spec.submodule_search_locations:
-            raise UserError(
-                f"{text!r}: no package {name!r} is installed; valid: pkg://espalier/..."
-            )
-        # In the repository the folders of the package are links.
-        return (Path(spec.submodule_search_locations[0]) / place).resolve()
+        return _inside_package(text)
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError as error:  # `~name`, and no user of that name
@@ -59,6 +53,17 @@ def located(value: str | PathLike[str]) -> Path:
         raise UserError(
             f"{text!r} starts at the working directory, which is gone; valid: an absolute path"
         ) from error
+
+
+@cache  # a sweep reads the same places in every cell
+def _inside_package(text: str) -> Path:
+    """Return a path that begins with `pkg://`."""
+    name, _, place = text.removeprefix(IN_PACKAGE).partition("/")
+    spec = package_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"{text!r}: no package {name!r} is installed; valid: pkg://espalier/...")
+    # In the repository the folders of the package are links.
+    return (Path(spec.submodule_search_locations[0]) / place).resolve()
 
 
 def package_spec(name: str) -> ModuleSpec | None:

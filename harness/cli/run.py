@@ -185,7 +185,7 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         return 0
     waiting.say("loading torch")
     with join() as ranks:
-        code = run_on_cluster(command, ranks, waiting, dry)
+        code = run_on_cluster(command, settings, ranks, waiting, dry)
         if code is not None:
             return code
         notes = tell_once.cache_info().currsize
@@ -242,7 +242,9 @@ def print_listings(groups: Sequence[str], arguments: Sequence[str], waiting: Sta
             print(*(listing(group, refused, folders) for group in groups), sep="\n", end="")
 
 
-def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: bool) -> int | None:
+def run_on_cluster(
+    command: Command, settings: Sequence[CellSettings], ranks: Ranks, waiting: StatusLine, dry: bool
+) -> int | None:
     """Run the cells as jobs (`cluster=`), or print what there is to do (`--dry`); None if they are to run here."""
     # Only this way of running needs it: help and mistakes are printed without it.
     from espalier.harness.runs.cluster.resources import cluster_of
@@ -258,8 +260,8 @@ def run_on_cluster(command: Command, ranks: Ranks, waiting: StatusLine, dry: boo
     from espalier.harness.runs.cluster.dry_run import list_cells
 
     if dry:
-        return list_cells(cells_of(command, cluster), cluster, waiting)
-    return run_as_jobs(command, cluster, waiting)
+        return list_cells(cells_of(command, settings, cluster), cluster, waiting)
+    return run_as_jobs(command, settings, cluster, waiting)
 
 
 def rehearse_cells(arguments: Sequence[str], waiting: StatusLine) -> int:

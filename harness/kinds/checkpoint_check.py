@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,7 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         refuse("random weights", {"model": model})
         return
     if model.path is not None:
-        check_checkpoint(model.path, digests)
-        check_finite(model, model.path)
+        _once(digests, model, model.path, partial(check_checkpoint, model.path, digests))
         return
     folder = require_cached(model.name, model.hub or "", model.revision, offline)
     if folder is None:
@@ -65,8 +64,19 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
         from espalier.harness.specs.hub_files import checkpoint_folder
 
         folder = checkpoint_folder(model.hub or "", model.revision)
-    check_shards(folder, f"model.hub={model.hub!r}")
-    check_finite(model, folder)
+    _once(digests, model, folder, partial(check_shards, folder, f"model.hub={model.hub!r}"))
+
+
+def _once(
+    digests: Digests, model: ModelSpec, folder: Path, check_files: Callable[[], None]
+) -> None:
+    """Check the files of a checkpoint and their values, once a command."""
+
+    def check() -> None:
+        check_files()
+        check_finite(model, folder)
+
+    digests.once(("checked", folder, model.dtype, model.check_weights), check)
 
 
 def check_precision(model: Any) -> None:

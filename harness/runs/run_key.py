@@ -129,13 +129,16 @@ def key_parts(
     texts, modules = own_code({type(part) for part in (method, *identity.methods)})
     files = [_module_file(module, root) or file for module, file in modules.items()]
     entries = [path for path in (*files, *sources) if path.suffix == ".py"]
-    code = code_files([*entry_files(spec, method, root), *entries], root)
+    entries = [*entry_files(spec, method, root), *entries]
+    code = digests.once(
+        ("code", root, frozenset(entries)), lambda: sorted(code_files(entries, root).values())
+    )
     return {
         "key_version": KEY_VERSION,
         "cell": cell_of(spec),
         "settings": settings_of(spec, method, contents_of(spec, method, digests, artifacts)),
         "method_class": type(method).__qualname__,
-        "code": digest([sorted(code.values()), *texts]),
+        "code": digest([code, *texts]),
         "packages": {
             "python": platform.python_version(),
             **{name: installed_version(name) for name in [*PACKAGES, *unpackers]},

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.cell_settings import read_settings
 from espalier.harness.config.compose import Command, read_command
 from espalier.harness.config.group_lists import choices
 from espalier.harness.cost.budget import NOMINAL_TEXT
@@ -71,7 +72,9 @@ def cost(*argv: str) -> int:
 def planned(*argv: str) -> tuple[list[PlannedCell], list[str]]:
     command = composed(*argv)
     cluster = cluster_of(command.cells)
-    cells = [plan(cell, Digests(), Runner(), cluster) for cell in cells_of(command, cluster)]
+    settings = [read_settings(cell) for cell in command.cells]
+    planned = cells_of(command, settings, cluster)
+    cells = [plan(cell, Digests(), Runner(), cluster) for cell in planned]
     return cells, list(lines_of(cells, cluster))
 
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from espalier.harness.config import composer as composed
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.cell_settings import NOT_OF_A_RUN
+from espalier.harness.config.cell_settings import NOT_OF_A_RUN, CellSettings
 from espalier.harness.config.compose import Command
 from espalier.harness.errors import FOREIGN, StoreLost, first_words, tell_once
 from espalier.harness.paths import short_path
@@ -69,16 +69,18 @@ class ClusterCell:
     resources: Resources
 
 
-def cells_of(command: Command, cluster: ClusterSpec) -> list[ClusterCell]:
-    """Return the cells of a command, each with the device of its job's machine.
+def cells_of(
+    command: Command, settings: Sequence[CellSettings], cluster: ClusterSpec
+) -> list[ClusterCell]:
+    """Return the cells of a command, with their settings, each with the device of its job's machine.
 
     Raises:
         UserError: a value of a cell is wrong.
     """
     # Without GPUs a worker of this machine computes on its CPU, whatever the model requests.
     has_gpus, cells = not cluster.on_this_machine or bool(devices()), []
-    for config in command.cells:
-        spec = build_spec(config, folders=command.folders)
+    for config, values in zip(command.cells, settings, strict=True):
+        spec = build_spec(values, folders=command.folders)
         resources = resources_of(config, spec, cluster)
         gpus = resources.gpus if has_gpus else 0
         cells.append(ClusterCell(config, on_its_machine(config, spec, gpus), resources))
@@ -94,7 +96,9 @@ def job_groups(cells: Iterable[tuple[str, ClusterCell, D]], limit: int) -> list[
     return group_cells(list(first.values()), limit)
 
 
-def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> int:
+def run_as_jobs(
+    command: Command, settings: Sequence[CellSettings], cluster: ClusterSpec, waiting: StatusLine
+) -> int:
     """Run the cells of a command as jobs, wait for them, and print the output of a local sweep; return the exit code.
 
     Raises:
@@ -102,7 +106,7 @@ def run_as_jobs(command: Command, cluster: ClusterSpec, waiting: StatusLine) -> 
         StoreLost: the store cannot be written.
     """
     waiting.say("checking the cells")
-    cells = cells_of(command, cluster)
+    cells = cells_of(command, settings, cluster)
     runner = Runner(command.sweep, argv=command.argv, waiting=waiting, lines=command.lines)
     runner.admit([cell.spec for cell in cells])
     runner.announce()
