@@ -151,6 +151,12 @@ def dispatch(arguments: Sequence[str], waiting: StatusLine) -> int:
         return run_job_file(arguments, waiting)
     if REHEARSE in arguments:
         return rehearse_cells(arguments, waiting)
+    if arguments in (["-h"], ["--help"]):
+        waiting.clear()
+        if is_main_process():
+            with streams.output():
+                print(HELP, end="")
+        return 0
     dry, arguments = DRY in arguments, [text for text in arguments if text != DRY]
     downloads.set(not dry)
     # Imported here as all below: a line is printed before.

@@ -159,9 +159,10 @@ def test_the_rate_rule_takes_an_even_number_within_its_cap(
         assert abs(taken - total / fps * rate) < 2
 
 
-@pytest.mark.parametrize("total", [33, 100, 999, 5400])
-def test_rules_are_those_of_the_evaluations(total: int) -> None:
-    count = 32
+@pytest.mark.parametrize("total", [2, 33, 100, 999, 5400, 1_000_003])
+@pytest.mark.parametrize("count", [1, 2, 7, 32, 768])
+def test_rules_are_those_of_the_evaluations(total: int, count: int) -> None:
+    count = min(count, total - 1)
     assert rule_indices(total, count, "uniform") == tuple(
         np.linspace(0, total - 1, count, dtype=int)
     )
