@@ -17,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from espalier.harness.errors import UserError, foreign
+from espalier.harness.media import TRANSPARENCY
 from espalier.harness.media.frames import Clip, sample_frames
-from espalier.harness.media.images import TRANSPARENCY, open_image
+from espalier.harness.media.images import open_image
 from espalier.harness.models.chat_media import PARTS, Chat, check_turns, refuse_unused
 from espalier.harness.settings import Positive, choice, read_value
 from espalier.harness.specs.run_spec import ModelSpec

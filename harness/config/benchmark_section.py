@@ -15,7 +15,6 @@ from espalier.harness.settings import read_fields, read_section, read_value, set
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.generation import unescaped
 from espalier.harness.specs.records.data_file import check_address
-from espalier.harness.specs.records.own_data import read_records
 from espalier.harness.specs.records.record import RecordSettings, RecordTable, category_metric
 
 #: The name in conf/benchmark, to which that of the data is appended.
@@ -43,7 +42,12 @@ def completed(part: Mapping[str, Any]) -> tuple[dict[str, Any], RecordSettings]:
     section = {key: value for key, value in part.items() if key not in keys}
     check_address("benchmark.path", part["path"])
     path = None if part["path"] is None else read_value("benchmark.path", part["path"], Path)
-    table = None if path is None else read_records(path, settings)
+    table = None
+    if path is not None:
+        # Imports numpy and Pillow.
+        from espalier.harness.specs.records.own_data import read_records
+
+        table = read_records(path, settings)
     settings = replace(settings, score=(table.score if table else settings.score) or "exact")
     computed = {"task": f"{NAME}_{settings.score}", **_metrics(str(settings.score), table)}
     section |= {key: value for key, value in computed.items() if section[key] is None}

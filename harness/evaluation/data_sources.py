@@ -34,7 +34,8 @@ from espalier.harness.evaluation.upstream import (
     hub_home,
     image_opened,
 )
-from espalier.harness.media.images import TRANSPARENCY, WIDE, in_8_bits, open_image
+from espalier.harness.media import TRANSPARENCY
+from espalier.harness.media.images import WIDE, in_8_bits, open_image
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.records.record import category_metric
 from espalier.harness.store.files.dataset_copies import Copies, cache_folder

@@ -20,9 +20,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
 from espalier.harness.errors import UserError
-
-#: Values of `model.transparency`.
-TRANSPARENCY = ("drop", "white")
+from espalier.harness.media import TRANSPARENCY
 
 # Pillow's modes with more than 8 bits per channel; its conversion to RGB clips them at 255.
 WIDE = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")

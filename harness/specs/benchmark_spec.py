@@ -29,7 +29,6 @@ from espalier.harness.settings import (
     table,
 )
 from espalier.harness.specs.records.data_file import VALID
-from espalier.harness.specs.records.own_data import read_records
 from espalier.harness.specs.records.record import RecordSettings, RecordTable
 
 #: `benchmark.kind`.
@@ -219,4 +218,7 @@ class BenchmarkSpec:
             raise UserError(
                 f"benchmark.path=null: benchmark={self.name} needs data; valid: {VALID}"
             )
+        # Imports numpy and Pillow.
+        from espalier.harness.specs.records.own_data import read_records
+
         return read_records(self.path, self.records)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.cost.meters import Metered
 from espalier.harness.errors import NotCached, Refused, UserError
+from espalier.harness.media import TRANSPARENCY
 from espalier.harness.media import frame_rules as rules
-from espalier.harness.media.images import TRANSPARENCY
 from espalier.harness.settings import (
     ANY_ENGINE,
     BY_METHOD,
