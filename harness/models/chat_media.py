@@ -10,8 +10,8 @@ from typing import Any
 from PIL.Image import Image
 
 from espalier.harness.errors import UserError, brief
-from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media import TRANSPARENCY
+from espalier.harness.media.frames import Clip, sample_frames
 from espalier.harness.media.images import open_image
 from espalier.harness.settings import choice
 from espalier.harness.specs.run_spec import VideoSpec
