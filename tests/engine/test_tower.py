@@ -271,8 +271,7 @@ def test_a_picture_draws_by_its_row_and_its_place_in_it() -> None:
     run = object.__new__(TowerPlanner)
     run._owners = ImageOwners([0, 1, 1, 2], [4] * 4, torch.ones(4, 4, dtype=torch.bool))
     run._generators_of = lambda pictures, site: [(*picture, site) for picture in pictures]
-    drawn = [run._generator(picture, 5) for picture in range(4)]
-    assert drawn == [(0, 0, 5), (1, 0, 5), (1, 1, 5), (2, 0, 5)]
+    assert run._generators(range(4), 5) == [(0, 0, 5), (1, 0, 5), (1, 1, 5), (2, 0, 5)]
 
 
 @pytest.mark.parametrize("count", [2, 3])
