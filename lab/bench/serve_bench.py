@@ -6,10 +6,11 @@
       --frames 8 backend.pruning=espalier,vllm
 
 Each engine life has one method; lives of the unpruned model and of every method take turns, and the order changes each
-time. In a life, at most `--in-flight` requests are in flight (closed loop), one number after another, `--requests` in
-all or, where that is not enough, one burst of that number; then requests arrive by a Poisson process (open loop) at
-`--load` times the requests a second that the first unpruned life reached. Each request has a picture of its own, or a
-video of `--frames` frames, and each answer `--tokens` tokens.
+time. In a life, first 1 and then each number of `--in-flight` requests are in flight (closed loop), and each answer is
+followed by the next request at once: ten for each in flight, at least `--requests`. Rates and times leave out ramp-up
+(the first answers, as many as are in flight) and drain (after the last request is sent). Then requests arrive by a
+Poisson process (open loop) for `--seconds`, at `--load` times the requests a second that the first unpruned life
+reached. Each request has a picture of its own, or a video of `--frames` frames, and each answer `--tokens` tokens.
 
 Goodput is the largest tested rate at which 90 % of the requests get their first token within `--limit` milliseconds.
 
@@ -19,6 +20,7 @@ Everything else is a config override as for `espalier run`.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,8 +33,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
+from scipy import stats
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
@@ -51,7 +55,9 @@ from espalier.harness.specs.run_spec import PRUNERS
 from espalier.harness.stats import Interval, ratio_interval
 from espalier.harness.store.files import durable
 from espalier.methods.base import TokenReducer
+from espalier.serve.load import Load
 from espalier.serve.setting import Setting
+from lab.bench.load_clients import steady
 
 if TYPE_CHECKING:
     from espalier.harness.runs.served.served_session import ServedPrompt
@@ -69,8 +75,14 @@ NARROW = (
 #: Of the videos.
 FRAMES_A_SECOND = 2.0
 
-#: Share of requests that must be in time; limit in multiples of the unpruned model's at the fewest in flight.
+#: Share of requests that must be in time; limit in multiples of the unpruned model's with 1 in flight.
 IN_TIME, PATIENCE = 0.9, 4.0
+
+#: Requests of a closed loop for each in flight, at least.
+ROUNDS = 10
+
+#: Requests from which a 99th percentile is more than its slowest few, and lives from which an interval is shown.
+MANY, FEWEST_LIVES = 500, 3
 
 
 @dataclass(frozen=True)
@@ -93,65 +105,80 @@ class Loads:
     """The loads of every life; those of the open loop follow from the first life.
 
     Attributes:
-        in_flight: numbers of requests at a time.
+        in_flight: numbers of requests at a time; 1 is always among them.
         shares: rates as shares of the largest rate of the first life.
-        requests: fewest requests of a load.
+        requests: fewest requests of a closed loop.
+        seconds: of arrivals in an open loop, at least.
         tokens: of an answer.
-        limit: seconds to the first token that count as in time; None: PATIENCE times the unpruned model's at the
-            fewest in flight.
+        limit: seconds to the first token that count as in time; None: PATIENCE times the unpruned model's with 1 in
+            flight.
         rates: arrivals a second.
     """
 
     in_flight: Sequence[int]
     shares: Sequence[float]
     requests: int
+    seconds: float
     tokens: int
     limit: float | None = None
     rates: list[float] = field(default_factory=list)
 
     def closed(self) -> Iterator[dict[str, Any]]:
-        """Yield the loads with a number of requests in flight; as many as there are requests start at once."""
-        for number in self.in_flight:
-            yield {"in_flight": number, "requests": max(self.requests, number)}
+        """Yield the loads with a number of requests in flight."""
+        for number in sorted({1, *self.in_flight}):
+            yield {"in_flight": number, "requests": max(self.requests, ROUNDS * number)}
 
-    def open(self) -> Iterator[dict[str, Any]]:
-        """Yield the loads with a rate of arrivals."""
-        for rate in self.rates:
-            yield {"rate": rate, "requests": self.requests}
+    def arrivals(self, load: Mapping[str, Any]) -> int:
+        """Return the number of requests with which a load's arrivals last long enough."""
+        number = math.ceil(load["rate"] * self.seconds)
+        while Load(**load, requests=number).arrivals()[-1] < self.seconds:
+            number += 1
+        return number
 
     def settle(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take rates and limit from the rows of the first life, unless they are known."""
+        """Take rates and limit from the closed loops of the first life, unless they are known."""
         if not self.rates:
             capacity = max(row["requests_per_second"] for row in rows)
             self.rates = [share * capacity for share in self.shares]
         if self.limit is None:
-            lightest = min(rows, key=lambda row: row["in_flight"])
-            self.limit = PATIENCE * lightest["first_ms"] / 1e3
+            self.limit = PATIENCE * rows[0]["first_ms"] / 1e3
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the table and the sentence, and write rows and picture; return 2 for bad input, else 0."""
+    """Measure, print the table and the sentence, and write rows, those of each life at its end, and the picture.
+
+    Returns 2 for bad input, else 0.
+    """
     options, overrides = _options(argv)
     go_offline()
     sides, folder, frames = _sides(options, overrides), options.write, options.frames
-    loads = Loads(options.in_flight, options.load, options.requests, options.tokens, options.limit)
+    loads = Loads(
+        options.in_flight,
+        options.load,
+        options.requests,
+        options.seconds,
+        options.tokens,
+        options.limit,
+    )
+    spec, rows = sides[0].spec, pd.DataFrame()
+    path = folder / (f"serve_{spec.model.name}" + (f"_{frames}_frames" if frames else ""))
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        rows = measure(sides, loads, options.lives, frames)
+        for life in measure(sides, loads, options.lives, frames):
+            rows = pd.concat([rows, pd.DataFrame(life)])
+            durable.replace(path.with_suffix(".csv"), rows.to_csv(index=False).encode())
     except EngineEnded as error:
         return print_error(error)
-    spec = sides[0].spec
-    devices = device_name(spec.model.device)
-    name = f"serve_{spec.model.name}" + (f"_{frames}_frames" if frames else "")
-    lines = write(pd.DataFrame(rows), folder / name, devices)
+    lines = write(rows, path, device_name(spec.model.device))
     Console(soft_wrap=True).print("\n".join(lines), markup=False, highlight=False)
     return 0
 
 
 def measure(
     sides: Sequence[Side], loads: Loads, lives: int, frames: int | None = None
-) -> list[dict[str, Any]]:
-    """Return a row for each life and load, of videos with so many frames or, without, of pictures.
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield a row for each load, life by life, of videos with so many frames or, without, of pictures.
 
     Raises:
         UserError: the engine refuses the model or a method.
@@ -168,20 +195,18 @@ def measure(
         medium = {"type": "video", "video": blank_clip(frames)}
     chat = [{"role": "user", "content": [medium, {"type": "text", "text": words(QUESTION)}]}]
     prompt: ServedPrompt = served_prompt(adapter, chat)
-    rows: list[dict[str, Any]] = []
     with TemporaryDirectory(prefix="espalier-engine-") as place:
         folder = model_folder(Path(place) / "model", spec.model, adapter)
         configuration = adapter.model.config
         assert spec.backend.python is not None  # checked
         code = code_folder(Path(place) / "code")
-        with closing(EngineProcess(spec.backend.python, code, "load")) as engine:
+        with closing(EngineProcess(spec.backend.python, code, "lab.bench.load_clients")) as engine:
             for life in range(lives):
                 # The unpruned model goes first in the first life, which the rates come from.
                 for side in sides[:: -1 if life % 2 else 1]:
                     values = side.setting.values
                     engine.load(engine_arguments(side.spec, folder, configuration, values))
-                    rows += _life(engine, side, life, prompt, loads)
-    return rows
+                    yield _life(engine, side, life, prompt, loads)
 
 
 def blank_clip(frames: int) -> Clip:
@@ -209,8 +234,10 @@ def _life(
     head = {"prompt": prompt.ids, "edge": EDGE, "tokens": loads.tokens}
     head["video"] = video = prompt.media[0].get("metadata")
 
-    def row(load: Mapping[str, Any]) -> dict[str, Any]:
-        reply = engine.exchange({"load": {**head, **load, "first": next(numbers)}})
+    def row(load: Mapping[str, Any], limit: float | None = None) -> dict[str, Any]:
+        load = {**head, **load, "first": next(numbers)}
+        requests = load.get("requests") or loads.arrivals(load)
+        reply = engine.exchange({"load": {**load, "requests": requests}})
         return {
             "model": side.spec.model.name,
             "method": side.name,
@@ -219,56 +246,75 @@ def _life(
             "frames": None if video is None else len(video["frames_indices"]),
             "in_flight": load.get("in_flight"),
             "rate": load.get("rate"),
-            **summary(reply, prompt.text + sum(counts), loads.limit),
+            **summary(reply, prompt.text + sum(counts), load.get("in_flight"), limit),
         }
 
-    row({"in_flight": 2, "requests": 4})  # warm-up
+    row({"in_flight": 2, "requests": 2 * ROUNDS})  # warm-up
     rows = [row(load) for load in loads.closed()]
     loads.settle(rows)
-    rows += [row(load) for load in loads.open()]
+    rows += [row({"rate": rate}, loads.limit) for rate in loads.rates]
     for entry in rows:
         line = {name: entry[name] for name in ("method", "life", "in_flight", "rate", "first_ms")}
         print(" ".join(f"{name}={value}" for name, value in line.items()), file=sys.stderr)
     return rows
 
 
-def summary(reply: Mapping[str, Any], prompt: int, limit: float | None) -> dict[str, Any]:
+def summary(
+    reply: Mapping[str, Any], prompt: int, in_flight: int | None, limit: float | None
+) -> dict[str, Any]:
     """Return the figures of a load.
 
+    Times are those of the answers between ramp-up and drain; in an open loop of all answers, since the slowest are the
+    last ones. Cache, encoder and other programs are those of the whole load.
+
     Args:
-        reply: of `espalier.serve.load`.
+        reply: of `lab.bench.load_clients`.
         prompt: tokens that each prompt must have.
+        in_flight: requests at a time; None: an open loop.
         limit: seconds to the first token that count as in time.
 
     Raises:
         UserError: the engine read another number of tokens.
     """
-    requests, seconds = reply["requests"], reply["seconds"]
+    requests, selection = reply["requests"], reply["selection"]
     lengths = {entry["prompt"] for entry in requests}
     if lengths != {prompt}:
         raise UserError(f"backend=vllm read prompts of {lengths} tokens; expected: {prompt}")
-    first = np.array([entry["first"] for entry in requests])
-    end = np.array([entry["end"] for entry in requests])
-    gaps = np.concatenate([entry["gaps"] for entry in requests])
-    count = len(requests)
+    kept, begin, last = steady(requests, in_flight)
+    timed = kept if in_flight else requests
+    first = np.array([entry["first"] for entry in timed])
+    end = np.array([entry["end"] for entry in timed])
+    gaps = np.concatenate([entry["gaps"] for entry in timed])
+    inside = sum(
+        min(entry["sent"] + entry["end"], last) - max(entry["sent"], begin)
+        for entry in requests
+        if entry["sent"] + entry["end"] > begin
+    )
+
+    def tail(values: NDArray[np.float64]) -> float:
+        return 1e3 * float(np.quantile(values, 0.99)) if len(timed) >= MANY else math.nan
+
+    count, seconds = len(requests), last - begin
     return {
         "requests": count,
+        "timed": len(timed),
         "seconds": seconds,
+        "mean_in_flight": inside / seconds,
         "prompt_tokens": prompt,
         "first_ms": 1e3 * float(np.median(first)),
-        "first_p99_ms": 1e3 * float(np.quantile(first, 0.99)),
-        "gap_ms": 1e3 * fmean(gaps) if len(gaps) else None,
-        "gap_p99_ms": 1e3 * float(np.quantile(gaps, 0.99)) if len(gaps) else None,
+        "first_p99_ms": tail(first),
+        "gap_ms": 1e3 * fmean(gaps) if len(gaps) else math.nan,
         "end_ms": 1e3 * float(np.median(end)),
-        "end_p99_ms": 1e3 * float(np.quantile(end, 0.99)),
-        "requests_per_second": count / seconds,
-        "tokens_per_second": (count + len(gaps)) / seconds,
+        "end_p99_ms": tail(end),
+        "requests_per_second": len(kept) / seconds,
         "blocks_mean": reply["blocks"]["mean"],
         "blocks_peak": reply["blocks"]["peak"],
         "encoder_ms": 1e3 * reply["encoder"] / count,
-        "selection_ms": None if reply["selection"] is None else 1e3 * reply["selection"] / count,
-        "in_time": None if limit is None else float((first <= limit).mean()),
-        "limit_ms": None if limit is None else 1e3 * limit,
+        "selection_ms": math.nan if selection is None else 1e3 * selection / count,
+        "in_time": math.nan if limit is None else float((first <= limit).mean()),
+        "limit_ms": math.nan if limit is None else 1e3 * limit,
+        "others": reply["others"],
+        "load_average": reply["load_average"],
     }
 
 
@@ -340,7 +386,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--in-flight": {
         "type": _numbers(int),
         "default": [1, 4, 16, 64],
-        "help": "default: 1,4,16,64",
+        "help": "default: 1,4,16,64; 1 is always measured",
     },
     "--load": {
         "type": _numbers(float),
@@ -350,12 +396,17 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "--lives": {
         "type": _numbers(int, True),
         "default": 3,
-        "help": "engine lives of each side; default: 3",
+        "help": "engine lives of each side; default: 3, and fewer give no intervals",
     },
     "--requests": {
         "type": _numbers(int, True),
-        "default": 32,
-        "help": "fewest of a load; default: 32",
+        "default": 100,
+        "help": "fewest of a closed loop; default: 100",
+    },
+    "--seconds": {
+        "type": _numbers(float, True),
+        "default": 60.0,
+        "help": "of arrivals at each rate; default: 60",
     },
     "--tokens": {"type": _numbers(int, True), "default": 16, "help": "of each answer; default: 16"},
     "--frames": {
@@ -364,7 +415,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "--limit": {
         "type": _numbers(float, True),
-        "help": "ms; default: 4 times the unpruned model's at the fewest in flight",
+        "help": "ms; default: 4 times the unpruned model's with 1 in flight",
     },
     "--narrow": {"action": "store_true", "help": "random weights in few and narrow layers"},
     "--write": {
@@ -378,9 +429,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 #: Name of the unpruned model in rows.
 PLAIN = "none"
 
-#: Requests of a load from which a 99th percentile is more than its slowest requests.
-MANY = 100
-
 #: What is compared: column, title, and whether more is better.
 COMPARED = (
     ("first_ms", "first token", False),
@@ -388,10 +436,18 @@ COMPARED = (
     ("requests_per_second", "requests a second", True),
 )
 
+#: Of an interval of gains: below 1, around it, above it.
+VERDICTS = ("slower", "no difference shown", "faster")
+
+#: Columns about other programs on the machine.
+BESIDE = ("others", "load_average")
+
 #: Columns of the table, and how they are printed.
 SHOWN = {
+    "timed": ("requests timed", "{:.0f}"),
+    "mean_in_flight": ("in flight", "{:.1f}"),
     "first_ms": ("first token, ms", "{:.0f}"),
-    "first_p99_ms": ("99 %", "{:.0f}"),
+    "first_p99_ms": (f"99 % (from {MANY} requests)", "{:.0f}"),
     "gap_ms": ("between tokens, ms", "{:.1f}"),
     "end_ms": ("answer, ms", "{:.0f}"),
     "requests_per_second": ("requests/s", "{:.2f}"),
@@ -402,7 +458,7 @@ SHOWN = {
 
 
 def write(rows: pd.DataFrame, path: Path, device: str) -> list[str]:
-    """Write `<path>.csv`, `.md`, `.png` and `.svg`; return the lines of the page.
+    """Write `<path>.md`, `.png` and `.svg`; return the lines of the page.
 
     Args:
         rows: one for each life and load.
@@ -413,38 +469,50 @@ def write(rows: pd.DataFrame, path: Path, device: str) -> list[str]:
         StoreLost: the disk is full or cannot be written.
     """
     lines = page(rows, device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    durable.replace(path.with_suffix(".csv"), rows.to_csv(index=False).encode())
     durable.replace(path.with_suffix(".md"), ("\n".join(lines) + "\n").encode())
     save(picture(rows, device), path)
     return lines
 
 
 def page(rows: pd.DataFrame, device: str) -> list[str]:
-    """Return the sentences and the table, in Markdown."""
-    lives = rows.life.nunique()
-    spread = "; gains with 95 % intervals over pairs of lives" if lives > 1 else ""
-    lines = [
-        f"{subject(rows)} in vLLM on {device}, {engine_lives(lives)} of each, medians of a "
-        f"load, means over lives{spread}.",
-        "",
-    ]
+    """Return the sentences and the table, in Markdown; cells without a figure are empty."""
+    lines = [f"{subject(rows)} in vLLM on {device}, {conditions(rows)}.", ""]
     lines += [f"- {sentence(rows, method)}" for method in methods(rows)]
-    heads = ["load", "method", *(title for title, _ in SHOWN.values())]
-    lines += ["", f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * len(SHOWN)}"]
+    heads = ["load", "method", *(title for title, _ in SHOWN.values()), "in time"]
+    lines += ["", f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(SHOWN) + 1)}"]
     for load, part in _by_load(rows):
         for method in (PLAIN, *methods(rows)):
             figures = part[part.method == method]
-            means = figures.mean(numeric_only=True)
-            means["share"] = figures.selection_ms.sum() / max(figures.encoder_ms.sum(), 1e-9)
-            if figures.selection_ms.isna().any():
-                means["share"] = None  # vLLM does not time its own
-            if figures.requests.min() < MANY:
-                means["first_p99_ms"] = None
-            values = {name: (means[name], form) for name, (_, form) in SHOWN.items()}
-            cells = ["-" if pd.isna(v) else form.format(v) for v, form in values.values()]
+            means = figures.mean(numeric_only=True, skipna=False)
+            means["share"] = means.selection_ms / max(means.encoder_ms, 1e-9)
+            cells = [
+                "" if pd.isna(means[name]) else form.format(means[name])
+                for name, (_, form) in SHOWN.items()
+            ]
+            cells.append(in_words(in_time(figures)) if figures.rate.notna().all() else "")
             lines.append(f"| {load} | `{method}` | {' | '.join(cells)} |")
     return lines
+
+
+def conditions(rows: pd.DataFrame) -> str:
+    """Return how the rows were measured: lives, loads, and what else ran on the machine."""
+    lives = rows.life.nunique()
+    parts = [
+        f"{lives} engine {'life' if lives == 1 else 'lives'} of each in turns, medians of a load, means over lives",
+        f"closed loops of at least {ROUNDS} requests for each in flight, without ramp-up and drain",
+    ]
+    open_loop = rows[rows.rate.notna()]
+    if len(open_loop):
+        parts.append(
+            f"Poisson arrivals for at least {math.floor(open_loop.seconds.min())} s a rate"
+        )
+    if lives >= FEWEST_LIVES:
+        parts.append("in brackets 95 % intervals over lives")
+    busy, average = (f"{rows[name].min():.1f} to {rows[name].max():.1f}" for name in BESIDE)
+    parts.append(
+        f"other programs kept {busy} processors busy (load average with the engine's own: {average})"
+    )
+    return "; ".join(parts)
 
 
 def subject(rows: pd.DataFrame) -> str:
@@ -454,60 +522,52 @@ def subject(rows: pd.DataFrame) -> str:
 
 
 def sentence(rows: pd.DataFrame, method: str) -> str:
-    """Return a method's gains at the smallest and largest closed load, what gets worse, its price, and goodputs."""
+    """Return what speaks against a method, then what is open, then what speaks for it.
+
+    Gains are those with 1 and with most requests in flight, losses those of every closed loop.
+    """
     closed = rows[rows.in_flight.notna()]
-    ends = sorted({closed.in_flight.min(), closed.in_flight.max()})
-    loads = [closed[closed.in_flight == number] for number in ends]
-    gains = {
-        title: [gain(part, method, column, rising) for part in loads]
-        for column, title, rising in COMPARED
-    }
-    names = [load_name(part) for part in loads]
-    tokens = " and ".join(
-        f"{rows[rows.method == name].prompt_tokens.iloc[0]:,}" for name in (PLAIN, method)
+    verdicts: dict[str, list[str]] = {name: [] for name in VERDICTS}
+    for number, part in closed.groupby("in_flight"):
+        intervals = {
+            title: gain(part, method, column, rising) for column, title, rising in COMPARED
+        }
+        for name, texts in verdicts.items():
+            factors = [
+                f"{title} {in_words(interval, 'x')}"
+                for title, interval in intervals.items()
+                if verdict(interval) == name
+            ]
+            if factors and (name == VERDICTS[0] or number in (1, closed.in_flight.max())):
+                texts.append(f"with {number:.0f} in flight {', '.join(factors)}")
+    slower, same, faster = (
+        [f"{name} {', '.join(texts)}"] if texts else [] for name, texts in verdicts.items()
     )
-    parts = [
-        f"`{method}` at {rows[rows.method == method].ratio.iloc[0]:g} (prompts of {tokens} tokens), "
-        f"{' and '.join(names)}: "
-        + ", ".join(f"{title} {' and '.join(map(factor, gains[title]))}" for title in gains)
-    ]
-    worse = [
-        f"{title}, {name}"
-        for title, intervals in gains.items()
-        for name, interval in zip(names, intervals, strict=True)
-        if upper_end(interval) < 1
-    ]
-    if worse:
-        parts.append(f"slower than unpruned: {'; '.join(worse)}")
     shares = selection_shares(rows[rows.method == method])
     if len(shares):
         low, high = f"{100 * shares.min():.0f}", f"{100 * shares.max():.0f}"
-        parts.append(
-            f"choosing takes {low if low == high else f'{low} to {high}'} % of the encoder's time"
-        )
+        share = low if low == high else f"{low} to {high}"
+        slower.append(f"choosing takes {share} % of the encoder's time")
     if rows.rate.notna().any():
-        limit = rows.limit_ms.dropna().iloc[0]
-        rates = " against ".join(goodput(rows, name) for name in (method, PLAIN))
-        parts.append(f"goodput within {limit:.0f} ms: {rates} requests a second")
-    return "; ".join(parts) + "."
+        (ours, rate), (theirs, plain_rate) = (goodput(rows, name) for name in (method, PLAIN))
+        text = f"goodput within {rows.limit_ms.max():.0f} ms {rate} against {plain_rate} requests a second"
+        (slower if ours < theirs else faster).append(text)
+    tokens = " and ".join(
+        f"{rows[rows.method == name].prompt_tokens.iloc[0]:,}" for name in (PLAIN, method)
+    )
+    ratio = rows[rows.method == method].ratio.iloc[0]
+    head = f"`{method}` at {ratio:g} (prompts of {tokens} tokens): "
+    return head + "; ".join([*slower, *same, *faster]) + "."
 
 
-def load_name(part: pd.DataFrame) -> str:
-    """Return what a closed load is by its rows: no request of a burst takes the place of one that has ended."""
-    number, requests = part.in_flight.iloc[0], part.requests.min()
-    if is_burst(part):
-        return f"a burst of {requests:.0f}"
-    return f"{requests:.0f} requests with {number:.0f} in flight"
-
-
-def is_burst(part: pd.DataFrame) -> bool:
-    """Return whether all requests of a closed load start at once."""
-    return bool(part.requests.min() <= part.in_flight.iloc[0])
-
-
-def upper_end(interval: Interval) -> float:
-    """Return the upper end of an interval, or the value of a single pair, which has no interval."""
-    return interval.value if interval.high != interval.high else interval.high
+def verdict(interval: Interval) -> str:
+    """Return on which side of 1 an interval lies, or the value of a few lives, which has none."""
+    low, high = (
+        (interval.value, interval.value)
+        if math.isnan(interval.low)
+        else (interval.low, interval.high)
+    )
+    return VERDICTS[0 if high < 1 else 2 if low > 1 else 1]
 
 
 def selection_shares(rows: pd.DataFrame) -> pd.Series:
@@ -517,47 +577,56 @@ def selection_shares(rows: pd.DataFrame) -> pd.Series:
     return sums.selection_ms / sums.encoder_ms
 
 
-def engine_lives(number: int) -> str:
-    """Return a number of engine lives in words."""
-    return f"{number} engine {'life' if number == 1 else 'lives'}"
-
-
 def gain(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Interval:
     """Return how many times better a method is than the unpruned model at one load, over pairs of lives."""
     plain, reduced = (
         rows[rows.method == name].sort_values("life")[column].to_numpy() for name in (PLAIN, method)
     )
-    return ratio_interval(reduced, plain) if rising else ratio_interval(plain, reduced)
+    interval = ratio_interval(reduced, plain) if rising else ratio_interval(plain, reduced)
+    if len(plain) < FEWEST_LIVES:
+        return Interval(interval.value, math.nan, math.nan)
+    return interval
 
 
-def goodput(rows: pd.DataFrame, method: str) -> str:
-    """Return the largest rate with enough requests in time, over lives.
+def goodput(rows: pd.DataFrame, method: str) -> tuple[float, str]:
+    """Return the largest tested rate with enough requests in time, 0 if there is none, and its text.
 
-    `below` where even the smallest tested rate is too much, `at least` where no tested rate is.
+    The ends are the largest rates with enough requests at the lower and at the upper end of their share.
     """
     open_loop = rows[rows.rate.notna() & (rows.method == method)]
-    best, passed = [], 0
-    for _, life in open_loop.groupby("life"):
-        rate = 0.0
-        for row in life.sort_values("rate").itertuples():
-            if row.in_time < IN_TIME:
-                break
-            rate = float(row.rate)
-        else:
-            passed += 1
-        best.append(rate)
-    low, high = (
-        f"{rate:.2f}" if rate else f"below {open_loop.rate.min():.2f}"
-        for rate in (min(best), max(best))
+    shares = {float(rate): in_time(part) for rate, part in open_loop.groupby("rate")}
+    value, low, high = (
+        max((rate for rate, share in shares.items() if getattr(share, end) >= IN_TIME), default=0.0)
+        for end in ("value", "low", "high")
     )
-    spread = low if low == high else f"{low} to {high}"
-    return f"at least {spread}" if passed == len(best) else spread
+    few = open_loop.life.nunique() < FEWEST_LIVES
+    text = in_words(Interval(value, math.nan, math.nan) if few else Interval(value, low, high))
+    if not value:
+        return value, f"below {min(shares):.2f}{text[4:]}"
+    return value, f"at least {text}" if value == max(shares) else text
 
 
-def factor(interval: Interval) -> str:
-    """Return a factor with its interval; a single pair has none."""
-    ends = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval.low == interval.low else ""
-    return f"{interval.value:.2f}x{ends}"
+def in_time(rows: pd.DataFrame) -> Interval:
+    """Return the share of requests in time at one rate, mean over lives.
+
+    The interval is the wider one of Student's over lives and Wilson's of the count of one life. Requests of a queue
+    depend on each other, so that the second one alone is too narrow.
+    """
+    shares, lives = rows.in_time, len(rows)
+    mean = float(shares.mean())
+    if lives < FEWEST_LIVES:
+        return Interval(mean, math.nan, math.nan)
+    count = int(rows.timed.min())
+    ends = stats.binomtest(round(mean * count), count).proportion_ci(method="wilson")
+    half = float(stats.t.ppf(0.975, lives - 1) * shares.std()) / math.sqrt(lives)
+    low, high = min(ends.low, max(mean - half, 0)), max(ends.high, min(mean + half, 1))
+    return Interval(mean, float(low), float(high))
+
+
+def in_words(interval: Interval, unit: str = "") -> str:
+    """Return a figure with its interval, two decimals each; a few lives have none."""
+    ends = "" if math.isnan(interval.low) else f" [{interval.low:.2f}, {interval.high:.2f}]"
+    return f"{interval.value:.2f}{unit}{ends}"
 
 
 def methods(rows: pd.DataFrame) -> list[str]:
@@ -607,22 +676,13 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
             )
         )
     title = f"{subject(rows)} in vLLM: gain against load"
-    lives = rows.life.nunique()
-    spread = ", 95 % intervals over pairs of lives" if lives > 1 else ""
-    bursts = [part.in_flight.iloc[0] for _, part in closed.groupby("in_flight") if is_burst(part)]
-    burst = (
-        f" {', '.join(f'{number:.0f}' for number in bursts)} in flight: one burst."
-        if bursts
-        else ""
-    )
-    foot = f"{device}; {engine_lives(lives)} of each in turns{spread}.{burst}"
-    return draw(plots, title, foot)
+    return draw(plots, title, f"{device}; {conditions(rows)}.")
 
 
 def _gains(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Iterator[Spot]:
     for number, part in rows.groupby("in_flight"):
         interval = gain(part, method, column, rising)
-        ends = (interval.low, interval.high) if interval.low == interval.low else (None, None)
+        ends = (None, None) if math.isnan(interval.low) else (interval.low, interval.high)
         yield Spot(float(number), interval.value, *ends)
 
 
@@ -633,8 +693,8 @@ def _waits(rows: pd.DataFrame, method: str) -> Iterator[Spot]:
 
 
 def _by_load(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for _, part in rows[rows.in_flight.notna()].groupby("in_flight"):
-        yield load_name(part), part
+    for number, part in rows[rows.in_flight.notna()].groupby("in_flight"):
+        yield f"{number:.0f} in flight", part
     for rate, part in rows[rows.rate.notna()].groupby("rate"):
         yield f"{rate:.2f} a second", part
 

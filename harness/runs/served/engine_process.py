@@ -53,13 +53,13 @@ class EngineProcess:
     Args:
         python: interpreter of its environment.
         code: folder for PYTHONPATH.
-        module: of `espalier.serve`, which answers the lines.
+        module: name of the one that answers the lines.
     """
 
-    def __init__(self, python: Path, code: Path, module: str = "child") -> None:
+    def __init__(self, python: Path, code: Path, module: str = "espalier.serve.child") -> None:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._child = subprocess.Popen(
-            [str(python), "-m", f"espalier.serve.{module}"],
+            [str(python), "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
