@@ -238,7 +238,8 @@ def _life(
         load = {**head, **load, "first": next(numbers)}
         requests = load.get("requests") or loads.arrivals(load)
         reply = engine.exchange({"load": {**load, "requests": requests}})
-        return {
+        figures = summary(reply, prompt.text + sum(counts), load.get("in_flight"), limit)
+        entry = {
             "model": side.spec.model.name,
             "method": side.name,
             "ratio": side.setting.ratio,
@@ -246,16 +247,16 @@ def _life(
             "frames": None if video is None else len(video["frames_indices"]),
             "in_flight": load.get("in_flight"),
             "rate": load.get("rate"),
-            **summary(reply, prompt.text + sum(counts), load.get("in_flight"), limit),
+            **figures,
         }
+        line = {name: entry[name] for name in ("method", "life", "in_flight", "rate", "first_ms")}
+        print(" ".join(f"{name}={value}" for name, value in line.items()), file=sys.stderr)
+        return entry
 
     row({"in_flight": 2, "requests": 2 * ROUNDS})  # warm-up
     rows = [row(load) for load in loads.closed()]
     loads.settle(rows)
     rows += [row({"rate": rate}, loads.limit) for rate in loads.rates]
-    for entry in rows:
-        line = {name: entry[name] for name in ("method", "life", "in_flight", "rate", "first_ms")}
-        print(" ".join(f"{name}={value}" for name, value in line.items()), file=sys.stderr)
     return rows
 
 
