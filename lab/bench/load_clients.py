@@ -1,9 +1,11 @@
-"""The engine under load that notes when requests are sent, and the same loops over HTTP beside vLLM's own client.
+"""The engine under load that notes when requests are sent; and the same loops over HTTP beside vLLM's own client.
 
-    PYTHONPATH=. /envs/vllm/bin/python -m lab.bench.load_clients compare harness/seedling/weights/seedling
+It runs in vLLM's environment. Without arguments it is the child process of `lab.bench.serve_bench`; with the address of
+a running server and its model, both clients send the same requests in turns, first in a closed loop, then as a Poisson
+process, and the medians of both are printed. A server without caches does the same work for both:
 
-It runs in vLLM's environment. Without `compare` it is the child process of `lab.bench.serve_bench`. With it, both
-clients send the same requests to one server in turns: a closed loop, then a Poisson process of the same rate.
+    vllm serve MODEL --no-enable-prefix-caching --mm-processor-cache-gb 0
+    PYTHONPATH=. python -m lab.bench.load_clients http://localhost:8000 MODEL
 """
 
 from __future__ import annotations
@@ -14,24 +16,22 @@ import base64
 import io
 import json
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from espalier.serve.child import main
 from espalier.serve.load import Load, LoadEngine
 
-QUESTION = "what is shown in this picture"
+#: Requests of the comparison: words, pixels along an edge of the picture, and tokens of an answer.
+QUESTION, EDGE, TOKENS = "what is shown in this picture", 384, 16
 
-#: Caches would answer the second client's requests, which are those of the first.
-UNCACHED = ("--no-enable-prefix-caching", "--mm-processor-cache-gb", "0")
+#: Arrivals of the comparison as a share of the closed loop's requests a second.
+SHARE = 0.7
 
 
 class TimedEngine(LoadEngine):
@@ -123,21 +123,24 @@ def pictures(load: Load) -> list[dict[str, Any]]:
     return parts
 
 
-async def ours(url: str, model: str, load: Load) -> list[dict[str, Any]]:
+async def ours(
+    url: str, model: str, load: Load
+) -> tuple[list[dict[str, Any]], Mapping[str, float]]:
     """Return the entries of this package's loops."""
     import aiohttp
 
     engine, media = TimedEngine.__new__(TimedEngine), pictures(load)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         engine._engine, engine._sent = HttpEngine(url, model, session), 0
         if load.rate is None:
-            return await engine._closed(load, media)
-        return await engine._open_loop(load, media, perf_counter())
+            return await engine._closed(load, media), {}
+        return await engine._open_loop(load, media, perf_counter()), {}
 
 
-async def theirs(url: str, model: str, load: Load) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the entries of vLLM's client, and the figures that it prints."""
+async def theirs(
+    url: str, model: str, load: Load
+) -> tuple[list[dict[str, Any]], Mapping[str, float]]:
+    """Return the entries of vLLM's client, and the figures that it states itself."""
     from vllm.benchmarks.datasets import SampleRequest
     from vllm.benchmarks.serve import TaskType, benchmark
     from vllm.tokenizers import get_tokenizer
@@ -170,13 +173,19 @@ async def theirs(url: str, model: str, load: Load) -> tuple[list[dict[str, Any]]
         extra_body={"temperature": 0},
         ready_check_timeout_sec=0,
     )
+    columns = (result[name] for name in ("start_times", "ttfts", "itls"))
     entries = [
         {"sent": sent, "first": first, "end": first + sum(gaps)}
-        for sent, first, gaps in zip(
-            result["start_times"], result["ttfts"], result["itls"], strict=True
-        )
+        for sent, first, gaps in zip(*columns, strict=True)
     ]
-    return entries, result
+    return entries, {
+        "whole load, requests/s": result["request_throughput"],
+        "whole load, first token, ms": result["median_ttft_ms"],
+    }
+
+
+#: Both clients; the first one's figures are divided by the second one's.
+CLIENTS = {"lab.bench.serve_bench": ours, "vLLM": theirs}
 
 
 def figures(entries: Sequence[Mapping[str, Any]], in_flight: int | None) -> dict[str, float]:
@@ -184,89 +193,43 @@ def figures(entries: Sequence[Mapping[str, Any]], in_flight: int | None) -> dict
     kept, begin, last = steady(entries, in_flight)
     start = min(entry["sent"] for entry in entries)
     end = max(entry["sent"] + entry["end"] for entry in entries)
-    timed = kept if in_flight else entries
     return {
-        "whole, requests/s": len(entries) / (end - start),
-        "whole, first token, ms": 1e3 * median(entry["first"] for entry in entries),
+        "whole load, requests/s": len(entries) / (end - start),
+        "whole load, first token, ms": 1e3 * median(entry["first"] for entry in entries),
         "steady, requests/s": len(kept) / (last - begin),
-        "steady, first token, ms": 1e3 * median(entry["first"] for entry in timed),
+        "steady, first token, ms": 1e3 * median(entry["first"] for entry in kept),
     }
 
 
-async def compare(url: str, options: argparse.Namespace) -> None:
-    """Print a line for each turn, then the medians of both clients and their ratio."""
-    model = options.model
-    closed = Load(
-        [0], options.edge, 0, options.requests, options.tokens, in_flight=options.in_flight
-    )
-    await ours(url, model, replace(closed, requests=4 * options.in_flight))  # warm-up
-    loads = [closed]
-    while loads:
-        load, turns = loads.pop(), []
-        for turn in range(options.turns):
-            here = replace(load, first=turn * 10**6)
-            for client in ("ours", "vllm")[:: -1 if turn % 2 else 1]:
-                if client == "ours":
-                    row = figures(await ours(url, model, here), load.in_flight)
-                else:
-                    entries, result = await theirs(url, model, here)
-                    row = figures(entries, load.in_flight)
-                    row["whole, requests/s"] = result["request_throughput"]
-                    row["whole, first token, ms"] = result["median_ttft_ms"]
-                turns.append({"client": client, **row})
-                print(json.dumps({"in_flight": load.in_flight, "rate": load.rate, **turns[-1]}))
-        name = f"{load.in_flight} in flight" if load.in_flight else f"{load.rate:.2f} a second"
-        for figure in list(turns[0])[1:]:
-            both = [
-                median(row[figure] for row in turns if row["client"] == client)
-                for client in ("ours", "vllm")
-            ]
-            print(
-                f"| {name} | {figure} | {both[0]:.2f} | {both[1]:.2f} | {both[0] / both[1]:.3f} |"
-            )
-        if load.in_flight:
-            capacity = median(row["steady, requests/s"] for row in turns)
-            loads.append(replace(load, in_flight=None, rate=round(options.share * capacity, 2)))
+async def compare(url: str, model: str, load: Load, turns: int) -> float:
+    """Print the figures of both clients in turns and a table of their medians; return the requests a second."""
+    rows: dict[str, list[dict[str, float]]] = {name: [] for name in CLIENTS}
+    for turn in range(turns):
+        for name in [*CLIENTS][:: -1 if turn % 2 else 1]:
+            entries, stated = await CLIENTS[name](url, model, replace(load, first=turn * 10**6))
+            rows[name].append({**figures(entries, load.in_flight), **stated})
+            print(json.dumps({"client": name, "rate": load.rate, **rows[name][-1]}), flush=True)
+    kind = f"{load.in_flight} in flight" if load.in_flight else f"{load.rate:.2f} a second"
+    for figure in rows["vLLM"][0]:
+        first, second = (median(row[figure] for row in part) for part in rows.values())
+        print(f"| {kind} | {figure} | {first:.2f} | {second:.2f} | {first / second:.3f} |")
+    return median(row["steady, requests/s"] for row in rows["vLLM"])
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Start a server, compare the clients, and end it."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", options.model]
-    command += ["--dtype", "float32", "--enforce-eager", "--port", str(options.port), *UNCACHED]
-    url = f"http://127.0.0.1:{options.port}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            while not ready(url):
-                if server.poll() is not None:
-                    return server.returncode
-                sleep(1)
-            asyncio.run(compare(url, options))
-        finally:
-            server.terminate()
-    return 0
-
-
-def ready(url: str) -> bool:
-    """Return whether a server answers."""
-    try:
-        with urlopen(f"{url}/health"):
-            return True
-    except (URLError, ConnectionError):
-        return False
-
-
-def arguments() -> argparse.Namespace:
-    """Return the options of `compare`."""
+async def compare_all() -> None:
+    """Compare the clients in a closed loop and at a rate."""
     parser = argparse.ArgumentParser(prog="python -m lab.bench.load_clients", description=__doc__)
-    parser.add_argument("action", choices=["compare"])
-    parser.add_argument("model", help="folder")
-    for name, value in {
-        **{"port": 8123, "edge": 384, "tokens": 16, "in-flight": 16, "requests": 320, "turns": 6},
-        "share": 0.7,
-    }.items():
-        parser.add_argument(f"--{name}", type=type(value), default=value)
-    return parser.parse_args()
+    parser.add_argument("url")
+    parser.add_argument("model", help="name of the server's model, which is a folder or hub id")
+    for name, value in (("in-flight", 16), ("requests", 320), ("turns", 6)):
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
+    given = parser.parse_args()
+    load = Load([0], EDGE, 0, given.requests, TOKENS, in_flight=given.in_flight)
+    await ours(given.url, given.model, load)  # warm-up
+    capacity = await compare(given.url, given.model, load, given.turns)
+    arrivals = replace(load, in_flight=None, rate=SHARE * capacity)
+    await compare(given.url, given.model, arrivals, given.turns)
 
 
 if __name__ == "__main__":
-    sys.exit(serve(arguments()) if sys.argv[1:] else main(TimedEngine))
+    sys.exit(asyncio.run(compare_all()) if sys.argv[1:] else main(TimedEngine))

@@ -6,14 +6,11 @@ import re
 import sys
 from collections.abc import Sequence
 
-import pandas as pd
-
 from espalier.harness.paths import ROOT
 from espalier.harness.specs.commands import command
 from espalier.methods.base import TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.setting import method_class, names, reason_of
-from lab.bench.serve_bench import methods, sentence
 from lab.pages.page_writer import print_or_write, table
 
 #: A generated part of the page.
@@ -21,7 +18,7 @@ PART = re.compile(r"(<!-- (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 PAGE = ROOT / "docs" / "serve.md"
 
-#: Rows of `python -m lab.bench.serve_bench`; the two large models are `--narrow`.
+#: Rows of `python -m lab.bench.serve_bench`.
 MEASURED = sorted((ROOT / "lab" / "measured" / "serving").glob("*.csv"))
 
 
@@ -33,13 +30,9 @@ def page() -> str:
 
 
 def load_list() -> str:
-    """Return a line for each measured model and method."""
-    lines = []
-    for path in MEASURED:
-        rows = pd.read_csv(path)
-        name = rows.model.iloc[0]
-        lines += [f"- `{name}`: {sentence(rows, method)}\n" for method in methods(rows)]
-    return "".join(lines)
+    """Return how each model was measured, and a line for each method."""
+    texts = [path.with_suffix(".md").read_text(encoding="utf-8") for path in MEASURED]
+    return "\n".join(text.partition("\n|")[0] for text in texts)
 
 
 def served_table() -> str:

@@ -206,19 +206,8 @@ def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> 
 def test_a_small_load_gives_rows_and_a_sentence(code: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lab.bench.serve_bench", f"backend.python={PYTHON}"]
     command += ["method=divprune", "ratio=0.75", "+backend.options.enforce_eager=true"]
-    command += [
-        "--in-flight",
-        "1,4",
-        "--load",
-        "1",
-        "--lives",
-        "1",
-        "--requests",
-        "4",
-        "--tokens",
-        "4",
-        "--write",
-    ]
+    command += ["--in-flight=4", "--load=1", "--lives=1", "--requests=4", "--seconds=2"]
+    command += ["--tokens=4", "--write"]
     done = subprocess.run(
         [*command, str(tmp_path)],
         capture_output=True,
@@ -227,7 +216,7 @@ def test_a_small_load_gives_rows_and_a_sentence(code: Path, tmp_path: Path) -> N
         env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert "`divprune` at 0.75 (prompts of 211 and 103 tokens), " in done.stdout
+    assert "`divprune` at 0.75 (prompts of 211 and 103 tokens): " in done.stdout
     rows = pd.read_csv(tmp_path / "serve_seedling.csv")
     assert rows.groupby("method").size().to_dict() == {"divprune": 3, "none": 3}
     fewer = rows.groupby("method").prompt_tokens.first()

@@ -1,8 +1,7 @@
-"""The lines of an engine's process, its clocks and its loads, without vLLM."""
+"""The lines of an engine's process, and its clocks, without vLLM."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -15,7 +14,7 @@ import pytest
 from PIL import Image
 
 from espalier.serve import child, clock, plugin
-from espalier.serve.load import CacheUse, Load, LoadEngine
+from espalier.serve.load import CacheUse
 from espalier.serve.setting import SettingError
 
 
@@ -117,26 +116,6 @@ def test_a_clock_runs_where_somebody_reads_it(monkeypatch: pytest.MonkeyPatch) -
     assert [worker.selection_seconds(), worker.selection_seconds()] == [3.5, 0.0]
     del model.stopwatch
     assert worker.selection_seconds() is None
-
-
-def test_a_closed_loop_keeps_its_number_in_flight() -> None:
-    """A request starts as soon as another one ends, and none before."""
-    inside, most, sent = 0, 0, []
-
-    async def request(load: Load, item: Any, start: float) -> dict[str, Any]:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        sent.append(item)
-        await asyncio.sleep(0)
-        inside -= 1
-        return {"item": item}
-
-    engine = LoadEngine.__new__(LoadEngine)
-    engine._request = request  # type: ignore[method-assign]
-    load = Load([1], 8, 0, requests=10, tokens=1, in_flight=3)
-    entries = asyncio.run(engine._closed(load, range(10)))
-    assert (most, sent, len(entries)) == (3, list(range(10)), 10)
 
 
 def test_the_use_of_the_cache_is_noted_step_by_step() -> None:
