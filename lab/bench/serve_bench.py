@@ -130,7 +130,7 @@ class Loads:
 
     def arrivals(self, load: Mapping[str, Any]) -> int:
         """Return the number of requests with which a load's arrivals last long enough."""
-        number = math.ceil(load["rate"] * self.seconds)
+        number: int = math.ceil(load["rate"] * self.seconds)
         while Load(**load, requests=number).arrivals()[-1] < self.seconds:
             number += 1
         return number
@@ -508,7 +508,9 @@ def conditions(rows: pd.DataFrame) -> str:
             f"Poisson arrivals for at least {math.floor(open_loop.seconds.min())} s a rate"
         )
     if lives >= FEWEST_LIVES:
-        parts.append("in brackets 95 % intervals over lives")
+        parts.append(
+            "in brackets 95 % intervals over lives, of shares at least a life's binomial one"
+        )
     busy, average = (f"{rows[name].min():.1f} to {rows[name].max():.1f}" for name in BESIDE)
     parts.append(
         f"other programs kept {busy} processors busy (load average with the engine's own: {average})"
@@ -672,7 +674,7 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
                 "wait for the first token",
                 waits,
                 places="arrivals a second (Poisson)",
-                values="ms, median (log scale)",
+                values="ms, medians: mean and range of lives (log scale)",
                 log_values=True,
             )
         )

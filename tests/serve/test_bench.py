@@ -159,8 +159,8 @@ def test_the_sentence_begins_with_what_speaks_against(tmp_path: Path) -> None:
     assert lines[0] == (
         "m in vLLM on a device, 3 engine lives of each in turns, medians of a load, means over lives; closed loops of "
         "at least 10 requests for each in flight, without ramp-up and drain; Poisson arrivals for at least 24 s a "
-        "rate; in brackets 95 % intervals over lives; other programs kept 0.2 to 0.2 processors busy (load average "
-        "with the engine's own: 2.5 to 2.5)."
+        "rate; in brackets 95 % intervals over lives, of shares at least a life's binomial one; other programs kept "
+        "0.2 to 0.2 processors busy (load average with the engine's own: 2.5 to 2.5)."
     )
     (line,) = (line for line in lines if line.startswith("| 4.00 a second | `none`"))
     assert line.endswith(" | 0.60 [0.50, 0.69] |")
