@@ -1,8 +1,8 @@
 """The engine under load that notes when requests are sent; and the same loops over HTTP beside vLLM's own client.
 
 It runs in vLLM's environment. Without arguments it is the child process of `lab.bench.serve_bench`; with the address of
-a running server and its model, both clients send the same requests in turns, first in a closed loop, then as a Poisson
-process, and the medians of both are printed. A server without caches does the same work for both:
+a running server and its model, both clients send the same requests in turns, first in a closed loop, then at the times
+of a Poisson process, and the medians of both are printed. A server without caches does the same work for both:
 
     vllm serve MODEL --no-enable-prefix-caching --mm-processor-cache-gb 0
     PYTHONPATH=. python -m lab.bench.load_clients http://localhost:8000 MODEL
@@ -145,6 +145,7 @@ async def theirs(
     from vllm.benchmarks.serve import TaskType, benchmark
     from vllm.tokenizers import get_tokenizer
 
+    times: Sequence[float | None] = [None] * load.requests if load.rate is None else load.arrivals()
     result = await benchmark(
         task_type=TaskType.GENERATION,
         endpoint_type="openai-chat",
@@ -154,8 +155,8 @@ async def theirs(
         model_name=model,
         tokenizer=get_tokenizer(model),
         input_requests=[
-            SampleRequest(QUESTION, 0, load.tokens, chat_messages=[message(part)])
-            for part in pictures(load)
+            SampleRequest(QUESTION, 0, load.tokens, chat_messages=[message(part)], timestamp=time)
+            for part, time in zip(pictures(load), times, strict=True)
         ],
         logprobs=None,
         request_rate=load.rate or float("inf"),
@@ -172,6 +173,7 @@ async def theirs(
         extra_headers=None,
         extra_body={"temperature": 0},
         ready_check_timeout_sec=0,
+        self_timed=load.rate is not None,
     )
     columns = (result[name] for name in ("start_times", "ttfts", "itls"))
     entries = [
