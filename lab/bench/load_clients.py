@@ -41,18 +41,18 @@ class TimedEngine(LoadEngine):
         return {**await super()._request(load, item, start), "sent": start}
 
     async def _measured(self, load: Load) -> dict[str, Any]:
-        before, start = beside(), perf_counter()
+        before, start = other_seconds(), perf_counter()
         reply = await super()._measured(load)
-        others = (beside() - before) / (perf_counter() - start)
-        return {**reply, "others": others, "load_average": os.getloadavg()[0]}
+        busy = (other_seconds() - before) / (perf_counter() - start)
+        return {**reply, "others": busy, "load_average": os.getloadavg()[0]}
 
 
-def beside() -> float:
+def other_seconds() -> float:
     """Return the processor seconds of all programs but this one and its children."""
     import psutil
 
-    times, here = psutil.cpu_times(), psutil.Process()
-    family = [here, *here.children(recursive=True)]
+    times, process = psutil.cpu_times(), psutil.Process()
+    family = [process, *process.children(recursive=True)]
     ours = sum(sum(member.cpu_times()[:2]) for member in family)
     return float(times.user + times.nice + times.system - ours)
 
@@ -225,12 +225,12 @@ async def compare_all() -> None:
     parser.add_argument("model", help="name of the server's model, which is a folder or hub id")
     for name, value in (("in-flight", 16), ("requests", 320), ("turns", 6)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default: {value}")
-    given = parser.parse_args()
-    load = Load([0], EDGE, 0, given.requests, TOKENS, in_flight=given.in_flight)
-    await ours(given.url, given.model, load)  # warm-up
-    capacity = await compare(given.url, given.model, load, given.turns)
+    options = parser.parse_args()
+    load = Load([0], EDGE, 0, options.requests, TOKENS, in_flight=options.in_flight)
+    await ours(options.url, options.model, load)  # warm-up
+    capacity = await compare(options.url, options.model, load, options.turns)
     arrivals = replace(load, in_flight=None, rate=SHARE * capacity)
-    await compare(given.url, given.model, arrivals, given.turns)
+    await compare(options.url, options.model, arrivals, options.turns)
 
 
 if __name__ == "__main__":

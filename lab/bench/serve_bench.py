@@ -543,7 +543,7 @@ def sentence(rows: pd.DataFrame, method: str) -> str:
             ]
             if factors and (name == VERDICTS[0] or number in (1, closed.in_flight.max())):
                 texts.append(f"with {number:.0f} in flight {', '.join(factors)}")
-    slower, same, faster = (
+    slower, undecided, faster = (
         [f"{name} {', '.join(texts)}"] if texts else [] for name, texts in verdicts.items()
     )
     shares = selection_shares(rows[rows.method == method])
@@ -560,7 +560,7 @@ def sentence(rows: pd.DataFrame, method: str) -> str:
     )
     ratio = rows[rows.method == method].ratio.iloc[0]
     head = f"`{method}` at {ratio:g} (prompts of {tokens} tokens): "
-    return head + "; ".join([*slower, *same, *faster]) + "."
+    return head + "; ".join([*slower, *undecided, *faster]) + "."
 
 
 def verdict(interval: Interval) -> str:
