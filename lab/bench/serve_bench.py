@@ -674,12 +674,13 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
                 "wait for the first token",
                 waits,
                 places="arrivals a second (Poisson)",
-                values="ms, medians: mean and range of lives (log scale)",
+                values="ms, mean and range of lives (log scale)",
                 log_values=True,
             )
         )
     title = f"{subject(rows)} in vLLM: gain against load"
-    return draw(plots, title, f"{device}; {conditions(rows)}.")
+    lives, *_, busy = conditions(rows).split("; ")
+    return draw(plots, title, f"{device}; {lives.partition(',')[0]}; {busy}.")
 
 
 def _gains(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Iterator[Spot]:
