@@ -678,9 +678,11 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
                 log_values=True,
             )
         )
-    title = f"{subject(rows)} in vLLM: gain against load"
+    title = f"{subject(rows)} in vLLM on {device}: gain against load"
+    # A figure's foot is one line long.
     lives, *_, busy = conditions(rows).split("; ")
-    return draw(plots, title, f"{device}; {lives.partition(',')[0]}; {busy}.")
+    spread = ", 95 % intervals of gains" if rows.life.nunique() >= FEWEST_LIVES else ""
+    return draw(plots, title, f"{lives.partition(',')[0]}{spread}; {busy.partition(' (')[0]}.")
 
 
 def _gains(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Iterator[Spot]:
