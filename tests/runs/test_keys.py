@@ -23,13 +23,14 @@ from tests import commands
 #: Changes of a run that can change a number, by the run.
 CHANGING = {
     "method=fastv": [
-        *("ratio=0.6", "seed=1", "limit=16", "method=divprune", "method=fastv_paper"),
+        *("ratio=0.6", "limit=16", "method=divprune", "method=fastv_paper"),
         *("method.params.K=3", "benchmark=seedling_vqa", "budget=flops", "engine=emulate"),
         *("+benchmark.generation.max_new_tokens=2", "engine.batch_size=1"),
         *("engine.positions=method", "model=seedling_draft method.params.K=1"),
         *("model.dtype=bfloat16", "model.attention=eager", "model.template=llava_vid"),
         *("model.facts.vocabulary=105", "engine.rescore=true"),
     ],
+    "method=random": ["seed=1"],
     # A decoder is its draft, and how both run.
     "method=pearl": [
         *("method.draft=seedling_full", "method.draft_options={attention:eager}"),
@@ -48,7 +49,7 @@ UNCHANGING = {
         *("force=true", "log=wandb", "log=wandb log.options.project=other", "offline=false"),
         *("engine.threads=1", "engine.max_errors=3", "engine.paired=32", "engine.paired=0"),
         *("method.params.K=2", "ratio=0.50", "model.drafts=[]", "engine.transport=sequential"),
-        *("engine.compare=false", "engine.patience=5", "engine.graphs=true"),
+        *("engine.compare=false", "engine.patience=5", "engine.graphs=true", "seed=1"),
     ],
     "method=none": [
         *("ratio=0.9 budget=flops", "engine.positions=renumbered", "engine.positions=method"),
