@@ -16,6 +16,7 @@ COMMANDS = {
         "status of a sweep, on any machine that sees its store",
     ),
     "store": ("espalier.harness.cli.store", "list, show, check, clean and export stored results"),
+    "serve": ("espalier.harness.cli.serve", "what a stored run needs on a server of vLLM"),
     "report": ("espalier.harness.cli.report", "one page of all results, for a browser"),
     "curves": ("espalier.harness.cli.curves", "accuracy against tokens kept, as pictures"),
     "tables": ("espalier.harness.reports.tables.rebuild", "published tables, rebuilt from results"),

@@ -16,6 +16,9 @@ from espalier.serve.setting import KEY, SettingError, is_on
 #: Versions of vLLM that were compared with the harness's own engine.
 TESTED = ("0.32.0",)
 
+#: Without it vLLM runs models in its second model runner, which was not tested.
+RUNNER = ("VLLM_USE_V2_MODEL_RUNNER", "0")
+
 #: Position rules that three equal axes reproduce.
 PLAIN_ROTARY = ("default",)
 
@@ -117,7 +120,7 @@ def check_engine(vllm_config: Any) -> None:
             raise SettingError(f"compilation_config.{name}=true runs no hooks; valid: false")
     if vllm_config.use_v2_model_runner:
         raise SettingError(
-            "vLLM's second model runner was not tested with this plug-in; valid: VLLM_USE_V2_MODEL_RUNNER=0"
+            f"vLLM's second model runner was not tested with this plug-in; valid: {'='.join(RUNNER)}"
         )
 
 

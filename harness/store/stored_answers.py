@@ -134,15 +134,21 @@ def find_key(keys: Collection[str], prefix: str, store: Path, kind: str = "") ->
     return matches[0]
 
 
+def finished_row(run: RunDir) -> dict[str, Any]:
+    """Return the row of a run; raise Unreadable if it has none or it is damaged."""
+    row = run.row()
+    if row is None:
+        raise Unreadable(f"store: {run.path} holds no finished run")
+    return row
+
+
 def read_answers(run: RunDir, metric: str | None = None) -> AnsweredRun:
     """Return the answers of a finished run with their scores under a metric (None: its headline).
 
     Raises:
         UserError: the row cannot be read, has no such metric, or its journal holds no scored answers.
     """
-    row = run.row()
-    if row is None:
-        raise Unreadable(f"store: {run.path} holds no finished run")
+    row = finished_row(run)
     headline = str(row["extra"].get("headline"))
     metrics = row.get("metrics", {})
     name = metric or headline

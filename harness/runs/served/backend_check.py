@@ -14,7 +14,7 @@ from espalier.harness.runs.served.engine_server import server_version
 from espalier.harness.settings import ANY_ENGINE, marked
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.conflicts import refuse
-from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, RunSpec
+from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, ModelSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
 from espalier.serve.families import FAMILIES
 from espalier.serve.plugin import TESTED
@@ -70,15 +70,20 @@ def check_backend(spec: RunSpec, method: Method, loads: bool = False) -> None:
         )
         return
     assert isinstance(method, TokenReducer)  # others are refused
-    facts = spec.model.facts
+    check_method(spec.model, spec.method.name, method)
+
+
+def check_method(model: ModelSpec, name: str, method: TokenReducer) -> None:
+    """Raise Refused for a method that vLLM cannot run on a model."""
+    facts = model.facts
     if method.all_sites(facts.tower.layers, facts.text.layers):
         try:
-            Setting(spec.method.name, params_of(method)).sites(facts.text.layers)
+            Setting(name, params_of(method)).sites(facts.text.layers)
         except SettingError as error:
             raise Refused(f"backend=vllm: {error}") from error
     if facts.class_attention == "probe" and OF_CLASS_TOKEN.intersection(signals_of(method, facts)):
         raise Refused(
-            f"method={spec.method.name!r} reads the pooling head of model={spec.model.name!r}, which vLLM does not "
+            f"method={name!r} reads the pooling head of model={model.name!r}, which vLLM does not "
             "build; valid: backend=transformers"
         )
 

@@ -29,8 +29,9 @@ STRANGE: tuple[type[Exception], ...] = (*FOREIGN, httpx.HTTPError)
 #: The request's text is the prompt as it is.
 VERBATIM = "{{ messages[0]['content'] }}"
 
-#: Options without which a server refuses the requests of the harness.
-OPTIONS = "--trust-request-mm-kwargs --trust-request-chat-template"
+#: Option without which a server ignores the settings of requests, and those that the requests of the harness need.
+TRUST = "--trust-request-mm-kwargs"
+OPTIONS = f"{TRUST} --trust-request-chat-template"
 
 #: Sampling that a server would otherwise take from the model's generation settings.
 NEUTRAL: Mapping[str, Any] = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
