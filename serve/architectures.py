@@ -8,8 +8,10 @@ from typing import Any
 
 from espalier.serve.clock import Stopwatch
 from espalier.serve.families import FAMILIES
+from espalier.serve.metrics import request_counts, selection_times
 from espalier.serve.model import PrunedModel
 from espalier.serve.processor import PrunedProcessor
+from espalier.serve.signals import rank
 
 
 def __getattr__(name: str) -> Any:
@@ -30,14 +32,17 @@ def pruned_class(architecture: str) -> Any:
 
     def processor(info: Any, dummy_inputs: Any) -> Any:
         kind = type(factories.processor(info, dummy_inputs))
-        return type(f"Pruned{kind.__name__}", (PrunedProcessor, kind), {})(info, dummy_inputs)
+        body = {"counts": request_counts()}
+        return type(f"Pruned{kind.__name__}", (PrunedProcessor, kind), body)(info, dummy_inputs)
 
     def initialise(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         base.__init__(self, vllm_config=vllm_config, prefix=prefix)
         self.channelled = vllm_config.model_config.uses_mrope
         # vLLM's own pruning of videos is refused when the engine starts.
         self.is_multimodal_pruning_enabled = False
-        self.stopwatch = Stopwatch(vllm_config.observability_config.enable_mm_processor_stats)
+        # The processes that share a layer take as long as the first.
+        times = selection_times() if rank() == 0 else None
+        self.stopwatch = Stopwatch(None if times is None else times.observe)
 
     # Behind the base: a model that has these protocols already allows no other order.
     protocols = (SupportsMRoPE, SupportsMultiModalPruning)

@@ -57,10 +57,12 @@ class PrunedModel:
             data = {name: kwargs[name][n] for name in SHAPES if name in kwargs}
             places = FAMILIES[self.architecture].places(self.config, modality, data, len(tokens))
             item = _Item(self, places, tokens, setting, signals, first, question)
-            with self.stopwatch.running():
+            # A batch in which every token stays is none for the histogram.
+            with nullcontext() if sites[n] is None else self.stopwatch.running():
                 embeddings, stays = item.reduced(sites[n], counts[2])
                 results.append(self._placed(embeddings, stays, places, layout, setting))
             first += places.units
+        self.stopwatch.end_batch()
         return tuple(results)
 
     def load_weights(self, weights: Any) -> Any:

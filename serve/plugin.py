@@ -10,6 +10,7 @@ from logging import getLogger
 from typing import Any
 
 from espalier.serve.families import FAMILIES, PLAIN, PRUNED
+from espalier.serve.metrics import make_folder
 from espalier.serve.processor import check_served, engine_setting
 from espalier.serve.setting import KEY, SettingError, is_on
 
@@ -96,6 +97,7 @@ def configuration_check(name: str, parent: Any, installed: str) -> Any:
             if is_on(vllm_config.model_config.hf_config):
                 check_version(installed)
                 check_engine(vllm_config)
+                make_folder()
 
     return PrunedConfiguration
 

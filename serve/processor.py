@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -14,8 +16,12 @@ from torch import Tensor
 
 from espalier.methods.base import MethodError, View
 from espalier.serve.families import FAMILIES
+from espalier.serve.metrics import RequestCounts
 from espalier.serve.places import Fields, Places
 from espalier.serve.setting import KEY, Setting, SettingError, decode
+
+#: Below vLLM's, which VLLM_LOGGING_LEVEL=DEBUG opens.
+LOG = getLogger(f"vllm.{KEY}")
 
 #: Fields that travel with each item to the model: the setting, (visual, kept) counts, words among the tokens.
 SETTING, COUNTS, LAYOUT, QUESTION = (
@@ -32,13 +38,18 @@ class Request:
         prompt: token ids, a placeholder for each item.
         conditioned: whether the choice depends on the words.
         items: pictures and videos of the prompt.
+        is_dummy: whether it is vLLM's own, by which it sizes its memory.
     """
 
     setting: Setting
     prompt: tuple[int, ...]
     conditioned: bool
     items: int
+    is_dummy: bool
 
+
+#: The options of vLLM's own prompts: whole items, since a request may keep every token.
+DUMMY: Mapping[str, Any] = {KEY: {"method": "none"}}
 
 #: Per prompt, since servers process several at a time.
 REQUEST: ContextVar[Request] = ContextVar("request")
@@ -53,13 +64,25 @@ def engine_setting(config: Any) -> Setting:
     return Setting().changed(getattr(config, KEY, None) or {})
 
 
+class Placeholders(list[int]):
+    """The placeholders of an item that stay, and words between them.
+
+    Vision tokens that may go are `visual`, and `kept` of these stay: vLLM's cache holds no fields of an item.
+    """
+
+    visual = kept = 0
+
+
 class PrunedProcessor:
     """Mixin over a family's processor."""
 
+    #: Counts requests for /metrics; None: nothing does.
+    counts: RequestCounts | None = None
+
     def get_dummy_inputs(self, *args: Any, **options: Any) -> Any:
-        """Return the inputs that size the encoder's cache: whole items, since a request may keep every token."""
+        """Return the inputs that size the encoder's cache."""
         inputs = super().get_dummy_inputs(*args, **options)  # type: ignore[misc]
-        return replace(inputs, hf_processor_mm_kwargs={KEY: {"method": "none"}})
+        return replace(inputs, hf_processor_mm_kwargs=DUMMY)
 
     def apply(self, inputs: Any, timing_ctx: Any) -> Any:
         """Read the request's setting, then process the prompt under it.
@@ -77,6 +100,7 @@ class PrunedProcessor:
             prompt=tuple(inputs.prompt),
             conditioned=setting.method != "none" and setting.reads_words(depth),
             items=sum(inputs.mm_data_items.get_all_counts().values()),
+            is_dummy=inputs.hf_processor_mm_kwargs is DUMMY,
         )
         token = REQUEST.set(request)
         try:
@@ -130,6 +154,25 @@ class PrunedProcessor:
                 ]
         return updates
 
+    def _maybe_apply_prompt_updates(self, mm_items: Any, mm_res: Any) -> Any:
+        """Count a prompt, now that its items are known: processed ones, and those out of vLLM's cache."""
+        applied = super()._maybe_apply_prompt_updates(mm_items, mm_res)  # type: ignore[misc]
+        request = REQUEST.get()
+        if not request.is_dummy:
+            items = [
+                variants[0].content.full
+                for updates in mm_res.prompt_updates.values()
+                for variants in updates
+            ]
+            visual, kept = (sum(getattr(ids, name) for ids in items) for name in ("visual", "kept"))
+            LOG.debug(
+                "%d of %d visual tokens of %d pictures and videos stay: %s",
+                *(kept, visual, len(items), request.setting.encode()),
+            )
+            if self.counts is not None:
+                self.counts.add(request.setting.method, visual, kept)
+        return applied
+
     def _words(self, request: Request, updates: Any) -> list[int]:
         """Return the prompt's tokens that stand for no picture, in order."""
         ids, places_by_modality = self._apply_prompt_updates(list(request.prompt), updates)  # type: ignore[attr-defined]
@@ -152,7 +195,7 @@ class Shortened:
         fields: what the model needs of the setting, by field name.
     """
 
-    ids: list[int]
+    ids: Placeholders
     embedded: Tensor
     fields: Mapping[str, Tensor]
 
@@ -200,8 +243,10 @@ def shortened(
     stays = torch.ones(len(ids), dtype=torch.bool)
     stays[places[total - (count - kept) :]] = False
     mask = embedded[stays]
+    remaining = Placeholders(itertools.compress(ids, stays.tolist()))
+    remaining.visual, remaining.kept = count, kept
     return Shortened(
-        ids=[token for token, remains in zip(ids, stays.tolist(), strict=True) if remains],
+        ids=remaining,
         embedded=torch.ones_like(mask) if layout.numel() else mask,
         fields={
             SETTING: torch.tensor(list(setting.encode().encode()), dtype=torch.uint8),

@@ -118,6 +118,13 @@ def ranks() -> int:
     return int(get_tensor_model_parallel_world_size())
 
 
+def rank() -> int:
+    """Return the number of this process among them."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return int(get_tensor_model_parallel_rank())
+
+
 def all_heads(states: Tensor) -> Tensor:
     """Return (images, H, S, Dh) of all processes: one wide head has the channels of every head."""
     if ranks() == 1:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -51,19 +53,23 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def serving(
-    code: Path, log: Path, *options: str, **environment: str
+    code: Path, log: Path, *options: str, script: str = "", **environment: str
 ) -> Iterator[tuple[str, subprocess.Popen]]:
-    """A server of the embedded model: its address and its process; it is gone at the end."""
+    """A server of the embedded model, or of a script: its address and its process; it is gone at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
-    command += ["--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
+    further = ("--enforce-eager", "--host", "127.0.0.1", "--port", str(port), *options)
+    command = ["bash", "-ec", f"{script.rstrip()} {shlex.join(further)}"]
+    if not script:
+        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
+        command += ["--dtype", "float32", *further]
     variables = {**os.environ, "PYTHONPATH": str(code), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    variables["PATH"] = f"{PYTHON.parent}:{os.environ['PATH']}"
     url = f"http://127.0.0.1:{port}"
     with log.open("w", encoding="utf-8") as stream:
         server = subprocess.Popen(
-            [*command, "--port", str(port), *options],
+            command,
             env={**variables, **environment},
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -121,34 +127,51 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
     assert "valid for model='seedling_full': a server of" in wrong.stderr
 
 
-def test_the_printed_request_gets_the_answers_of_the_harness(code: Path, tmp_path: Path) -> None:
-    """The one of docs/serve.md, with a model, pictures and questions that are here."""
-    printed = re.search(
-        r"curl http://localhost:8000(\S+) .*?-d '(.*?)'\n```", PAGE.read_text("utf-8"), re.DOTALL
+def run(script: str, folder: Path, python: Path) -> str:
+    """What a block of the page prints, in a folder, with the interpreter of an environment."""
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
-    docs = [*samples("seedling_vqa", "test", 0, 4_000_000, 6)]
-    table = tmp_path / "scenes.jsonl"
-    records, answers = [], []
-    with serving(code, tmp_path / "log", *ON[:2], "--trust-request-mm-kwargs") as (url, _):
-        for number, doc in enumerate(docs):
-            picture = tmp_path / f"{number}.png"
-            sample_scene(doc).to_pil().save(picture)
-            question = {"question": doc["question"], "answer": doc["answer"]}
-            records.append(json.dumps({"image": picture.name, **question}))
-            data = base64.b64encode(picture.read_bytes()).decode()
-            body = json.loads(printed[2])
-            medium, words = body["messages"][0]["content"]
-            body["model"], words["text"] = str(MODEL), doc["question"]
-            medium["image_url"]["url"] = f"data:image/png;base64,{data}"
-            reply = httpx.post(url + printed[1], json=body, timeout=PATIENCE).json()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_as_it_is_printed_gives_the_answers_of_the_harness(
+    code: Path, tmp_path: Path
+) -> None:
+    """Its first blocks: a server, a scene, a question; then other scenes and questions by the same request."""
+    start, draw, ask, *_ = re.findall(r"```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    start = "".join(line for line in start.splitlines(keepends=True) if "pip install" not in line)
+    (question,) = re.findall(r'"text": "(.*?)"', ask)
+    (setting,) = re.findall(r'"mm_processor_kwargs": (\{.*\})', ask)
+    budget = json.loads(setting)[KEY]
+    run(draw, tmp_path, Path(sys.executable))
+    pictures = {"scene.png": question}
+    for number, doc in enumerate(samples("seedling_vqa", "test", 0, 4_000_000, 5)):
+        sample_scene(doc).to_pil().save(tmp_path / f"{number}.png")
+        pictures[f"{number}.png"] = doc["question"]
+    answers = []
+    with serving(code, tmp_path / "log", script=start) as (url, _):
+        script = ask.replace("http://localhost:8000", url)
+        for picture, words in pictures.items():
+            asked = script.replace("scene.png", picture).replace(question, words)
+            reply = json.loads(run(asked, tmp_path, Path(sys.executable)))
             # vLLM decodes word by word, so the blank before the first word stays.
             answers.append(reply["choices"][0]["message"]["content"].strip())
             # The begin token and the names of two turns stand around the question.
-            length = 3 + len(doc["question"].split()) + body["mm_processor_kwargs"][KEY]["keep"]
-            assert reply["usage"]["prompt_tokens"] == length
-    table.write_text("\n".join(records), encoding="utf-8")
-    setting = json.loads(printed[2])["mm_processor_kwargs"][KEY]
-    overrides = [f"method={setting['method']}", f"keep={setting['keep']}", "engine.paired=0"]
+            usage = reply["usage"]
+            assert usage["prompt_tokens"] == 3 + len(words.split()) + budget["keep"]
+            details = usage["prompt_tokens_details"]["multimodal_tokens"]
+            assert details == {"image": budget["keep"]}
+    table = tmp_path / "scenes.jsonl"
+    lines = [json.dumps({"image": p, "question": q, "answer": "a"}) for p, q in pictures.items()]
+    table.write_text("\n".join(lines), encoding="utf-8")
+    overrides = [f"method={budget['method']}", f"keep={budget['keep']}", "engine.paired=0"]
     overrides += ["benchmark=data", f"benchmark.path={table}", "+benchmark.prompt.post_prompt=''"]
     row_of(espalier(tmp_path / "store", *overrides))
     entries = [
@@ -158,7 +181,7 @@ def test_the_printed_request_gets_the_answers_of_the_harness(code: Path, tmp_pat
         if "journal" in str(path)
     ]
     expected = {entry["doc_id"]: entry["answer"] for entry in entries if "answer" in entry}
-    assert answers == [expected[number] for number in range(len(docs))]
+    assert answers == [expected[number] for number in range(len(pictures))]
     assert len(set(answers)) > 1
 
 
@@ -264,6 +287,49 @@ def test_loads_have_the_figures_of_vllms_client() -> None:
     ratios = {tuple(cells[:2]): float(cells[-1].strip(" |")) for cells in table}
     assert len(ratios) == 8
     assert all(0.95 < ratio < 1.05 for ratio in ratios.values()), ratios
+
+
+@pytest.mark.parametrize("shares_registry", [False, True])
+def test_metrics_count_what_is_removed(code: Path, tmp_path: Path, shares_registry: bool) -> None:
+    """Two requests for one picture, of which the second comes out of the caches, one that removes nothing, a refusal.
+
+    vLLM gives its processes a folder for metrics where several of them answer HTTP.
+    """
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+    if shares_registry:
+        environment |= {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    picture = io.BytesIO()
+    sample_scene(samples("seedling_vqa", "test", 0, 0, 1)[0]).to_pil().save(picture, "PNG")
+    data = base64.b64encode(picture.getvalue()).decode()
+    medium = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    message = {"role": "user", "content": [medium, {"type": "text", "text": "where is red ?"}]}
+    with serving(code, tmp_path / "log", *ON, **environment) as (url, _):
+        codes = [
+            httpx.post(
+                f"{url}/v1/chat/completions",
+                json={
+                    "model": str(MODEL),
+                    "messages": [message],
+                    "mm_processor_kwargs": {KEY: setting},
+                },
+                timeout=PATIENCE,
+            ).status_code
+            for setting in (*[{"method": "divprune", "keep": 36}] * 2, {}, {"method": "fastv"})
+        ]
+        text = httpx.get(f"{url}/metrics").text
+    assert codes == [200, 200, 200, 400]
+    values = dict(re.findall(r"^(espalier_\S+) (\S+)$", text, re.MULTILINE))
+    assert {name: float(value) for name, value in values.items() if "_total" in name} == {
+        f'espalier_{name}_total{{method="{method}"}}': number
+        for method, numbers in (("divprune", (2, 288, 72)), ("none", (1, 144, 144)))
+        for name, number in zip(("requests", "visual_tokens", "kept_tokens"), numbers, strict=True)
+    }
+    assert float(values["espalier_selection_seconds_count"]) == 1
+    assert float(values["espalier_selection_seconds_sum"]) > 0
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert log.count("36 of 144 visual tokens of 1 pictures and videos stay: {") == 2
 
 
 def answered(store: Path) -> int:

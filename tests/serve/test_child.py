@@ -101,21 +101,59 @@ def test_versions_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-def test_a_clock_runs_where_somebody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([1.0, 4.0, 10.0, 10.5])
-    monkeypatch.setattr(clock, "_now", lambda: next(times))
-    idle, running = clock.Stopwatch(False), clock.Stopwatch(True)
-    with idle.running(), running.running():
+def test_a_clock_adds_up_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 4.0, 10.0, 10.5, 20.0, 21.0])
+    monkeypatch.setattr(clock, "perf_counter", lambda: next(times))
+    batches: list[float] = []
+    watch = clock.Stopwatch(batches.append)
+    with watch.running():
         pass
-    with pytest.raises(KeyError), running.running():
+    with pytest.raises(KeyError), watch.running():
         raise KeyError
-    assert (idle.seconds, running.seconds) == (0.0, 3.5)
-    model = SimpleNamespace(stopwatch=running)
+    assert batches == []
+    watch.end_batch()
+    with watch.running():
+        pass
+    model = SimpleNamespace(stopwatch=watch)
     worker = clock.WorkerClock()
     worker.model_runner = SimpleNamespace(get_model=lambda: model)
-    assert [worker.selection_seconds(), worker.selection_seconds()] == [3.5, 0.0]
+    assert [worker.selection_seconds(), worker.selection_seconds()] == [4.5, 0.0]
+    assert batches == [3.5, 1.0]
     del model.stopwatch
     assert worker.selection_seconds() is None
+
+
+class Event:
+    """An event of a card that is at `now`."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.now += 1000.0
+        self.time = Event.now
+
+    def query(self) -> bool:
+        return Event.now > self.time
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.time - self.time
+
+
+def test_on_a_card_a_clock_reads_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(is_available=lambda: True, Event=Event)  # nothing to wait by
+    monkeypatch.setattr(clock, "torch", SimpleNamespace(cuda=card))
+    batches: list[float] = []
+    watch = clock.Stopwatch(batches.append)
+    seen = []
+    for _ in range(2):
+        with watch.running():
+            pass
+        watch.end_batch()
+        seen.append(len(batches))
+    assert (seen, batches) == ([0, 1], [1.0])
 
 
 def test_the_use_of_the_cache_is_noted_step_by_step() -> None:

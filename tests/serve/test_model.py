@@ -30,7 +30,7 @@ class Base:
     def __init__(self, channelled: bool = True) -> None:
         self.architecture, self.channelled = NAME, channelled
         self.config = llava_config()
-        self.stopwatch = Stopwatch(False)
+        self.stopwatch = Stopwatch()
         self.embedding = nn.Embedding(20, WIDTH)
         self.multi_modal_projector = Doubling()
         encoder = SimpleNamespace(layers=nn.ModuleList([nn.Identity()] * 3))

@@ -24,7 +24,7 @@ from espalier.serve.processor import (
     read_fields,
     shortened,
 )
-from espalier.serve.setting import Setting, SettingError
+from espalier.serve.setting import KEY, Setting, SettingError
 from tests.serve.stubs import ModelConfig, llava_config, put_module
 
 #: The placeholder, and its 16 copies in vLLM's replacement of a picture of LLaVA.
@@ -85,7 +85,8 @@ class Base:
         cached, missing = self._get_cache_missing_items(self.cache, inputs.mm_data_items, hashes)
         data: list[dict[str, Any]] = [{} for _ in inputs.pictures]
         updates = self._get_mm_prompt_updates(inputs.mm_data_items, {}, {"image": data})
-        ids, _ = self._apply_prompt_updates(inputs.prompt, updates)
+        outcome = SimpleNamespace(prompt_ids=inputs.prompt, prompt_updates=updates)
+        ids, _ = self._maybe_apply_prompt_updates(inputs.mm_data_items, outcome)
         return SimpleNamespace(
             kwargs=inputs.hf_processor_mm_kwargs,
             hashes=hashes["image"],
@@ -106,6 +107,9 @@ class Base:
 
     def _get_mm_prompt_updates(self, mm_items: Any, kwargs: Any, out: Any) -> Any:
         return {"image": [[Update(Content([PICTURE] * PATCHES))] for _ in mm_items["image"]]}
+
+    def _maybe_apply_prompt_updates(self, mm_items: Any, mm_res: Any) -> Any:
+        return self._apply_prompt_updates(mm_res.prompt_ids, mm_res.prompt_updates)
 
     def _apply_prompt_updates(self, prompt: list[int], updates: Any) -> Any:
         ids: list[int] = []
@@ -208,10 +212,15 @@ def test_the_question_is_the_prompt_without_pictures() -> None:
     assert outcome_of([1, PICTURE, 2]).data[0][QUESTION].numel() == 0
 
 
-def test_the_encoder_is_sized_for_whole_pictures() -> None:
-    server = processor(method="divprune", keep=4)
+def test_the_encoder_is_sized_for_whole_pictures_and_they_do_not_count() -> None:
+    server, counted = processor(method="divprune", keep=4), []
+    server.counts = SimpleNamespace(add=lambda *numbers: counted.append(numbers))
     outcome = server.apply(server.get_dummy_inputs(512, mm_counts={"image": 1}), None)
     assert outcome.ids == [1, *[PICTURE] * PATCHES]
+    assert counted == []
+    server.apply(Inputs([1, PICTURE, PICTURE], {}, ("cat", "dog")), None)
+    server.apply(Inputs([1, PICTURE], {KEY: {"method": "none"}}), None)
+    assert counted == [("divprune", 32, 8), ("none", 16, 16)]
 
 
 def test_a_refused_request_is_one_line_and_the_next_one_runs() -> None:

@@ -39,7 +39,7 @@ import pkgutil, sys
 for name in {blocked}:
     sys.modules[name] = None
 from espalier import methods
-from espalier.serve import child, clock, digits, families, model, places, plugin, processor, setting, signals
+from espalier.serve import child, clock, digits, families, metrics, model, places, plugin, processor, setting, signals
 for module in pkgutil.walk_packages(methods.__path__, "espalier.methods."):
     __import__(module.name)
 assert not any(name.startswith("espalier.harness") for name in sys.modules)

@@ -98,7 +98,7 @@ def test_a_signal_is_its_formula(signal: str, skip: int, monkeypatch: pytest.Mon
     """Queries attend three at a time; a mean over heads, of shares and not of logits."""
     monkeypatch.setattr(signals, "BLOCK", 3)
     query, key = states(0), states(1)
-    reader = TowerSignals(tower(skip), [], False, Stopwatch(False))
+    reader = TowerSignals(tower(skip), [], False, Stopwatch())
     values = reader._read(signal, query.transpose(1, 2), key.transpose(1, 2), SCALE)
     torch.testing.assert_close(values, slow(signal, query, key, skip))
 
@@ -106,7 +106,7 @@ def test_a_signal_is_its_formula(signal: str, skip: int, monkeypatch: pytest.Mon
 def test_hooks_read_the_layers_that_are_needed_and_the_projector(monkeypatch: Any) -> None:
     built = tower(1)
     wanted = [Need("cls_attention"), Need("tower_keys", 0), Need("cls_logits", 0)]
-    watch = TowerSignals(built, wanted, True, Stopwatch(True))
+    watch = TowerSignals(built, wanted, True, Stopwatch())
     query, key = states(2), states(3)
 
     def encode() -> None:
@@ -133,7 +133,7 @@ def test_pictures_of_one_sequence_attend_to_themselves() -> None:
     """Qwen's towers take all pictures in one sequence, and their borders."""
     built = tower(0, layers=1)
     need = Need("cls_attention")
-    watch = TowerSignals(built, [need], False, Stopwatch(False))
+    watch = TowerSignals(built, [need], False, Stopwatch())
     query, key = states(5, (1, TOKENS, HEADS, WIDTH)), states(6, (1, TOKENS, HEADS, WIDTH))
     borders = torch.tensor([0, 2, TOKENS])
     with watch.watching():
@@ -152,7 +152,7 @@ def test_heads_on_two_processes_are_read_as_on_one(
     signal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, key = (states(seed, (1, TOKENS, 4, WIDTH)).transpose(1, 2) for seed in (7, 8))
-    reader = TowerSignals(tower(1), [], False, Stopwatch(False))
+    reader = TowerSignals(tower(1), [], False, Stopwatch())
     whole = reader._read(signal, query, key, SCALE)
     sent: list[Tensor] = []
 
