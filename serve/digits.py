@@ -14,21 +14,29 @@ NUMBERS = 4
 WIDTH = DIGITS * NUMBERS
 
 
-def append(embeddings: Tensor, numbers: Tensor) -> Tensor:
-    """Return embeddings (T, D) with numbers (T, NUMBERS) in WIDTH channels more.
+def encode(numbers: Tensor) -> Tensor:
+    """Return numbers (T, NUMBERS) of the host as (T, WIDTH) digits.
 
     Raises:
         ValueError: a number is negative or has more digits.
     """
     if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < 1 << DIGITS * BITS:
         raise ValueError(f"positions {int(numbers.min())} to {int(numbers.max())} do not fit")
-    shifts = torch.arange(DIGITS, device=numbers.device) * BITS
-    digits = (numbers.unsqueeze(-1) >> shifts) & ((1 << BITS) - 1)
-    return torch.cat([embeddings, digits.flatten(1).to(embeddings)], dim=-1)
+    shifts = torch.arange(DIGITS) * BITS
+    return ((numbers.unsqueeze(-1) >> shifts) & ((1 << BITS) - 1)).flatten(1)
+
+
+def append(embeddings: Tensor, digits: Tensor) -> Tensor:
+    """Return embeddings (T, D) with digits (T, WIDTH) in channels after them."""
+    return torch.cat([embeddings, digits.to(embeddings)], dim=-1)
+
+
+def decode(digits: Tensor) -> Tensor:
+    """Return the numbers (T, NUMBERS) of digits (T, WIDTH) in any type."""
+    shifts = torch.arange(DIGITS, device=digits.device) * BITS
+    return (digits.round().long().unflatten(1, (NUMBERS, DIGITS)) << shifts).sum(-1)
 
 
 def split(channels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the embeddings and the numbers (T, NUMBERS) of `append`."""
-    digits = channels[:, -WIDTH:].round().long().unflatten(1, (NUMBERS, DIGITS))
-    shifts = torch.arange(DIGITS, device=channels.device) * BITS
-    return channels[:, :-WIDTH], (digits << shifts).sum(-1)
+    return channels[:, :-WIDTH], decode(channels[:, -WIDTH:])

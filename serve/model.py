@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Site, View
+from espalier.methods.checks import Conditions
 from espalier.serve import digits
 from espalier.serve.clock import Stopwatch
 from espalier.serve.families import FAMILIES
@@ -51,7 +52,7 @@ class PrunedModel:
         with nullcontext() if signals is None else signals.watching():
             encoded = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         modality = "video" if any("video" in name for name in kwargs) else "image"
-        results, first = [], 0
+        results, first, conditions = [], 0, Conditions()
         for n, (setting, counts, layout, question) in enumerate(items):
             tokens = encoded[n].reshape(-1, encoded[n].shape[-1])
             data = {name: kwargs[name][n] for name in SHAPES if name in kwargs}
@@ -59,10 +60,13 @@ class PrunedModel:
             item = _Item(self, places, tokens, setting, signals, first, question)
             # A batch in which every token stays is none for the histogram.
             with nullcontext() if sites[n] is None else self.stopwatch.running():
-                embeddings, stays = item.reduced(sites[n], counts[2])
-                results.append(self._placed(embeddings, stays, places, layout, setting))
+                with conditions.collecting():
+                    embeddings, stay = item.reduced(sites[n], counts[2])
+                results.append(self._placed(embeddings, stay, places, layout, setting))
             first += places.units
         self.stopwatch.end_batch()
+        # The host waits for the device here alone, once for the batch.
+        conditions.settle()
         return tuple(results)
 
     def load_weights(self, weights: Any) -> Any:
@@ -96,27 +100,33 @@ class PrunedModel:
     # ---------------------------------------------------------------- positions
 
     def _placed(
-        self, tokens: Tensor, stays: Tensor, places: Places, layout: Tensor, setting: Setting
+        self, tokens: Tensor, stay: Tensor | None, places: Places, layout: Tensor, setting: Setting
     ) -> Tensor:
         """Return the embeddings of an item, with the words between its tokens and, where needed, positions."""
         positions, span = places.positions, places.span
         if layout.numel():
-            ids, embedded = layout[0].to(tokens.device), layout[1].bool()
+            ids, embedded = layout[0], layout[1].bool()
             positions, span = among_words(places, embedded)
-            remains = torch.ones_like(embedded)
-            remains[embedded] = stays.cpu()
-            words = self.get_language_model().embed_input_ids(ids)  # type: ignore[attr-defined]
-            filled = tokens.new_zeros(len(ids), tokens.shape[1])
-            filled[:, : words.shape[1]] = words
-            filled[(embedded & remains).to(tokens.device)] = tokens
-            tokens, stays = filled[remains.to(tokens.device)], remains
+            words = self._words(ids[~embedded].to(tokens.device), tokens)
+            visual = embedded.nonzero()[:, 0].to(tokens.device)
+            between = (~embedded).nonzero()[:, 0].to(tokens.device)
+            stay, order = torch.cat([between, _taken(visual, stay)]).sort()
+            tokens = torch.cat([words, tokens])[order]
         if not self.channelled:
             return tokens
-        kept = positions[stays.cpu()]
         if setting.positions == "renumbered":
-            kept, span = torch.arange(len(tokens)).unsqueeze(1).expand(-1, 3), len(tokens)
-        numbers = torch.cat([kept, torch.full((len(tokens), 1), span)], dim=1)
-        return digits.append(tokens, numbers.to(tokens.device))
+            stay, span = None, len(tokens)
+            positions = torch.arange(span).unsqueeze(1).expand(-1, 3)
+        # Checked and written on the host for all tokens, so that nothing waits for those that stay.
+        table = digits.encode(torch.cat([positions, torch.full((len(positions), 1), span)], dim=1))
+        return digits.append(tokens, _taken(table.to(tokens.device), stay))
+
+    def _words(self, ids: Tensor, tokens: Tensor) -> Tensor:
+        """Return the embeddings of words in the width of an item's tokens."""
+        words = self.get_language_model().embed_input_ids(ids)  # type: ignore[attr-defined]
+        filled = tokens.new_zeros(len(ids), tokens.shape[1])
+        filled[:, : words.shape[1]] = words
+        return filled
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[Any]
@@ -166,15 +176,18 @@ class PrunedModel:
         open_places = (positions[0] < 0).nonzero()[:, 0]
         open_places = open_places[open_places >= num_computed_tokens]
         embeddings, end = [], 0
+        # One copy to the host, where vLLM has the positions.
+        channels = [part[:, -digits.WIDTH :] for part in multimodal_embeddings]
+        numbers = digits.decode(torch.cat(channels).to(positions.device)) if channels else None
         for part in multimodal_embeddings:
-            tokens, numbers = digits.split(part)
-            embeddings.append(tokens)
-            filled, open_places = open_places[: len(tokens)], open_places[len(tokens) :]
-            numbers = numbers.to(positions.device)
+            assert numbers is not None
+            embeddings.append(part[:, : -digits.WIDTH])
+            filled, open_places = open_places[: len(part)], open_places[len(part) :]
+            entering, numbers = numbers[: len(part)], numbers[len(part) :]
             start = -1 - positions[0, filled]
-            positions[:, filled] = start + numbers[:, :3].T
+            positions[:, filled] = start + entering[:, :3].T
             if len(filled):
-                end = max(end, int(start[-1] + numbers[-1, 3]))
+                end = max(end, int(start[-1] + entering[-1, 3]))
         end = max(end, int(positions.max()) + 1)
         return embeddings, positions, end - positions.shape[1]
 
@@ -200,12 +213,14 @@ class _Item:
         self._units = slice(first, first + places.units)
         self._question = question
 
-    def reduced(self, site: Site | None, kept: int) -> tuple[Tensor, Tensor]:
-        """Return the tokens that stay, merged as the method merges, and (T,) which of all they are."""
-        tokens, prunable = self._tokens, self._places.prunable.to(self._tokens.device)
+    def reduced(self, site: Site | None, kept: int) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens that stay, merged as the method merges, and (K,) their places; None: all stay."""
+        tokens, prunable = self._tokens, None
         if site is None:
-            return tokens, torch.ones_like(prunable)
-        visual = tokens[prunable]
+            return tokens, None
+        if not self._places.prunable.all():
+            prunable = self._places.prunable.nonzero()[:, 0].to(tokens.device)
+        visual = _taken(tokens, prunable)
         # Features for the decoder's first layers follow the embedding.
         main = visual[:, : self._model.config.get_text_config().hidden_size]
         blended = self._places.blended
@@ -227,12 +242,11 @@ class _Item:
                 merged = self._project(merged)
             deeper = plan.merge.apply(visual[None, :, main.shape[1] :], kept)[0]
             values = torch.cat([merged.to(visual), deeper.to(visual)], dim=1)
-        places = prunable.nonzero()[:, 0][index]
-        stays = ~prunable
-        stays[places] = True
-        result = tokens.clone()
-        result[places] = values
-        return result[stays], stays
+        if prunable is None:
+            return values, index
+        fixed = (~self._places.prunable).nonzero()[:, 0].to(tokens.device)
+        stay, order = torch.cat([fixed, prunable[index]]).sort()
+        return torch.cat([tokens[fixed], values])[order], stay
 
     def _needs(self, site: Site) -> Sequence[Need]:
         return self._setting.reducer.needs(site)
@@ -255,6 +269,11 @@ class _Item:
             words: Tensor = self._model.get_language_model().embed_input_ids(ids)
             return words
         return main
+
+
+def _taken(values: Tensor, index: Tensor | None) -> Tensor:
+    """Return the values at an index; None: all of them."""
+    return values if index is None else values[index]
 
 
 def tower_name(name: str) -> str:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from inspect import isabstract
 from pathlib import Path
@@ -40,6 +40,9 @@ SIGNALS = frozenset(
 
 #: Places where vLLM can remove tokens: its prompt has the same length in every decoder layer.
 PLACES = ("vision", "prefix")
+
+#: Settings, and methods of settings, that a process remembers: a request may have any.
+MOST = 1024
 
 #: Counts this close to a half count as halves: ratios are decimal, and (1 - 0.9) * 15 < 1.5 in binary.
 TIE = 1e-9
@@ -127,15 +130,17 @@ class Setting:
 
     @cached_property
     def reducer(self) -> TokenReducer:
-        """The built method.
+        """The built method, one for all settings that name it with these hyper-parameters.
 
         Raises:
             SettingError: there is no such method, or it does not take these hyper-parameters.
         """
-        method = build(self.method, self.params)
-        if not isinstance(method, TokenReducer) or not method.in_one_prefill:
-            raise SettingError(refused(self.method, "does not remove tokens of a prompt"))
-        return method
+        try:
+            return _built(json.dumps([self.method, self.params], sort_keys=True))
+        except TypeError as error:
+            raise SettingError(
+                f"espalier.params={self.params!r} is no JSON; valid: hyper-parameters by name"
+            ) from error
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return where the method acts in a decoder of `depth` layers.
@@ -144,8 +149,7 @@ class Setting:
             SettingError: the method cannot be served, with the reason.
         """
         try:
-            sites = self.reducer.sites(depth)
-            reason = why_refused(self.reducer, sites, depth)
+            sites, reason = _placed(self.reducer, depth)
         except MethodError as error:
             raise SettingError(f"espalier.method={self.method!r}: {error}") from error
         if reason is not None:
@@ -190,6 +194,7 @@ def is_on(config: Any) -> bool:
     return getattr(config, KEY, None) is not None
 
 
+@lru_cache(MOST)
 def decode(text: str) -> Setting:
     """Return the setting of `Setting.encode`."""
     return Setting(**json.loads(text))
@@ -223,6 +228,23 @@ def why_refused(method: TokenReducer, sites: Iterable[Site], depth: int) -> str 
     if missing:
         return f"reads {', '.join(sorted(missing))}, which vLLM does not hold before the decoder"
     return None
+
+
+@lru_cache(MOST)
+def _built(text: str) -> TokenReducer:
+    """Return the method of a name and hyper-parameters in JSON."""
+    name, params = json.loads(text)
+    method = build(name, params)
+    if not isinstance(method, TokenReducer) or not method.in_one_prefill:
+        raise SettingError(refused(name, "does not remove tokens of a prompt"))
+    return method
+
+
+@lru_cache(MOST)
+def _placed(method: TokenReducer, depth: int) -> tuple[tuple[Site, ...], str | None]:
+    """Return where a method acts, and why it cannot be served."""
+    sites = method.sites(depth)
+    return sites, why_refused(method, sites, depth)
 
 
 @cache

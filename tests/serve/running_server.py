@@ -64,13 +64,11 @@ def serving(
     if not script:
         command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
         command += ["--dtype", "float32", *further]
-    variables = {**os.environ, "PYTHONPATH": str(code), "VLLM_CPU_KVCACHE_SPACE": "1"}
-    variables["PATH"] = f"{PYTHON.parent}:{os.environ['PATH']}"
     url = f"http://127.0.0.1:{port}"
     with log.open("w", encoding="utf-8") as stream:
         server = subprocess.Popen(
             command,
-            env={**variables, **environment},
+            env={**variables(code, PYTHON), "VLLM_CPU_KVCACHE_SPACE": "1", **environment},
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -84,6 +82,12 @@ def serving(
             yield url, server
         finally:
             stop(server)
+
+
+def variables(code: Path, python: Path) -> dict[str, str]:
+    """The environment in which `python` is an interpreter that finds the package."""
+    path = f"{python.parent}:{os.environ['PATH']}"
+    return {**os.environ, "PYTHONPATH": str(code), "PATH": path}
 
 
 def ready(url: str) -> bool:
@@ -127,12 +131,12 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
     assert "valid for model='seedling_full': a server of" in wrong.stderr
 
 
-def run(script: str, folder: Path, python: Path) -> str:
-    """What a block of the page prints, in a folder, with the interpreter of an environment."""
+def run(script: str, folder: Path, code: Path) -> str:
+    """What a block of the page prints, in a folder, in the environment of the harness."""
     done = subprocess.run(
         ["bash", "-ec", script],
         cwd=folder,
-        env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"},
+        env=variables(code, Path(sys.executable)),
         capture_output=True,
         encoding="utf-8",
         check=False,
@@ -150,7 +154,7 @@ def test_the_page_as_it_is_printed_gives_the_answers_of_the_harness(
     (question,) = re.findall(r'"text": "(.*?)"', ask)
     (setting,) = re.findall(r'"mm_processor_kwargs": (\{.*\})', ask)
     budget = json.loads(setting)[KEY]
-    run(draw, tmp_path, Path(sys.executable))
+    run(draw, tmp_path, code)
     pictures = {"scene.png": question}
     for number, doc in enumerate(samples("seedling_vqa", "test", 0, 4_000_000, 5)):
         sample_scene(doc).to_pil().save(tmp_path / f"{number}.png")
@@ -160,7 +164,7 @@ def test_the_page_as_it_is_printed_gives_the_answers_of_the_harness(
         script = ask.replace("http://localhost:8000", url)
         for picture, words in pictures.items():
             asked = script.replace("scene.png", picture).replace(question, words)
-            reply = json.loads(run(asked, tmp_path, Path(sys.executable)))
+            reply = json.loads(run(asked, tmp_path, code))
             # vLLM decodes word by word, so the blank before the first word stays.
             answers.append(reply["choices"][0]["message"]["content"].strip())
             # The begin token and the names of two turns stand around the question.

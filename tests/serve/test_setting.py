@@ -153,13 +153,13 @@ def test_counts_are_those_of_the_budget(ratio: float) -> None:
 def test_numbers_are_exact_in_narrow_types(dtype: torch.dtype) -> None:
     numbers = torch.tensor([[0, 1, 256, 257], [1001, 65535, 2**20 + 1, 2**21 - 1]])
     embeddings = torch.randn(2, 8).to(dtype)
-    channels = digits.append(embeddings, numbers)
+    channels = digits.append(embeddings, digits.encode(numbers))
     assert channels.dtype == dtype
     back, read = digits.split(channels)
     assert torch.equal(back, embeddings)
     assert torch.equal(read, numbers)
     with pytest.raises(ValueError, match="do not fit"):
-        digits.append(embeddings, numbers + 1)
+        digits.encode(numbers + 1)
 
 
 @pytest.mark.slow
