@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from logging import getLogger
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import MethodError, View
 from espalier.serve.families import FAMILIES
-from espalier.serve.metrics import RequestCounts
 from espalier.serve.places import Fields, Places
 from espalier.serve.setting import KEY, Setting, SettingError, decode
+
+if TYPE_CHECKING:
+    from espalier.serve.metrics import RequestCounts
 
 #: Below vLLM's, which VLLM_LOGGING_LEVEL=DEBUG opens.
 LOG = getLogger(f"vllm.{KEY}")
