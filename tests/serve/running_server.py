@@ -118,6 +118,12 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
     settings = ("method=divprune", "ratio=0.75", "benchmark=seedling_rec", "limit=12")
     with serving(code, tmp_path / "log", *ON) as (url, _):
         served = row_of(espalier(tmp_path / "a", *settings, "backend=vllm", f"backend.url={url}"))
+        # A second server for this address ends at once, and the first goes on.
+        late = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL)]
+        late += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+        ended = subprocess.run(
+            late, capture_output=True, encoding="utf-8", check=False, env=variables(code, PYTHON)
+        )
         wrong = espalier(
             tmp_path / "b", *RUN, "model=seedling_full", f"backend.url={url}", "limit=1"
         )
@@ -127,6 +133,8 @@ def test_a_server_answers_as_the_harness_does(code: Path, tmp_path: Path) -> Non
     assert served["extra"]["answers"] == row["extra"]["answers"]
     assert served["extra"]["achieved"] == row["extra"]["achieved"]
     assert served["settings"]["backend"]["version"] == "0.32.0"
+    assert ended.returncode != 0
+    assert "Address already in use" in ended.stderr
     assert wrong.returncode != 0
     assert "valid for model='seedling_full': a server of" in wrong.stderr
 
