@@ -34,7 +34,8 @@ def append(embeddings: Tensor, digits: Tensor) -> Tensor:
 def decode(digits: Tensor) -> Tensor:
     """Return the numbers (T, NUMBERS) of digits (T, WIDTH) in any type."""
     shifts = torch.arange(DIGITS, device=digits.device) * BITS
-    return (digits.round().long().unflatten(1, (NUMBERS, DIGITS)) << shifts).sum(-1)
+    numbers: Tensor = digits.round().long().unflatten(1, (NUMBERS, DIGITS)) << shifts
+    return numbers.sum(-1)
 
 
 def split(channels: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def request_counts() -> RequestCounts:
     from prometheus_client.multiprocess import MultiProcessCollector
 
     if FOLDER in os.environ:
-        MultiProcessCollector(REGISTRY, os.environ[FOLDER])  # type: ignore[no-untyped-call]
+        MultiProcessCollector(REGISTRY, os.environ[FOLDER])
     return RequestCounts(
         Counter(f"{KEY}_requests", "Requests with pictures or videos.", ["method"]),
         Counter(f"{KEY}_visual_tokens", "Visual tokens before the method.", ["method"]),
