@@ -196,6 +196,7 @@ def _check_checkpoint(file: Path | None, family: str, setting: Setting) -> None:
     """Raise SettingError where an engine of this checkpoint would; nothing where it is not on this machine."""
     if file is None:
         return
+    # Takes seconds to import, and a model that is elsewhere needs none.
     from transformers import AutoConfig
 
     with foreign(f"{file} cannot be read", "the original file"):
