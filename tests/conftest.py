@@ -1,14 +1,18 @@
 """One thread for each worker, since several of them share the cores; and which tests are left to CI or to releases."""
 
+import gc
 import os
 import sys
 from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
+from espalier.harness.paths import ROOT
 from espalier.harness.store import Journal, RunDir, Store
+from tests.forks import Forks
 
 # Small models gain nothing from more. Read when torch is imported, here and in the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -30,6 +34,16 @@ FAMILY_SHARE = 4
 
 #: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many; of families all.
 CI_SHARE = 10
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let nobody look for garbage in modules and tests, which live as long as the process."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,6 +80,13 @@ def journal(tmp_path: Path) -> Journal:
 def run(tmp_path: Path) -> RunDir:
     """The directory of a run of a store."""
     return Store(tmp_path).run("k1")
+
+
+@pytest.fixture(scope="session")
+def python() -> Iterator[Forks]:
+    """Commands in the repository, without what they import."""
+    with Forks(os.environ, ROOT) as forks:
+        yield forks
 
 
 @pytest.fixture(scope="module")

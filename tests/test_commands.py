@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -89,20 +90,24 @@ def test_too_little_address_space_is_one_line() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "espalier store export /proc/x --store STORE",
-        "espalier store export /dev/null --store STORE",
-        "espalier tables d2pruner 1 --store STORE --out /proc/x",
-        "espalier curves --store STORE --benchmarks b --out /proc/o",
-        "espalier report --store STORE --out /proc/x.html",
-        "espalier report --store STORE --out STORE",
+        "espalier.__main__ store export /proc/x --store STORE",
+        "espalier.__main__ store export /dev/null --store STORE",
+        "espalier.__main__ tables d2pruner 1 --store STORE --out /proc/x",
+        "espalier.__main__ curves --store STORE --benchmarks b --out /proc/o",
+        "espalier.__main__ report --store STORE --out /proc/x.html",
+        "espalier.__main__ report --store STORE --out STORE",
         "lab.pages.methods_page --write /proc/x",
         "espalier.harness.reports.curves.cache_report --store STORE --write /proc/x",
     ],
 )
-def test_places_that_cannot_be_written_are_one_line(line: str, store: Path) -> None:
-    done = shell(f"$PY -m {line.replace('STORE', str(store))}")
-    assert (done.returncode, done.stdout) == (2, "")
-    (error,) = done.stderr.splitlines()
+def test_places_that_cannot_be_written_are_one_line(
+    line: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, *words = line.replace("STORE", str(store)).split()
+    assert import_module(module).main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (error,) = printed.err.splitlines()
     assert error.startswith("error: ")
     assert "valid: " in error
 

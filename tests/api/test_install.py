@@ -184,10 +184,15 @@ class Installed:
         self.site, self.folder = site, folder
 
     def run(self, *words: str | Path) -> str:
-        """Return the standard output of Python, which finds the wheel, and few variables of this process."""
+        """Return the standard output of Python."""
+        return run(*words, cwd=self.folder, env=self.variables).stdout
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those of Python, which finds the wheel, and few of this process."""
         kept = ("PATH", "HOME", "OMP_NUM_THREADS")
         variables = {name: os.environ[name] for name in kept if name in os.environ}
-        return run(*words, cwd=self.folder, env={**variables, "PYTHONPATH": str(self.site)}).stdout
+        return {**variables, "PYTHONPATH": str(self.site)}
 
     def espalier(self, *words: str) -> str:
         """Return the standard output of the console script."""

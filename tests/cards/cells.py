@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
+from zlib import crc32
 
 import espalier
 from espalier.harness.api.loaded_models import Model
@@ -88,7 +89,7 @@ def outcome(
     if method in DRAFTED:
         applying = {"transport": "sequential", **applying, "draft": model}
     # The rounds that time both sides would take most of a test.
-    with warnings.catch_warnings(), patch.multiple(forward_times, TIMED_ROUNDS=1, WARMUP_ROUNDS=1):
+    with warnings.catch_warnings(), patch.multiple(forward_times, TIMED_ROUNDS=1, WARMUP_ROUNDS=0):
         warnings.simplefilter("ignore")
         try:
             applied = espalier.apply(model, method, **applying)
@@ -156,30 +157,62 @@ VARIATIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def cells_of(name: str, half: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Methods, placements and variations of a family: with those of all families, half of a covering design.
+class Cell(NamedTuple):
+    family: str
+    method: str
+    placement: str
+    options: dict[str, Any]
 
-    Families of one adapter share its methods. A method is in one half with every second adapter, each time in the next
-    placement; so it meets in both halves all adapters, and in either one all placements, unless fewer than 14 adapters
-    take it. Methods of denoising steps alone meet all families that denoise.
+    def pairs(self) -> set[tuple[str, str]]:
+        """What meets in the cell; a method has each placement with another variation."""
+        return {
+            (self.method, self.placement),
+            (self.method, str(self.options)),
+            (self.family, self.placement),
+        }
+
+
+def cells_of(name: str) -> Iterator[Cell]:
+    """The cells of a family: with those of all families, each method meets all adapters, each in the next placement.
+
+    Families of one adapter share its methods. Methods of denoising steps alone meet all families that denoise.
     """
     adapters = list(dict.fromkeys(family.spec.adapter for family in ALL.values()))
     adapter = ALL[name].spec.adapter
     alike = [key for key, family in ALL.items() if family.spec.adapter == adapter]
-    denoises = name in llada.DENOISING
     placements = [
         place for place in PLACEMENTS if adapter not in WHOLE_TOWERS or "tower" not in place
     ]
     for number, method in enumerate(METHODS.names()):
         if issubclass(METHODS.load(method), DenoisingReducer):
-            turn, is_met = list(ALL).index(name), denoises and half == 0
+            turn, is_met = list(ALL).index(name), name in llada.DENOISING
         else:
             turn = adapters.index(adapter)
-            is_met = (number + turn) % 2 == half and number // 2 % len(alike) == alike.index(name)
+            is_met = number // 2 % len(alike) == alike.index(name)
             turn //= 2
         if is_met:
             place = placements[(turn + number) % len(placements)]
-            yield method, place, VARIATIONS[(turn + 3 * number) % len(VARIATIONS)]
+            yield Cell(name, method, place, VARIATIONS[(turn + 3 * number) % len(VARIATIONS)])
+
+
+@cache
+def shares() -> tuple[Mapping[str, Sequence[Cell]], Mapping[str, Sequence[Cell]]]:
+    """The cells of each family by which all pairs of the design are met, and its other cells."""
+    cells = [cell for name in ALL for cell in cells_of(name)]
+    # In the order of families, the first ones would have nearly all.
+    cells.sort(key=lambda cell: crc32(f"{cell.family} {cell.method}".encode()))
+    met: set[tuple[str, str]] = set()
+    needed: dict[str, list[Cell]] = {name: [] for name in ALL}
+    others: dict[str, list[Cell]] = {name: [] for name in ALL}
+    for new_pairs in (3, 2, 1):
+        for cell in cells:
+            if len(cell.pairs() - met) >= new_pairs:
+                needed[cell.family].append(cell)
+                met |= cell.pairs()
+    for cell in cells:
+        if cell not in needed[cell.family]:
+            others[cell.family].append(cell)
+    return needed, others
 
 
 def check(name: str, method: str, placement: str, **options: Any) -> bool:

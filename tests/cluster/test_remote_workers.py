@@ -114,7 +114,8 @@ def test_a_job_goes_on_after_its_worker_was_killed(
 
     thread = threading.Thread(target=kill)
     thread.start()
-    assert run.main([*CELLS, "limit=30", *cluster, f"store={tmp_path}"]) == 0
+    one_job = (text.replace("per_job=2", "per_job=4") for text in cluster)
+    assert run.main([*CELLS, "limit=30", *one_job, f"store={tmp_path}"]) == 0
     thread.join()
     assert killed
     assert [count for *_, count in rows_of(tmp_path).values()] == [30] * 4

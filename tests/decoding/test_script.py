@@ -44,7 +44,10 @@ PROCESSES = 'ask(transport="processes")\n'
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["ask()\n", "def main():\n    ask()\nmain()\n"])
+@pytest.mark.parametrize(
+    "text",
+    ["ask()\n", pytest.param("def main():\n    ask()\nmain()\n", marks=pytest.mark.exhaustive)],
+)
 def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text: str) -> None:
     done = script(tmp_path, text)
     assert done.returncode == 0, done.stderr

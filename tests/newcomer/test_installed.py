@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.api.test_install import Installed, site, wheel
+from tests.forks import Forks
 
 __all__ = ["site", "wheel"]
 
@@ -31,10 +33,27 @@ class Longest(TokenReducer):
 """
 
 
+class Forked(Installed):
+    """The commands of an installed wheel, in forks of one Python that found it."""
+
+    def __init__(self, site: Path, python: Forks) -> None:
+        super().__init__(site, python.folder)
+        self.python = python
+
+    def run(self, *words: str | Path) -> str:
+        """Return the standard output of Python."""
+        return self.python(words)
+
+
 @pytest.fixture(scope="module")
-def here(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def here(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """The installed commands in the user's folder, which holds the runs of a sweep and a picture."""
-    installed = Installed(site, tmp_path_factory.mktemp("user"))
+    user = tmp_path_factory.mktemp("user")
+    with Forks(Installed(site, user).variables, user) as python:
+        yield used(Forked(site, python))
+
+
+def used(installed: Installed) -> Installed:
     Image.new("RGB", (96, 96), "white").save(installed.folder / "a.png")
     (installed.folder / "mine.py").write_text(MINE)
     (installed.folder / "my.csv").write_text("image,question,answer\na.png,is there a star ?,no\n")

@@ -1,4 +1,4 @@
-"""Tasks of a new user in a clone: the lines that are typed in a shell, and what a person looks for afterwards."""
+"""Tasks of a new user in a clone: the lines that are typed, and what a person looks for afterwards."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 from espalier.harness.paths import ROOT
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
+from tests.forks import Forks
 
 pytestmark = pytest.mark.slow
 
@@ -43,20 +44,20 @@ class Shortest(TokenReducer):
 
 
 class Shell:
-    """A shell in the repository, with the environment activated and a folder of the user's: `$HERE`."""
+    """Lines that are typed in the repository, with a folder of the user's: `$HERE`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "HERE": str(folder), "COLUMNS": "160"}
+    Args:
+        folder: of the user's.
+        python: what starts with `python` in a line.
+    """
 
-    def __call__(self, line: str, code: int = 0) -> str:
+    def __init__(self, folder: Path, python: Forks) -> None:
+        self.folder, self.python = folder, python
+
+    def __call__(self, line: str) -> str:
         """Type a line; return what it prints."""
-        done = subprocess.run(
-            ["bash", "-c", line], cwd=ROOT, env=self.environment, capture_output=True, text=True
-        )
-        assert done.returncode == code, done.stderr[-2000:]
-        return done.stdout + done.stderr
+        wide = {**os.environ, "COLUMNS": "160"}
+        return self.python.typed(line.replace("$HERE", str(self.folder)), wide)
 
     def keys(self, method: str) -> list[str]:
         """Return the keys of a method's runs in the store, the highest ratio first."""
@@ -66,7 +67,7 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path, python: Forks) -> Shell:
     """With 24 pictures of the user's in a table."""
     with (tmp_path / "my.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -76,7 +77,7 @@ def shell(tmp_path: Path) -> Shell:
             sample_scene(record).to_pil().save(tmp_path / name)
             table.writerow([name, record["question"], record["answer"]])
     (tmp_path / "mine.py").write_text(METHOD)
-    return Shell(tmp_path)
+    return Shell(tmp_path, python)
 
 
 #: The embedded model knows no word of the instruction after questions, which a notice says.
@@ -120,7 +121,11 @@ def test_a_run_goes_on_after_an_interruption(shell: Shell) -> None:
     process = subprocess.Popen(
         ["bash", "-c", f"exec {line}"],
         cwd=ROOT,
-        env=shell.environment,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HERE": str(shell.folder),
+        },
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

@@ -18,6 +18,7 @@ from espalier.harness.store import SCHEMA
 from espalier.harness.tools.rehearsal.rehearse import read_cards
 from lab.pages.readme_page import LISTS, page
 from tests.api.test_docs import BLOCK
+from tests.forks import Forks
 
 README = (ROOT / "README.md").read_text()
 WORDS = " ".join(README.split())
@@ -51,11 +52,14 @@ def commands(page: str = README) -> list[str]:
 
 def shell(*lines: str, home: Path) -> subprocess.CompletedProcess[str]:
     """Run lines in a shell that knows nothing of this one, in the repository."""
-    bare = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1"}
-    script = "\n".join(["set -e", *lines])
+    command = ["bash", "-c", "\n".join(["set -e", *lines])]
     return subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, env=bare, capture_output=True, text=True, check=False
+        command, cwd=ROOT, env=bare(home), capture_output=True, text=True, check=False
     )
+
+
+def bare(home: Path) -> dict[str, str]:
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +167,7 @@ def test_make_lists_every_target_with_what_it_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_runs_end_and_their_results_are_shown(activate: str, tmp_path: Path) -> None:
+def test_its_runs_end_and_their_results_are_shown(python: Forks, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN_METHOD, encoding="utf-8")
     Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
     (tmp_path / "my.csv").write_text("image,question,answer\na.png,is there a star ?,no\n")
@@ -173,16 +177,14 @@ def test_its_runs_end_and_their_results_are_shown(activate: str, tmp_path: Path)
         if " run.py" in line and not re.search("<hub|--rehearse|experiment", line):
             for name in ("mine.py", "my.csv", "out/a"):
                 line = line.replace(name, f"{tmp_path}/{name}")
-            done = shell(activate, f"{line} {few}", home=tmp_path)
-            assert done.returncode == 0, done.stderr
-            keys += re.findall(r'"run_key": "(\w+)", "model": "seedling"', done.stdout)
+            printed = python.typed(f"{line} {few}", bare(tmp_path))
+            keys += re.findall(r'"run_key": "(\w+)", "model": "seedling"', printed)
     page = (tmp_path / "out" / "a.md").read_text(encoding="utf-8")
     assert "Points above random dropping at the same layer" in page
     (show,) = [line for line in commands() if "store show" in line]
     show = show.replace("KEY", keys[1]).replace("OTHER", keys[2]).replace("broken", f"{tmp_path}/b")
     for line in (show, "python -m espalier store ls"):
-        done = shell(activate, f"{line} --store {tmp_path}/store", home=tmp_path)
-        assert done.returncode == 0, done.stderr
+        python.typed(f"{line} --store {tmp_path}/store", bare(tmp_path))
 
 
 @pytest.mark.slow
