@@ -97,17 +97,17 @@ check: lint types layers words test  ## what CI runs, less the tests marked slow
 docs/placement.md: $(wildcard conf/*.csv conf/model/*.yaml conf/base/*.yaml harness/models/*.py harness/models/*/*.py) lab/pages/placement_page.py | $(STAMP)
 	$(PY) -m lab.pages.placement_page --write $@
 
+# In one process, since imports would take most of the time.
+PAGES := readme:README.md methods:docs/methods.md benchmarks:docs/benchmarks.md rows:docs/rows.md serve:docs/serve.md
+PAGES += conflicts:docs/conflicts.md models:docs/models.md anchors:docs/first_gpu_run.md
+WRITE := import sys; from importlib import import_module as load
+WRITE += ; pages = [word.split(":") for word in sys.argv[1:]]
+WRITE += ; sys.exit(max(load(f"lab.pages.{name}_page").main(["--write", path]) for name, path in pages))
+
 docs: $(STAMP)  ## the pages and the config file that are written from the code
-	$(PY) -m lab.pages.readme_page --write README.md
-	$(PY) -m lab.pages.methods_page --write docs/methods.md
-	$(PY) -m lab.pages.benchmarks_page --write docs/benchmarks.md
-	$(PY) -m lab.pages.rows_page --write docs/rows.md
 	$(PY) -m lab.analytic.formulas --values
 	$(PY) -m lab.pages.engine_conf --write conf/engine/default.yaml
-	$(PY) -m lab.pages.serve_page --write docs/serve.md
-	$(PY) -m lab.pages.conflicts_page --write docs/conflicts.md
-	$(PY) -m lab.pages.models_page --write docs/models.md
-	$(PY) -m lab.pages.anchors_page --write docs/first_gpu_run.md
+	$(PY) -c '$(WRITE)' $(PAGES)
 	$(MAKE) docs/placement.md
 
 site: $(STAMP)  ## the pages as a site with search, in build/site; it needs no network

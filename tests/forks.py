@@ -74,10 +74,10 @@ class Forks:
         )
         return self
 
-    def __call__(
+    def run(
         self, words: Sequence[str | Path], variables: Mapping[str, str] | None = None
-    ) -> str:
-        """Return what Python prints with these words; it must end well."""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Python with these words."""
         out, err = (Path(self.printed.name, name) for name in ("out", "err"))
         command = {
             "words": [*map(str, words)],
@@ -91,8 +91,16 @@ class Forks:
         self.server.stdin.write(f"{json.dumps(command)}\n")
         self.server.stdin.flush()
         code = int(self.server.stdout.readline())
-        assert code == 0, err.read_text(encoding="utf-8")[-2000:]
-        return out.read_text(encoding="utf-8")
+        printed = (path.read_text(encoding="utf-8") for path in (out, err))
+        return subprocess.CompletedProcess(command["words"], code, *printed)
+
+    def __call__(
+        self, words: Sequence[str | Path], variables: Mapping[str, str] | None = None
+    ) -> str:
+        """Return what Python prints with these words; it must end well."""
+        done = self.run(words, variables)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
 
     def typed(self, line: str, variables: Mapping[str, str] | None = None) -> str:
         """Return what a line prints that calls Python, perhaps with variables before it."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from espalier.harness.errors import UserError
+from tests.forks import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 ASK = """
@@ -22,22 +24,19 @@ def ask(**more):
 GUARD = 'if __name__ == "__main__":\n'
 
 
-def run_own(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """Run own.py of a folder, or other arguments of Python, there."""
-    return subprocess.run(
-        [sys.executable, *(argv or ("own.py",))],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+#: Runs own.py with a text in it.
+Script = Callable[[str], subprocess.CompletedProcess[str]]
 
 
-def script(folder: Path, text: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    (folder / "own.py").write_text(f'print("BEGIN", flush=True)\n{ASK}{text}', encoding="utf-8")
-    return run_own(folder, *argv)
+@pytest.fixture
+def script(tmp_path: Path, python: Forks) -> Script:
+    own = tmp_path / "own.py"
+
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        own.write_text(f'print("BEGIN", flush=True)\n{text}', encoding="utf-8")
+        return python.run([own], {**os.environ, "PYTHONPATH": str(ROOT)})
+
+    return run
 
 
 PROCESSES = 'ask(transport="processes")\n'
@@ -48,8 +47,8 @@ PROCESSES = 'ask(transport="processes")\n'
     "text",
     ["ask()\n", pytest.param("def main():\n    ask()\nmain()\n", marks=pytest.mark.exhaustive)],
 )
-def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text: str) -> None:
-    done = script(tmp_path, text)
+def test_a_script_without_a_guard_has_threads_and_runs_once(script: Script, text: str) -> None:
+    done = script(ASK + text)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("BEGIN") == 1
     (line,) = [text_line for text_line in done.stderr.splitlines() if "threads" in text_line]
@@ -60,34 +59,32 @@ def test_a_script_without_a_guard_has_threads_and_runs_once(tmp_path: Path, text
 @pytest.mark.slow
 @pytest.mark.parametrize(("guard", "transport"), [("", "threads"), (GUARD + "    ", "processes")])
 def test_two_sides_on_a_cpu_have_processes_only_where_a_guard_stands(
-    tmp_path: Path, guard: str, transport: str
+    script: Script, guard: str, transport: str
 ) -> None:
     call = (
         "from torch import device\n"
         "from espalier.harness.decoding.speculative.drafters import transport_of\n"
         f'{guard}print(transport_of("auto", True, [device("cpu")], [device("cpu")]))\n'
     )
-    (tmp_path / "own.py").write_text(call)
-    done = run_own(tmp_path)
+    done = script(call)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [transport]
+    assert done.stdout.split() == ["BEGIN", transport]
 
 
 @pytest.mark.slow
-def test_a_call_beside_a_guard_is_answered_once_by_the_target_alone(tmp_path: Path) -> None:
-    done = script(tmp_path, f"print(ask(transport='processes').tokens)\n{GUARD}    pass\n")
+def test_a_call_beside_a_guard_is_answered_once_by_the_target_alone(script: Script) -> None:
+    done = script(f"{ASK}print(ask(transport='processes').tokens)\n{GUARD}    pass\n")
     assert "while another one imports the script" in done.stderr
     assert done.stdout.count("BEGIN") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [PROCESSES, f"def main():\n    {PROCESSES}main()\n"])
-def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, text: str) -> None:
+def test_a_process_without_a_guard_is_one_line_and_runs_once(script: Script, text: str) -> None:
     done = script(
-        tmp_path,
-        f"try:\n    {text.splitlines()[-1]}\nexcept espalier.UserError as error:\n    print(error)\n"
+        f"{ASK}try:\n    {text.splitlines()[-1]}\nexcept espalier.UserError as error:\n    print(error)\n"
         if text == PROCESSES
-        else text,
+        else ASK + text
     )
     assert done.stdout.count("BEGIN") == 1
     line = next(
@@ -103,11 +100,11 @@ def test_a_process_without_a_guard_is_one_line_and_runs_once(tmp_path: Path, tex
 
 
 @pytest.mark.exhaustive
-def test_a_guard_or_threads_will_do(tmp_path: Path) -> None:
-    done = script(tmp_path, f"{GUARD}    print(ask().tokens)\n")
+def test_a_guard_or_threads_will_do(script: Script) -> None:
+    done = script(f"{ASK}{GUARD}    print(ask().tokens)\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] in "123"
-    done = script(tmp_path, 'print(ask(transport="threads").tokens)\n')
+    done = script(f'{ASK}print(ask(transport="threads").tokens)\n')
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("BEGIN") == 1
 

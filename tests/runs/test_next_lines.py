@@ -44,6 +44,7 @@ def suggested(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> l
     return words
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(
     "line",
     [

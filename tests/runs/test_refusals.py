@@ -42,6 +42,7 @@ def instances(of_run: bool) -> list[Any]:
     ]
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize(("_program", "command", "words"), instances(of_run=True))
 def test_a_command_is_refused_with_one_line(
     _program: str,

@@ -52,6 +52,7 @@ def test_a_person_is_told_where_the_rows_are_and_what_comes_next(swept: Shown, s
     assert "method=none,random,fastv method.params.layer=0,2" in following
 
 
+@pytest.mark.slow
 def test_one_run_is_a_sheet_its_path_and_a_command(tmp_path: Path) -> None:
     shown = on_terminal("run.py", f"store={tmp_path}", *FEW, "method=fastv", "ratio=0.5")
     assert shown.code == 0, shown.text

@@ -99,6 +99,7 @@ def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     return printed
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("damage", ROWS)
 def test_a_row_that_is_none_is_named(
     damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

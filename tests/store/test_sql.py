@@ -110,6 +110,7 @@ for number in range(6):
 """
 
 
+@pytest.mark.slow
 def test_readers_and_writers_at_once_see_whole_rows(tmp_path: Path) -> None:
     """Each renames a whole index into place: whoever comes last, nothing is missing."""
     store = tmp_path / "store"
