@@ -41,7 +41,6 @@ def pytest_collection() -> Generator[None, object, object]:
     """Let nobody look for garbage in modules and tests, which live as long as the process."""
     gc.disable()
     collected = yield
-    gc.freeze()
     gc.enable()
     return collected
 
