@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,30 +60,10 @@ def used(installed: Installed) -> Installed:
     return installed
 
 
-def keys(here: Installed) -> dict[str, str]:
-    """Return the keys of the sweep's runs at 0.9 by method."""
-    rows = pd.read_csv(here.folder / "rows.csv")
-    return dict(zip(rows[rows.ratio != 0.5].method, rows[rows.ratio != 0.5].run_key, strict=False))
-
-
 def test_the_rows_as_csv(here: Installed) -> None:
     here.run("-c", "import espalier; espalier.results.load().to_csv('rows.csv')")
-    assert set(keys(here)) == {"none", "random", "fastv"}
-
-
-def test_the_samples_that_broke(here: Installed) -> None:
-    runs = keys(here)
-    line = ("show", runs["random"], "--against", runs["none"], "--pictures", "broken")
-    assert "broke" in here.espalier("store", *line)
-    assert (here.folder / "broken" / "index.html").is_file()
-
-
-def test_a_sweep_over_a_parameter(here: Installed) -> None:
-    line = ("-m", "method=fastv", "method.params.K=1,2", "keep=14", "limit=2", "engine.paired=0")
-    here.espalier("run", *line, "store=k", "curves=out/k", "json=false")
-    table = (here.folder / "out" / "k.md").read_text()
-    assert "fastv K=1" in table
-    assert "fastv K=2" in table
+    rows = pd.read_csv(here.folder / "rows.csv")
+    assert {*rows.method} == {"none", "random", "fastv"}
 
 
 @pytest.mark.parametrize(
@@ -119,10 +98,3 @@ answer.show("kept.png"); answer.attention(3).show("attention.png")
     here.run("-c", code)
     assert (here.folder / "kept.png").is_file()
     assert (here.folder / "attention.png").is_file()
-
-
-def test_a_run_is_found_and_removed(here: Installed) -> None:
-    listed = here.espalier("store", "ls", "--store", "k")
-    key = re.findall(r"^[0-9a-f]{16}", listed, flags=re.MULTILINE)[0]
-    here.espalier("store", "rm", key, "--store", "k", "--yes")
-    assert key not in here.espalier("store", "ls", "--store", "k")
