@@ -196,23 +196,19 @@ def cells_of(name: str) -> Iterator[Cell]:
 
 
 @cache
-def shares() -> tuple[Mapping[str, Sequence[Cell]], Mapping[str, Sequence[Cell]]]:
-    """The cells of each family by which all pairs of the design are met, and its other cells."""
+def needed() -> Mapping[str, Sequence[Cell]]:
+    """The cells of each family by which all pairs of the design are met."""
     cells = [cell for name in ALL for cell in cells_of(name)]
     # In the order of families, the first ones would have nearly all.
     cells.sort(key=lambda cell: crc32(f"{cell.family} {cell.method}".encode()))
     met: set[tuple[str, str]] = set()
-    needed: dict[str, list[Cell]] = {name: [] for name in ALL}
-    others: dict[str, list[Cell]] = {name: [] for name in ALL}
+    chosen: dict[str, list[Cell]] = {name: [] for name in ALL}
     for new_pairs in (3, 2, 1):
         for cell in cells:
             if len(cell.pairs() - met) >= new_pairs:
-                needed[cell.family].append(cell)
+                chosen[cell.family].append(cell)
                 met |= cell.pairs()
-    for cell in cells:
-        if cell not in needed[cell.family]:
-            others[cell.family].append(cell)
-    return needed, others
+    return chosen
 
 
 def check(name: str, method: str, placement: str, **options: Any) -> bool:

@@ -18,10 +18,10 @@ from tests.cards.cells import (
     adapter_of,
     cells_of,
     check,
+    needed,
     on_cards,
     on_host,
     outcome,
-    shares,
 )
 from tests.cards.simulated import Cards, spread
 
@@ -88,15 +88,13 @@ def walk(cells: Iterable[Cell]) -> None:
 @pytest.mark.parametrize("share", [*product(ALL, range(PARTS))], ids=str)
 def test_every_method_meets_every_placement_and_variation(share: tuple[str, int]) -> None:
     name, part = share
-    needed, _ = shares()
-    walk(needed[name][part::PARTS])
+    walk(needed()[name][part::PARTS])
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ALL)
 def test_every_method_meets_every_adapter(name: str) -> None:
-    _, others = shares()
-    walk(others[name])
+    walk(cell for cell in cells_of(name) if cell not in needed()[name])
 
 
 @pytest.mark.exhaustive

@@ -86,15 +86,3 @@ def test_a_run(here: Installed, line: str, words: str) -> None:
 def test_a_notebook_is_measured(here: Installed) -> None:
     code = "import espalier; print(espalier.evaluate('seedling', 'fastv', 'seedling_vqa', 0.9, limit=8))"
     assert "cached" in here.run("-c", code)
-
-
-def test_kept_tokens_and_attention_as_pictures(here: Installed) -> None:
-    code = """
-import espalier
-with espalier.apply(espalier.load("seedling"), "fastv", keep=36) as pruned:
-    answer = pruned.ask("a.png", "is there a star ?", record=True)
-answer.show("kept.png"); answer.attention(3).show("attention.png")
-"""
-    here.run("-c", code)
-    assert (here.folder / "kept.png").is_file()
-    assert (here.folder / "attention.png").is_file()

@@ -145,11 +145,6 @@ def test_a_run_goes_on_after_an_interruption(shell: Shell) -> None:
     assert 0 < row["extra"]["resumed_samples"] < 200
 
 
-def test_runs_are_logged_without_a_network(shell: Shell) -> None:
-    shell(f"WANDB_MODE=offline python run.py method=fastv ratio=0.9 log=wandb {SHORT}")
-    assert list(shell.folder.glob("store/wandb/**/run-*.wandb"))
-
-
 def test_a_sweep_on_a_cluster_is_planned(shell: Shell) -> None:
     text = shell(
         "python run.py -m +experiment=d2pruner_table1 method=none,fastv cluster=slurm --dry"
@@ -158,17 +153,7 @@ def test_a_sweep_on_a_cluster_is_planned(shell: Shell) -> None:
     assert re.search(r"A100: [\d.,]+ to [\d.,]+ GPU-hours", text)
 
 
-def test_two_methods_act_one_after_the_other(shell: Shell) -> None:
-    text = shell(f"python run.py method=divprune+fastv ratio=0.9 {SHORT}")
-    assert "divprune+fastv" in text
-
-
 def test_a_draft_proposes_words(shell: Shell) -> None:
     text = shell(f"python run.py method=parallelvlm ratio=0.9 benchmark=seedling_caption {SHORT}")
     assert "draft sees" in text
     assert "tokens a round" in text or "accepted" in text
-
-
-def test_cache_entries_are_evicted(shell: Shell) -> None:
-    text = shell(f"python run.py method=snapkv ratio=0.9 {SHORT}")
-    assert re.search(r"\d+ of \d+ left in the KV cache", text)

@@ -14,7 +14,6 @@ from PIL import Image
 
 import espalier
 from espalier.harness.paths import ROOT
-from espalier.harness.store import SCHEMA
 from espalier.harness.tools.rehearsal.rehearse import read_cards
 from lab.pages.readme_page import LISTS, page
 from tests.api.test_docs import BLOCK
@@ -197,15 +196,7 @@ def test_its_lines_of_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_a_run_and_a_mistake_end_as_printed(activate: str, tmp_path: Path) -> None:
-    line = "python run.py method=fastv ratio=0.9"
-    few = f"limit=2 engine.paired=0 model.device=cpu store={shlex.quote(str(tmp_path / 'store'))}"
-    done = shell(activate, f"{line} {few}", home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "\n± standard error" in done.stdout.replace(" " * 15, "")
-    assert "{" not in done.stdout
-    done = shell(activate, f"{line} {few} json=true", home=tmp_path)
-    assert done.stdout.splitlines()[-1].startswith(f'{{"schema": {SCHEMA}')
+def test_a_mistake_ends_as_printed(activate: str, tmp_path: Path) -> None:
     (mistake,) = re.findall(r"^\$ (python run\.py .*)\n(error: .*)$", README, flags=re.MULTILINE)
     wrong = shell(activate, mistake[0], home=tmp_path)
     assert (wrong.returncode, wrong.stderr.splitlines()) == (2, [mistake[1]])
