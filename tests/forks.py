@@ -86,8 +86,6 @@ class Forks:
             "out": str(out),
             "err": str(err),
         }
-        assert self.server.stdin is not None
-        assert self.server.stdout is not None
         self.server.stdin.write(f"{json.dumps(command)}\n")
         self.server.stdin.flush()
         code = int(self.server.stdout.readline())

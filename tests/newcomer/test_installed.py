@@ -32,32 +32,17 @@ class Longest(TokenReducer):
 """
 
 
-class Forked(Installed):
-    """The commands of an installed wheel, in forks of one Python that found it."""
-
-    def __init__(self, site: Path, python: Forks) -> None:
-        super().__init__(site, python.folder)
-        self.python = python
-
-    def run(self, *words: str | Path) -> str:
-        """Return the standard output of Python."""
-        return self.python(words)
-
-
 @pytest.fixture(scope="module")
 def here(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """The installed commands in the user's folder, which holds the runs of a sweep and a picture."""
-    user = tmp_path_factory.mktemp("user")
-    with Forks(Installed(site, user).variables, user) as python:
-        yield used(Forked(site, python))
-
-
-def used(installed: Installed) -> Installed:
+    installed = Installed(site, tmp_path_factory.mktemp("user"))
     Image.new("RGB", (96, 96), "white").save(installed.folder / "a.png")
     (installed.folder / "mine.py").write_text(MINE)
     (installed.folder / "my.csv").write_text("image,question,answer\na.png,is there a star ?,no\n")
-    installed.espalier("run", *SWEEP, "curves=out/curves", "engine.paired=0", "json=false")
-    return installed
+    with Forks(installed.variables, installed.folder) as python:
+        installed.run = lambda *words: python(words)
+        installed.espalier("run", *SWEEP, "curves=out/curves", "engine.paired=0", "json=false")
+        yield installed
 
 
 def test_the_rows_as_csv(here: Installed) -> None:
