@@ -87,7 +87,15 @@ def data_set_cached(name: str) -> bool:
     owner, _, repository = name.partition("/")
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
     downloaded = Path(constants.HF_HUB_CACHE, f"datasets--{owner}--{repository}")
-    return not repository or downloaded.is_dir() or any(prepared.glob(f"{owner}___*"))
+    tables = (path.name.partition("___")[2] for path in prepared.glob(f"{owner}___*"))
+    # The library writes a repository's name in its own way: `MMBench_EN` is `mm_bench_en`.
+    letters = _letters(repository)
+    return not repository or downloaded.is_dir() or letters in map(_letters, tables)
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, small."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def cached_data(name: str, revision: str | None) -> str | None:

@@ -99,6 +99,9 @@ def reached(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", home / "datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(home / "datasets"))
+    # It remembers the first folder of the process.
+    resolve = "lmms_eval.api.task._resolve_hf_datasets_cache_dir"
+    monkeypatch.setattr(resolve, lambda: str(home / "datasets"))
 
 
 class _Handler(BaseHTTPRequestHandler):

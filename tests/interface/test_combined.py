@@ -53,6 +53,10 @@ class ByHand(TokenReducer):
     steps: tuple[tuple[Site, TokenReducer, int], ...]
 
     @property
+    def draws(self) -> bool:
+        return any(method.draws for _, method, _ in self.steps)
+
+    @property
     def adaptive(self) -> bool:
         return True  # counts are given
 

@@ -199,8 +199,10 @@ def _check_checkpoint(file: Path | None, family: str, setting: Setting) -> None:
     # Takes seconds to import, and a model that is elsewhere needs none.
     from transformers import AutoConfig
 
+    from espalier.harness.models.loader import pretrained
+
     with foreign(f"{file} cannot be read", "the original file"):
-        config = AutoConfig.from_pretrained(file.parent)
+        config = pretrained(AutoConfig, file.parent)
     setattr(config, KEY, setting.values)
     prepare(
         family,
