@@ -234,6 +234,8 @@ def test_a_process_samples_like_a_thread_and_is_not_started_for_ever() -> None:
 @pytest.mark.slow
 def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
     settings = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 24}
+    # A run that samples nothing has no seed but 0.
+    sampled = "+benchmark.generation={do_sample: true, temperature: 1.5}"
     answers = {}
     for kind in ("sequential", "threads"):
         with speculation(
@@ -243,7 +245,7 @@ def test_sampling_is_repeated_by_its_seed_whatever_the_transport() -> None:
             assert decoded.mismatch is None
     assert answers["sequential"] == answers["threads"]
     with speculation(
-        "pearl", "engine.transport=sequential", "method.params.gamma=3", "seed=1"
+        "pearl", "engine.transport=sequential", "method.params.gamma=3", "seed=1", sampled
     ) as session:
         repeated, _, _ = answer(session, 3, **settings)
     assert repeated != answers["sequential"]
