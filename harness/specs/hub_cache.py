@@ -89,12 +89,11 @@ def data_set_cached(name: str) -> bool:
     downloaded = Path(constants.HF_HUB_CACHE, f"datasets--{owner}--{repository}")
     tables = (path.name.partition("___")[2] for path in prepared.glob(f"{owner}___*"))
     # The library writes a repository's name in its own way: `MMBench_EN` is `mm_bench_en`.
-    letters = _letters(repository)
-    return not repository or downloaded.is_dir() or letters in map(_letters, tables)
+    return not repository or downloaded.is_dir() or _letters(repository) in map(_letters, tables)
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a name, small."""
+    """Return the letters and digits of a name in lower case."""
     return "".join(filter(str.isalnum, name)).lower()
 
 

@@ -106,7 +106,7 @@ def test_a_sweep_plans_each_of_them_once(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chosen(TokenReducer):
-    """Draws without saying so."""
+    """Draws, and does not declare it."""
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         return (Site("prefix"),)
@@ -117,21 +117,21 @@ class Chosen(TokenReducer):
 
 
 class ChosenAndDeclared(Chosen):
-    """Says so."""
+    """The same method, declared."""
 
     draws = True
 
 
 @dataclass(frozen=True)
 class Evicted(CacheCompressor):
-    """Draws without saying so."""
+    """Draws, and does not declare it."""
 
     def score(self, view: CacheView) -> Tensor:
         return torch.rand(1, len(view.candidates), generator=view.generator)
 
 
 class EvictedAndDeclared(Evicted):
-    """Says so."""
+    """The same method, declared."""
 
     draws = True
 

@@ -263,7 +263,7 @@ def test_a_small_load_gives_rows_and_a_sentence(code: Path, tmp_path: Path) -> N
 
 
 class TimedAnswers(BaseHTTPRequestHandler):
-    """Answers whatever it is asked after one second, then with 20 tokens a second."""
+    """Answers every request after one second, then with 20 tokens a second."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

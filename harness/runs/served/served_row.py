@@ -27,6 +27,8 @@ from espalier.serve.families import FAMILIES
 from espalier.serve.plugin import RUNNER, TESTED, is_tested, prepare
 from espalier.serve.setting import KEY, Setting, SettingError, build, refused
 
+BY_SAMPLE = "the method draws by the name of a sample, `sample` in a request; without it answers differ from the run's"
+
 
 @dataclass(frozen=True)
 class ServedRow:
@@ -112,7 +114,11 @@ def served_row(row: Mapping[str, Any]) -> ServedRow:
         dtype=spec.model.dtype,
         adds_special=None if tokenizer is None else _adds_special(tokenizer, prompt),
         measured=measured,
-        notes=(*_version_notes(measured), *_prompt_notes(prompt, tokenizer)),
+        notes=(
+            *_version_notes(measured),
+            *_prompt_notes(prompt, tokenizer),
+            *([BY_SAMPLE] if method.draws else []),
+        ),
     )
 
 
