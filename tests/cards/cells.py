@@ -20,6 +20,7 @@ from espalier.harness.specs.catalogue import METHODS
 from espalier.harness.tools.rehearsal.simulated_cards import tensors_of
 from espalier.methods.compressor import CacheView
 from espalier.methods.denoiser import DenoisingReducer
+from espalier.methods.reducers import TokenReducer
 from espalier.methods.views import View
 from tests import family_runs
 from tests.cards.simulated import Cards, as_model, spread
@@ -163,13 +164,24 @@ class Cell(NamedTuple):
     placement: str
     options: dict[str, Any]
 
-    def pairs(self) -> set[tuple[str, str]]:
-        """What meets in the cell; a method has each placement with another variation."""
+    def pairs(self) -> set[tuple[str, ...]]:
+        """What meets in the cell; its kind and not the method itself decides what moves from card to card."""
+        kind, adapter = kind_of(self.method), ALL[self.family].spec.adapter
         return {
-            (self.method, self.placement),
-            (self.method, str(self.options)),
-            (self.family, self.placement),
+            (self.method,),
+            (self.family,),
+            (*kind, self.placement),
+            (*kind, str(self.options)),
+            (adapter, self.placement),
         }
+
+
+@cache
+def kind_of(method: str) -> tuple[str, ...]:
+    """The base class of a method, and where a reducer acts."""
+    declared = METHODS.load(method)
+    sites = declared().read_sites(24, 32) if issubclass(declared, TokenReducer) else ()
+    return declared.__mro__[1].__name__, *sorted({site.where for site in sites})
 
 
 def cells_of(name: str) -> Iterator[Cell]:
@@ -201,9 +213,9 @@ def needed() -> Mapping[str, Sequence[Cell]]:
     cells = [cell for name in ALL for cell in cells_of(name)]
     # In the order of families, the first ones would have nearly all.
     cells.sort(key=lambda cell: crc32(f"{cell.family} {cell.method}".encode()))
-    met: set[tuple[str, str]] = set()
+    met: set[tuple[str, ...]] = set()
     chosen: dict[str, list[Cell]] = {name: [] for name in ALL}
-    for new_pairs in (3, 2, 1):
+    for new_pairs in (5, 4, 3, 2, 1):
         for cell in cells:
             if len(cell.pairs() - met) >= new_pairs:
                 chosen[cell.family].append(cell)
