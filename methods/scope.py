@@ -28,7 +28,6 @@ from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.quotas import apportion
 from espalier.methods.select.similarity import cosine
-from espalier.methods.select.topk import rows_of
 
 #: Patches with merits computed at a time.
 PANEL = 32
@@ -80,34 +79,40 @@ class SCOPE(TokenReducer):
 
 def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
     """Return (R, M) booleans: `quotas` (R,) greedy picks by similarity (R, M, M) and saliency (R, M), -inf for none."""
-    covered = torch.zeros_like(saliency)
     chosen = torch.zeros_like(saliency, dtype=torch.bool)
-    padding = saliency.isinf()
+    counts = (side.tolist() for side in read(saliency.isfinite().sum(dim=1), quotas))
+    for row, (n_patches, n_picks) in enumerate(zip(*counts, strict=True)):
+        chosen[row, _picks(similarity[row], saliency[row], n_patches, n_picks)] = True
+    return chosen
 
+
+def _picks(similarity: Tensor, saliency: Tensor, n_patches: int, n_picks: int) -> list[int]:
+    """Return `n_picks` greedy picks by similarity (M, M) and saliency (M,), of the first `n_patches` of M."""
+
+    def merits(panel: Tensor) -> Tensor:
+        gains = similarity.index_select(0, panel).sub_(covered).clamp_(min=0).sum(dim=1)
+        return gains.mul_(saliency.index_select(0, panel))
+
+    covered, picks = torch.zeros_like(saliency), list[int]()
+    panels = torch.arange(n_patches).split(PANEL)
+    bound = torch.full_like(saliency, -torch.inf)
+    bound[:n_patches] = torch.cat([merits(panel) for panel in panels])
     # More coverage never raises a gain, so that an old merit bounds the new one: the best are computed anew until the
     # highest is of this step.
-    def merits(rows: Tensor, covered: Tensor, saliency: Tensor) -> Tensor:
-        return (rows - covered.unsqueeze(1)).clamp_(min=0).sum(dim=2) * saliency
-
-    blocks = zip(similarity.split(PANEL, dim=1), saliency.split(PANEL, dim=1), strict=True)
-    bound = torch.cat([merits(rows, covered, block) for rows, block in blocks], dim=1)
-    bound.masked_fill_(padding, -torch.inf)
-    for step in range(int(quotas.max())):
-        current = bound.isinf()
-        while True:
-            pick = bound.argmax(dim=1, keepdim=True)
-            if bool(current.gather(1, pick).all()):
-                break
-            # Only those left: ties would hide the pick from the panel for ever.
-            stale = bound.masked_fill(current, -torch.inf)
-            panel = stale.topk(min(PANEL, bound.shape[1]), dim=1).indices
-            exact = merits(similarity[rows_of(panel), panel], covered, saliency.gather(1, panel))
-            bound.scatter_(1, panel, exact.masked_fill_(bound.gather(1, panel).isinf(), -torch.inf))
-            current.scatter_(1, panel, True)
-        chosen.scatter_(1, pick, chosen.gather(1, pick) | (step < quotas).unsqueeze(1))
-        covered = torch.maximum(covered, similarity[rows_of(pick), pick].squeeze(1))
-        bound.scatter_(1, pick, -torch.inf)
-    return chosen
+    while len(picks) < n_picks:
+        # Panels are of those left: ties would hide the pick from them for ever.
+        stale, current, pick = bound.clone(), set[int](), -1
+        while pick not in current:
+            n_stale = n_patches - len(picks) - len(current)
+            panel = stale.topk(min(PANEL, n_stale)).indices
+            bound.index_copy_(0, panel, merits(panel))
+            stale.index_fill_(0, panel, -torch.inf)
+            current.update(panel.tolist())
+            pick = int(bound.argmax())
+        picks.append(pick)
+        bound[pick] = -torch.inf
+        torch.maximum(covered, similarity[pick], out=covered)
+    return picks
 
 
 def _densely_covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:

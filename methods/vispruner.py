@@ -20,13 +20,14 @@ swap places in an order, and every later step follows from it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import read, require, require_finite
-from espalier.methods.select.cosines import Cosines, cosines
+from espalier.methods.select.cosines import cosines
 from espalier.methods.select.crops import Crops
 from espalier.methods.select.groups import Groups
 from espalier.methods.select.nearest import Nearest
@@ -65,9 +66,10 @@ class VisPruner(TokenReducer):
     def plan(self, view: View, keep: int) -> Plan:
         """Keep important and diverse tokens of each crop.
 
-        Cost: O(M^2 D / 2) for the cosines of a crop's M tokens (O(4/3 M^2 D) beyond the memory), O(M^2) for
-        the nearest of each, anew whenever half are left, then (M - T) / 8 steps of O(M log M) with three device
-        synchronisations at most. 1.5 of X X^T at 576 tokens, 1.0 at 2,880, 1.5 to 1.9 at 25,088.
+        Cost: O(M^2 D / 2) for the cosines of a crop's M tokens (O(4/3 M^2 D) beyond the memory), then (M - T) / 8
+        steps: below 1,024 tokens of O(M^2 / 2) without a device synchronisation, else of O(M log M) with two at
+        most, and O(M^2) for the nearest of each, anew whenever half are left. Crops in a row with equal sizes and
+        shares are one batch. TODO of X X^T at 576 tokens, TODO at 2,880, 1.5 to 1.9 at 25,088.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
@@ -75,48 +77,34 @@ class VisPruner(TokenReducer):
         quotas = apportion(crops.size, crops.size, keep)[:, : groups.size.shape[1]].flatten()
         scores = groups.rows(attention).masked_fill(~groups.valid.flatten(0, 1), -1.0)
         order = ranking(scores)
-        # The small term keeps 0.7 * 10 from coming out as 6.999...
-        important = (quotas * self.important_ratio + 1e-9).long()
-        place = torch.arange(order.shape[1], device=order.device)
-        after = (place - important.unsqueeze(1)).remainder(order.shape[1]).argsort(dim=1)
-        similarity = cosines(groups.rows(require_finite(view.tokens, "tokens")))
-        ordered = order.gather(1, after)
-        diverse = _without_duplicates(
-            ordered, groups.size.flatten() - important, quotas - important, similarity
-        )
-        chosen = torch.zeros_like(diverse).scatter(1, order, place < important.unsqueeze(1))
-        return Plan(groups.kept(chosen | diverse, keep), scores=attention)
+        tokens = groups.rows(require_finite(view.tokens, "tokens"))
+        chosen = torch.zeros_like(order, dtype=torch.bool)
+        shapes = zip(*(side.tolist() for side in read(groups.size.flatten(), quotas)), strict=True)
+        end = 0
+        for (size, quota), alike in groupby(shapes):
+            start, end = end, end + len(list(alike))
+            # The small term keeps 0.7 * 10 from coming out as 6.999...
+            n_important = int(quota * self.important_ratio + 1e-9)
+            important, others = order[start:end, :size].tensor_split([n_important], dim=1)
+            diverse = _without_duplicates(others, quota - n_important, tokens[start:end])
+            chosen[start:end].scatter_(1, torch.cat([important, diverse], dim=1), True)
+        return Plan(groups.kept(chosen, keep), scores=attention)
 
 
-def _without_duplicates(
-    order: Tensor, count: Tensor, target: Tensor, similarity: Cosines
-) -> Tensor:
-    """Return (R, M) booleans: the `target` (R,) tokens that the steps leave of the first `count` (R,) of an order."""
-    marks = torch.zeros_like(order, dtype=torch.bool)
+def _without_duplicates(order: Tensor, target: int, tokens: Tensor) -> Tensor:
+    """Return (R, `target`) the indices that the steps leave of an order (R, K) of the tokens (R, M, D)."""
+    if target in (0, order.shape[1]):
+        return order[:, :target]
+    similarity = cosines(tokens)
     nearest = Nearest(similarity)
-    token_indices = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    count = torch.where(target > 0, count, 0)
-    while True:
-        excess, width = map(int, read((count - target).max(), count.max()))
-        order = order[:, :width]
-        exists = torch.arange(width, device=order.device) < count.unsqueeze(1)
-        if excess <= 0:
-            return marks.scatter(1, token_indices.gather(1, order), exists)
+    token_indices = torch.arange(tokens.shape[1], device=order.device).expand(tokens.shape[:2])
+    while (width := order.shape[1]) > target:
         if Nearest.many <= token_indices.shape[1] >= 2 * width:  # few listed tokens are left
             token_indices, similarity = token_indices.gather(1, order), similarity.subset(order)
             nearest = Nearest(similarity)
             order = torch.arange(width, device=order.device).expand_as(order)
         first, second = order[:, ::2], order[:, 1::2]
-        absent = torch.zeros_like(token_indices, dtype=torch.bool)
-        partners = absent.scatter(1, second, exists[:, 1::2])
-        likeness = nearest.among(partners, first, exists[:, ::2])
-        likeness = likeness.masked_fill(~exists[:, ::2], -torch.inf)
-        by_likeness = likeness.argsort(dim=1, descending=True, stable=True)
-        removed = (count - target).clamp(0, STEP).minimum((count + 1) // 2)
-        rank = torch.arange(first.shape[1], device=order.device)
-        stays = (rank >= removed.unsqueeze(1)) & exists[:, ::2]
-        # What stays of A by its rank, then B, then what goes.
-        joined = torch.cat([first.gather(1, by_likeness), second], dim=1)
-        remaining = torch.cat([stays, exists[:, 1::2]], dim=1)
-        order = joined.gather(1, (~remaining).to(torch.uint8).argsort(dim=1, stable=True))
-        count = count - removed
+        by_likeness = nearest.among(second, first).argsort(dim=1, descending=True, stable=True)
+        staying = by_likeness[:, min(STEP, width - target) :]
+        order = torch.cat([first.gather(1, staying), second], dim=1)
+    return token_indices.gather(1, order)

@@ -129,7 +129,8 @@ class Held(Cosines):
 
     def rows(self, indices: Tensor) -> Tensor:
         """Gather the rows."""
-        return self.matrix[rows_of(indices), indices]
+        places = indices if self._start is None else indices + self._start
+        return self.matrix.flatten(0, 1).index_select(0, places.flatten()).view(*places.shape, -1)
 
     def subset(self, indices: Tensor) -> Cosines:
         """Gather rows and columns."""
@@ -139,8 +140,7 @@ class Held(Cosines):
     def row(self, pick: Tensor, merit: Tensor) -> Tensor:
         """Gather one row, without a device synchronisation."""
         del merit
-        places = pick if self._start is None else pick + self._start
-        return self.matrix.flatten(0, 1).index_select(0, places.squeeze(1))
+        return self.rows(pick).squeeze(1)
 
 
 class Computed(Cosines):

@@ -11,8 +11,8 @@ from espalier.methods.checks import read, require_finite
 from espalier.methods.select.cosines import Cosines
 from espalier.methods.select.topk import rows_of
 
-#: Likest tokens listed for each; and where there are many tokens, those of a first and of a second list.
-AT_HAND, IN_PARTS = 32, (8, 56)
+#: Likest tokens of each in a first and in a second list.
+LISTED = (8, 56)
 #: Rows that are sorted at a time.
 BLOCK = 256
 #: A likeness below all cosines.
@@ -51,36 +51,39 @@ def nearest(similarity: Tensor, token_indices: Tensor, k: int) -> Tensor:
 class Nearest:
     """The likest tokens of each of (B, N) tokens, to look up the likest one of a set that changes.
 
-    Cost: O(N^2), and that of all rows of the cosines; memory of a few of them for each token.
+    Cost: O(N^2) for the lists of many tokens, and that of all rows of the cosines; few tokens have no lists.
 
     Attributes:
-        many: number of tokens from which on lists are longer, since a token without a member in them costs a whole row.
+        many: number of tokens from which on lists cost less than the rows of all members at each look-up.
     """
 
-    many: ClassVar[int] = 4096
+    many: ClassVar[int] = 1024
 
     def __init__(self, cosines: Cosines) -> None:
         """List the likest tokens of each token."""
         self._cosines = cosines
-        diagonal = cosines.diagonal()
+        self._nothing = torch.zeros_like(diagonal := cosines.diagonal(), dtype=torch.bool)
         tokens = torch.arange(diagonal.shape[1], device=diagonal.device).expand_as(diagonal)
-        n_tokens = diagonal.shape[1]
-        in_parts = n_tokens >= max(self.many, sum(IN_PARTS))
-        widths = IN_PARTS if in_parts else (min(AT_HAND, n_tokens),)
+        has_lists = tokens.shape[1] >= max(self.many, sum(LISTED))
         blocks = [
-            cosines.rows(block).topk(sum(widths), dim=2) for block in tokens.split(BLOCK, dim=1)
+            cosines.rows(block).topk(sum(LISTED), dim=2)
+            for block in tokens.split(BLOCK, dim=1)
+            if has_lists
         ]
-        sides = [torch.cat(side, dim=1).split(widths, dim=2) for side in zip(*blocks, strict=True)]
+        sides = [torch.cat(side, dim=1).split(LISTED, dim=2) for side in zip(*blocks, strict=True)]
         self._tables = [(v.contiguous(), i.contiguous()) for v, i in zip(*sides, strict=True)]
 
-    def among(self, members: Tensor, tokens: Tensor, exists: Tensor) -> Tensor:
-        """Return (B, K) the largest cosine of each token (B, K) with one of the `members` (B, N); -2 if there is none.
+    def among(self, partners: Tensor, tokens: Tensor) -> Tensor:
+        """Return (B, K) the largest cosine of each token (B, K) with one of `partners` (B, P), P > 0.
 
-        Where `exists` (B, K) is false the value may be lower. At most two device synchronisations.
+        At most two device synchronisations, none without lists.
         """
+        if not self._tables:
+            return self._cosines.rows(partners).amax(dim=1).gather(1, tokens)
+        members = self._nothing.scatter(1, partners, True)
         likeness = self._at_hand(self._tables[0], members, tokens)
         for table in (*self._tables[1:], None):
-            missing = exists & (likeness == NONE)
+            missing = likeness == NONE
             n_missing = int(read(missing.sum(dim=1).max())[0])
             if n_missing == 0:
                 break

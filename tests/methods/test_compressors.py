@@ -89,13 +89,22 @@ def test_rows_in_many_tiles_are_summed_like_the_whole_map(
     monkeypatch.setattr(attention, "TILE", tile)
     view, shared = view_of(), torch.arange(0, LENGTH, 2)
     every = torch.arange(LENGTH)
-    paid = attention.paid(view.queries, view.keys, view.scaling, every, 7)
-    torch.testing.assert_close(paid, whole_map(view).sum(1), rtol=0, atol=1e-12)
+    for places in (every, None):
+        paid = attention.paid(view.queries, view.keys, view.scaling, places, 7)
+        torch.testing.assert_close(paid, whole_map(view).sum(1), rtol=0, atol=1e-12)
     keys = view.keys[:, shared]
     one_block, tiles = (
         attention.paid(view.queries, keys, view.scaling, every, block, shared) for block in (256, 7)
     )
     torch.testing.assert_close(tiles, one_block, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_smaller_numbers_are_summed_in_fp32(dtype: torch.dtype) -> None:
+    """The states alone are rounded, not what follows from them."""
+    view = view_of(dtype=dtype)
+    paid = attention.paid(view.queries, view.keys, view.scaling, None, 7)
+    torch.testing.assert_close(paid.double(), whole_map(view).sum(1), rtol=2e-6, atol=2e-6)
 
 
 def slow_received(method: CacheCompressor, view: CacheView) -> Tensor:

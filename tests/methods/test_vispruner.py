@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import View
+from espalier.methods.select import nearest
 from espalier.methods.select.nearest import Nearest
 from espalier.methods.vispruner import VisPruner
 from tests.methods.cases import VISION
@@ -39,14 +40,20 @@ def cosine(tokens: Tensor, a: int, b: int) -> float:
     return float(torch.cosine_similarity(tokens[a], tokens[b], dim=0))
 
 
+@contextmanager
+def lists_of_five() -> Iterator[None]:
+    with patch.object(Nearest, "many", 5), patch.object(nearest, "LISTED", (2, 3)):
+        yield
+
+
 test_vispruner = check_method(
     "vispruner",
     slow_vispruner,
     settings=({}, {"important_ratio": 0.0}, {"important_ratio": 0.8}),
     views=crop_view,
     varied=ROWS,
-    # Of one: the nearest are listed anew when half of the tokens are left.
-    within={"": nullcontext, "nearest of one": partial(patch.object, Nearest, "many", 1)},
+    # Of five: lists of five, made anew when half of the tokens are left.
+    within={"": nullcontext, "lists of five": lists_of_five},
     released=lambda case: attended_case(case, VISION),
 )
 
