@@ -61,8 +61,8 @@ class SCOPE(TokenReducer):
         """Keep a covering set of each crop.
 
         Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then O(P M) for each kept one, with
-        32 or a few times as many merits P computed anew: 1.2 to 1.4 of X X^T at 576 tokens, 0.8 at 2,880. On a card
-        all M merits of a pick are computed, and the host waits once for all picks.
+        32 or a few times as many merits P computed anew: 1.2 of X X^T at 576 tokens, 0.8 at 2,880. On a card all M
+        merits of a pick are computed, and the host waits once for all picks.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
         crops = Crops.of(view.grid, view.signals["tile"])
