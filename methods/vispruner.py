@@ -85,8 +85,8 @@ class VisPruner(TokenReducer):
             start, end = end, end + len(list(alike))
             # The small term keeps 0.7 * 10 from coming out as 6.999...
             n_important = int(quota * self.important_ratio + 1e-9)
-            important, others = order[start:end, :size].tensor_split([n_important], dim=1)
-            diverse = _without_duplicates(others, quota - n_important, tokens[start:end])
+            important, candidates = order[start:end, :size].tensor_split([n_important], dim=1)
+            diverse = _without_duplicates(candidates, quota - n_important, tokens[start:end])
             chosen[start:end].scatter_(1, torch.cat([important, diverse], dim=1), True)
         return Plan(groups.kept(chosen, keep), scores=attention)
 

@@ -39,7 +39,7 @@ def rows(
     places: Tensor | None,
     block: int = BLOCK,
     key_slots: Tensor | None = None,
-    held: Tensor | None = None,
+    memory: Tensor | None = None,
 ) -> Iterator[Tensor]:
     """Yield the attention of the queries at `places`, (H, <= block, S) at a time, without waiting for the device.
 
@@ -52,14 +52,14 @@ def rows(
         places: (R,) slots of the queries; None: every slot of the prompt, which are those of the keys too.
         block: query rows computed at once, at most.
         key_slots: (S,) slots of the keys; None: every slot of the prompt.
-        held: (H S or more,) memory for as many products at once, where each block overwrites the one before; None:
+        memory: (H S or more,) memory for as many products at once, where each block overwrites the one before; None:
             new memory for each, of CELLS products or one row.
 
     Cost: O(H R S D) time, half of it for all rows; memory of the keys in fp32 and of the products.
     """
     slots = torch.arange(keys.shape[1], device=keys.device) if key_slots is None else key_slots
     keys = keys.to(torch.promote_types(queries.dtype, torch.float32))
-    cells = CELLS if held is None else len(held)
+    cells = CELLS if memory is None else len(memory)
     height = max(min(block, cells // (queries.shape[0] * len(slots))), 1)
     queried = slots if places is None else places
     for first in range(0, len(queried), height):
@@ -67,13 +67,13 @@ def rows(
         if places is None and len(queried) > height:
             start, end = first + 1, first + len(query_slots)
         n_products = queries.shape[0] * len(query_slots) * end
-        out = None if held is None else held[:n_products].view(keys.shape[0], -1, end)
+        out = None if memory is None else memory[:n_products].view(keys.shape[0], -1, end)
         scores = logits(queries[:, query_slots], keys[:, :end], scaling, out)
         # Keys before `start` are visible to all of these queries.
         hidden = ~causal(query_slots, slots[start:end])
         scores[:, :, start:].masked_fill_(hidden, float("-inf"))
         # Rebound, so that products in new memory are freed.
-        scores = torch.softmax(scores, dim=-1, out=None if held is None else scores)
+        scores = torch.softmax(scores, dim=-1, out=None if memory is None else scores)
         yield scores
 
 
@@ -92,16 +92,16 @@ def paid(
     once; on a CPU each KV head is summed tile by tile, in memory that is touched for the first time only once.
     """
     exact = torch.promote_types(queries.dtype, torch.float32)
-    keys, parts, held = keys.to(exact), 1, None
+    keys, parts, memory = keys.to(exact), 1, None
     total = torch.zeros(queries.shape[0], keys.shape[1], dtype=exact, device=keys.device)
     if (queries.shape[1] if places is None else len(places)) > block:
         keys, scaling = keys * scaling, 1.0
         if keys.device.type == "cpu":
             parts = keys.shape[0]
-            held = total.new_empty(max(min(TILE, CELLS), total.numel() // parts))
+            memory = total.new_empty(max(min(TILE, CELLS), total.numel() // parts))
     heads = (states.chunk(parts) for states in (queries, keys, total))
     for head_queries, head_keys, head_total in zip(*heads, strict=True):
-        blocks = rows(head_queries, head_keys, scaling, places, block, key_slots, held)
+        blocks = rows(head_queries, head_keys, scaling, places, block, key_slots, memory)
         first = 0
         for attention in blocks:
             if counted is not None:
