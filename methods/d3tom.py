@@ -22,6 +22,9 @@ The released code also renumbers the remaining positions from 0 after layer K, a
 Where the prompt is cached (Section 4.4), A is the deciders' attention to its entries in layer K. In later layers the
 entries of dropped visual tokens merge by (20) and (21) in methods/select/entries.py, anew in each step: in the paper's
 text into kept visual ones (targets=visual), in the released code into any that remains (targets=prompt).
+
+Differs: with every=N, N steps share a choice, that of the first one's deciders, and its merged entries; only with a
+cached prompt, where merging costs more than its attention spares. The paper chooses in each step (every=1).
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ class D3ToM(DenoisingReducer):
         targets: entries of a cached prompt that others merge into.
         newlines: whether a picture's newline tokens are visual tokens.
         rounding: of the number of tokens that stay.
+        every: steps that share a choice among the entries of a cached prompt, from the first that merges on.
     """
 
     merges_entries: ClassVar[bool] = True
@@ -69,11 +73,20 @@ class D3ToM(DenoisingReducer):
     targets: Targets = "visual"
     newlines: Newlines = "stay"
     rounding: Rounding = "nearest"
+    every: int = 1
 
     def __post_init__(self) -> None:
         """Check the hyper-parameters."""
-        require_choices(self, merging=Merging, state=State, similarity=Similarity)
-        require_choices(self, targets=Targets, newlines=Newlines, rounding=Rounding)
+        require(self.every >= 1, "every", self.every, "a number of steps, at least 1")
+        require_choices(
+            self,
+            merging=Merging,
+            state=State,
+            similarity=Similarity,
+            targets=Targets,
+            newlines=Newlines,
+            rounding=Rounding,
+        )
 
     @property
     def takes_newlines(self) -> bool:

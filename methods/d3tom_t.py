@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from espalier.methods.checks import require_choices
+from espalier.methods.checks import require, require_choices
 from espalier.methods.d3tom import D3ToM
 
 Direction = Literal["low_to_high", "high_to_low", "released"]
@@ -38,6 +38,12 @@ class D3ToMT(D3ToM):
         """Check the hyper-parameters."""
         super().__post_init__()
         require_choices(self, direction=Direction)
+        require(
+            self.every == 1 or self.direction == "released",
+            "every",
+            self.every,
+            "1 (each step has a share of its own, but with direction=released)",
+        )
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share removed at each step, 0 at the first; all 0 if `ratio` is 0."""

@@ -16,13 +16,17 @@ class DenoisingReducer(TokenReducer):
     """Returns a `Plan` at each of its sites in every denoising step; `View.step` is the step's number.
 
     With a cached prompt a step has no states of visual tokens. A method that can act on the cache's entries instead
-    sets `merges_entries`, and implements `chosen` for its site's layer and `merged` for every layer after it.
+    sets `merges_entries`, and implements `chosen` for its site's layer and `merged` for every layer after it; a step
+    may keep the last choice (`every`).
     """
 
     in_one_prefill: ClassVar[bool] = False
 
     #: Whether it also acts on a cached prompt.
     merges_entries: ClassVar[bool] = False
+
+    #: Steps for which a choice among a cached prompt's entries is kept, and what was merged by it.
+    every = 1
 
     #: First sites at which the first step keeps every token; at the others it has the budget of later steps.
     later_sites: ClassVar[int] = 0

@@ -35,6 +35,7 @@ class FastVFirstStep(DenoisingReducer):
     """
 
     later_sites: ClassVar[int] = 1
+    even = True  # the first step, too
 
     K: int | None = None
     queries: Literal["last", "mean"] = "last"
@@ -45,11 +46,6 @@ class FastVFirstStep(DenoisingReducer):
         """Check the hyper-parameters."""
         require(self.K is None or self.K >= 1, "K", self.K, "1 or more, null (half of the layers)")
         require(self.queries in FastV.signals, "queries", self.queries, ", ".join(FastV.signals))
-
-    @property
-    def even(self) -> bool:
-        """Whether every step after the first removes the run's ratio; here the first does, too."""
-        return True
 
     def ratios(self, ratio: float, steps: int) -> tuple[float, ...]:
         """Return the share removed at each step, the same; the first step removes it at layer K alone."""

@@ -25,16 +25,8 @@ class RedVTP(DenoisingReducer):
     """Keeps, after the first step, the tokens that masked tokens attend to most."""
 
     takes_separators = True  # attention alone ranks
-
-    @property
-    def takes_newlines(self) -> bool:
-        """Whether newlines are ranked and dropped: they are."""
-        return True
-
-    @property
-    def rounds_down(self) -> bool:
-        """Whether the number of tokens that stay is rounded down: it is."""
-        return True
+    takes_newlines = True
+    rounds_down = True
 
     def sites(self, depth: int) -> tuple[Site, ...]:
         """Return the input of the decoder; in the first step every token stays there."""

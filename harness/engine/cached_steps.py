@@ -39,6 +39,9 @@ from espalier.methods.denoiser import as_denoiser
 from espalier.methods.none import NoReduction
 from espalier.methods.select.entries import KeptEntries, PromptEntries
 
+#: Mask and rotary tables of the layers from a stage's first on, on each device.
+LayerArguments = dict[tuple[int, torch.device], dict[str, Any]]
+
 
 @dataclass(eq=False)
 class StepEntries:
@@ -53,12 +56,22 @@ class StepEntries:
     values: Tensor
     fixed: set[int] = field(default_factory=set)
 
-    @classmethod
-    def of(cls, keys: Tensor, values: Tensor, length: int) -> StepEntries:
-        """Return storage for entries of rows of at most `length`, and an answer's keys and values (B, H_kv, G, D)."""
-        width = length + keys.shape[2]
-        stores = [x.new_zeros(*x.shape[:2], width, x.shape[3]) for x in (keys, values)]
-        return cls(stores[0], stores[1])
+
+@dataclass(frozen=True, eq=False)
+class EntryChoice:
+    """Which visual tokens of a cached prompt stay, and what steps share that keep this choice.
+
+    Attributes:
+        keep: their number in each row.
+        stages: tokens alive up to the deciders' layer and after it.
+        kept: (K,) indices of those that stay of each row, once the deciders' layer has run.
+        arguments: of `run_answer`.
+    """
+
+    keep: tuple[int, ...]
+    stages: tuple[Stage, ...]
+    kept: list[Tensor] = field(default_factory=list)
+    arguments: LayerArguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +122,8 @@ class CachedPrompt:
         last: (B, 1, D) last states of the prompts' last tokens.
         prepared: entries of a layer and row that merge, made by the first step that merges them.
         merged: of each layer, the entries of the last step that merged them.
-        choice_checked: whether a method's first choice of entries was checked.
+        choice: the last choice of entries.
+        arguments: of `run_answer`, for steps that merge nothing.
     """
 
     cache: IndexedCache
@@ -119,7 +133,8 @@ class CachedPrompt:
     last: Tensor
     prepared: dict[tuple[int, int], PromptEntries] = field(default_factory=dict, repr=False)
     merged: dict[int, StepEntries] = field(default_factory=dict, repr=False)
-    choice_checked: bool = False
+    choice: EntryChoice | None = field(default=None, repr=False)
+    arguments: LayerArguments = field(default_factory=dict, repr=False)
     _tables: dict[torch.device, tuple[Tensor, ...]] = field(default_factory=dict, repr=False)
 
     def rotary(self, setup: SessionSetup, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -205,6 +220,7 @@ def run_answer(
     cached_prompt: CachedPrompt,
     stages: Sequence[Stage],
     cache: Cache,
+    arguments: LayerArguments,
     embeddings: Tensor,
     parts: Sequence[PartialLayer] = (),
 ) -> Tensor:
@@ -215,18 +231,17 @@ def run_answer(
         cached_prompt: the prompt.
         stages: tokens of the prompt alive in the layers of `cache`, first to last.
         cache: keys and values of the prompt; those of the positions are appended.
+        arguments: of earlier steps with these stages; those that miss are added.
         embeddings: of the tokens at the positions.
         parts: of the last layers, those that run a part of the positions.
 
     Cost: a layer's linear maps on G tokens, attention of G queries to the remaining entries and themselves.
     """
     layout, decoder = cached_prompt.layout, setup.adapter.decoder
-    # Mask and tables of each stage on each device.
-    arguments: dict[tuple[int, torch.device], dict[str, Any]] = {}
 
     def enter(number: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Any) -> Any:
         stage = next(stage for stage in reversed(stages) if stage.first <= number)
-        key = (id(stage), args[0].device)
+        key = (stage.first, args[0].device)
         if key not in arguments:
             arguments[key] = _answer_arguments(setup, layout, stage.move(args[0].device), args[0])
         return args, {**kwargs, **arguments[key]}
@@ -398,7 +413,8 @@ def run_window(
         layers[1:] = [MergedLayer(layer_part.written) for layer_part in parts]
     recorded = recorded_changes(changes, setup.adapter.decoder.layers, len(window))
     with recorded if changes and not part else nullcontext():
-        states = run_answer(setup, before, stages, Cache(layers=[*layers]), embeddings, parts)
+        cache = Cache(layers=[*layers])
+        states = run_answer(setup, before, stages, cache, before.arguments, embeddings, parts)
     lead = stored.states.shape[1] - stored.length
     stored.states[:, lead + window.start : lead + window.stop] = states
 

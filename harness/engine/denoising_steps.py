@@ -20,6 +20,7 @@ from espalier.harness.cost.clock import Clock, DelayedTimes
 from espalier.harness.engine.attention_probe import AttentionTap, attention_rows
 from espalier.harness.engine.cached_steps import (
     CachedPrompt,
+    EntryChoice,
     PlacedEntries,
     StepEntries,
     StoredSequence,
@@ -39,7 +40,7 @@ from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.signals.producer import DECIDERS, FIRST_KEPT, STEP
 from espalier.methods.base import Plan
 from espalier.methods.blame import Blame
-from espalier.methods.denoiser import as_denoiser
+from espalier.methods.denoiser import DenoisingReducer, as_denoiser
 from espalier.methods.plans import require_tensor
 from espalier.methods.select.entries import Entries, EntryStore, KeptEntries, PromptEntries
 from espalier.methods.select.topk import indices_of, rows_of
@@ -48,8 +49,11 @@ from espalier.methods.select.topk import indices_of, rows_of
 class EntryMerger:
     """One step's choice, and the layers that follow from it. The prompt's cache is only read.
 
+    A step that keeps the last choice, as the method's `every` states, attends to what was merged by it.
+
     Args:
-        setup: of the session; its method merges entries.
+        setup: of the session.
+        method: of the session; it merges entries.
         cached_prompt: the prompt.
         answer: with the step's deciders.
         keep: visual tokens that stay, for each row.
@@ -58,35 +62,35 @@ class EntryMerger:
     def __init__(
         self,
         setup: SessionSetup,
+        method: DenoisingReducer,
         cached_prompt: CachedPrompt,
         answer: AnswerState,
-        keep: Sequence[int],
+        keep: tuple[int, ...],
     ) -> None:
-        method = as_denoiser(setup.method)
-        assert method is not None  # only denoisers merge
         self._setup, self._prompt, self._answer = setup, cached_prompt, answer
         self._clock = Clock(*setup.adapter.devices, enabled=setup.timed)
-        self._method = method
+        self._method, self._keep = method, keep
         #: First layer with merged entries.
         self.first_merged = setup.sites[0].layer + 1
-        self._keep = tuple(keep)
         (self._prompt_stage,) = cached_prompt.stages
         #: Whether every token of every row stays.
-        self.idle = self._keep == self._prompt_stage.counts
+        self.idle = keep == self._prompt_stage.counts
         self._lengths = [n + text for n, text in zip(keep, cached_prompt.layout.text, strict=True)]
-        #: (K,) kept visual tokens of each row, once the deciders' layer has run.
-        self.kept: list[Tensor] = []
+        choice = cached_prompt.choice
+        if choice is None or choice.keep != keep or (answer.step - 1) % method.every == 0:
+            choice = cached_prompt.choice = EntryChoice(keep, self._stages())
+        #: The last choice, made once the deciders' layer has run, and whether that was in an earlier step.
+        self.choice, self.holds = choice, bool(choice.kept)
         self._choices: dict[tuple[int, torch.device], PlacedEntries] = {}
 
-    def stages(self) -> tuple[Stage, Stage]:
+    def _stages(self) -> tuple[Stage, Stage]:
         """Return the stages up to the deciders' layer and after it; the second without slots."""
         prompt_stage, width = self._prompt_stage, max(self._lengths)
         places = torch.arange(width, device=prompt_stage.valid.device)
         valid = torch.stack([places < length for length in self._lengths])
         empty = prompt_stage.slots[:, :0]
-        padded = any(length != width for length in self._lengths)
         return prompt_stage, Stage(
-            self.first_merged, valid, padded, empty, self._keep, empty, empty
+            self.first_merged, valid, min(self._lengths) < width, empty, self._keep, empty, empty
         )
 
     def cache(self) -> Cache:
@@ -102,15 +106,15 @@ class EntryMerger:
         """Return each row's record of the step."""
         rows, clock = len(self._keep), self._clock  # not this step, which the times outlive
         times = DelayedTimes(lambda: {"select": clock.totals_ms().get("select", 0.0) / rows})
-        first = self.first_merged
+        n_merged = len(self._prompt.cache.indexed) - self.first_merged
         return tuple(
             replace(
                 record,
                 requested=(keep,),
                 kept=(keep,),
-                entering=record.entering[:first] + (keep,) * (len(record.entering) - first),
+                entering=record.entering[: self.first_merged] + (keep,) * n_merged,
                 held=record.entering,
-                origin=record.origin if self.idle else self.kept[row],
+                origin=record.origin if self.idle else self.choice.kept[row],
                 times_ms=times,
             )
             for row, (record, keep) in enumerate(zip(self._prompt.records, self._keep, strict=True))
@@ -128,39 +132,46 @@ class EntryMerger:
             attention = (rows * deciders.gather(1, places).unsqueeze(2)).sum(1)
             for row, (count, keep) in enumerate(zip(stage.counts, self._keep, strict=True)):
                 scores = attention[row : row + 1, stage.slots[row, :count]]
-                self.kept.append(self._chosen(scores, keep) if count else stage.slots[row, :0])
+                self.choice.kept.append(
+                    self._chosen(scores, keep) if count else stage.slots[row, :0]
+                )
 
     def _chosen(self, scores: Tensor, keep: int) -> Tensor:
         with Blame(self._method, "chosen", self._setup.sites[0]):
             chosen = self._method.chosen(scores, keep)
             require_tensor("what `chosen` returns", chosen, (1, keep), scores.device)
             # Reading the device in every step would make it wait.
-            if not self._prompt.choice_checked:
+            if not self._prompt.prepared:
                 Plan(chosen).check(scores.shape[1], keep)
         return chosen[0]
 
     def _layer_entries(self, number: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values (B, H_kv, S' + G, D) of a layer, those of the answer last."""
-        self._prompt.choice_checked = True
-        with self._clock.phase("select"):
-            width, count = max(self._lengths), keys.shape[2]
-            entries = self._prompt.merged.get(number)
-            if entries is None or entries.keys.shape[2] < width + count:
-                entries = self._prompt.merged[number] = StepEntries.of(keys, values, width)
-            for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
-                n_visual = self._prompt_stage.counts[row]
-                stored = self._prompt.cache.indexed[number].entries
-                start = stored[0].shape[2] - length - n_visual + keep
-                stored_keys, stored_values = (store[row, :, start:] for store in stored)
-                if keep < n_visual:
-                    self._merge_row(number, row, entries, stored_keys, stored_values)
-                else:
-                    entries.fixed.discard(row)
-                    entries.keys[row, :, :length] = stored_keys
-                    entries.values[row, :, :length] = stored_values
-            for store, states in ((entries.keys, keys), (entries.values, values)):
-                store[:, :, width : width + count] = states
-            return entries.keys[:, :, : width + count], entries.values[:, :, : width + count]
+        width, count = max(self._lengths), keys.shape[2]
+        entries = self._prompt.merged.get(number)
+        if entries is None or entries.keys.shape[2] < width + count:
+            stores = [x.new_zeros(*x.shape[:2], width + count, x.shape[3]) for x in (keys, values)]
+            entries = self._prompt.merged[number] = StepEntries(stores[0], stores[1])
+        if not self.holds:
+            with self._clock.phase("select"):
+                self._merge_rows(number, entries)
+        for store, states in ((entries.keys, keys), (entries.values, values)):
+            store[:, :, width : width + count] = states
+        return entries.keys[:, :, : width + count], entries.values[:, :, : width + count]
+
+    def _merge_rows(self, number: int, entries: StepEntries) -> None:
+        """Write each row's entries of a layer."""
+        for row, (length, keep) in enumerate(zip(self._lengths, self._keep, strict=True)):
+            n_visual = self._prompt_stage.counts[row]
+            stored = self._prompt.cache.indexed[number].entries
+            start = stored[0].shape[2] - length - n_visual + keep
+            stored_keys, stored_values = (store[row, :, start:] for store in stored)
+            if keep < n_visual:
+                self._merge_row(number, row, entries, stored_keys, stored_values)
+            else:
+                entries.fixed.discard(row)
+                entries.keys[row, :, :length] = stored_keys
+                entries.values[row, :, :length] = stored_values
 
     def _merge_row(
         self, number: int, row: int, entries: StepEntries, keys: Tensor, values: Tensor
@@ -208,7 +219,7 @@ class EntryMerger:
             tables = cos[row, -count:], sin[row, -count:]
             start = stage.valid.shape[1] - count
             visual = stage.slots[row, : stage.counts[row]].to(keys.device) - start
-            choice = KeptEntries(visual, self.kept[row].to(keys.device), count)
+            choice = KeptEntries(visual, self.choice.kept[row].to(keys.device), count)
             self._choices[key] = PlacedEntries(choice, tables, self._setup.renumber)
         return self._choices[key]
 
@@ -301,8 +312,10 @@ class DenoisingSession(Session):
         answer_embeddings = adapter.model.get_input_embeddings()(answer.ids)
         embeddings = torch.cat([prompt.arguments["inputs_embeds"], answer_embeddings], 1)
         layout = prompt.layout.extended_by(count)
-        state = {DECIDERS: answer.deciders, STEP: answer.step, FIRST_KEPT: answer.first_kept}
-        inputs: Mapping[str, Any] = {**prompt.inputs, **state}
+        inputs: Mapping[str, Any] = {
+            **prompt.inputs,
+            **{DECIDERS: answer.deciders, STEP: answer.step, FIRST_KEPT: answer.first_kept},
+        }
         sequence = replace(
             prompt, inputs=inputs, layout=layout, arguments={"inputs_embeds": embeddings}
         )
@@ -346,25 +359,26 @@ class DenoisingSession(Session):
     ) -> tuple[Tensor, tuple[SampleRecord, ...]]:
         """Run one step of the answer's positions against a cached prompt; arguments and result as in `denoise`.
 
-        A method that merges entries does so by this step's deciders; any other method has acted in the prompt's run.
+        A method that merges entries does so by this step's deciders, or keeps what an earlier step merged; any other
+        method has acted in the prompt's run.
         """
         adapter, cache = self.adapter, cached_prompt.cache
         embeddings = adapter.model.get_input_embeddings()(answer.ids)
-        merger: EntryMerger | None = None
-        layout = cached_prompt.layout
-        if as_denoiser(self.setup.method) is not None and self.setup.sites:
-            keep_of = partial(budget.keep, self.setup.method, adapter.facts)
-            rows = zip(layout.counts, layout.text, strict=True)
-            keep = [keep_of(n, text)[0] if n else 0 for n, text in rows]
-            merger = EntryMerger(self.setup, cached_prompt, answer, keep)
+        method, merger = as_denoiser(self.setup.method), None
+        if method is not None and self.setup.sites:
+            keep_of = partial(budget.keep, method, adapter.facts)
+            rows = zip(cached_prompt.layout.counts, cached_prompt.layout.text, strict=True)
+            keep = tuple(keep_of(n, text)[0] if n else 0 for n, text in rows)
+            merger = EntryMerger(self.setup, method, cached_prompt, answer, keep)
         if merger is None or merger.idle:
             n_layers = len(adapter.decoder.layers)
-            states = run_answer(self.setup, cached_prompt, cached_prompt.stages, cache, embeddings)
+            path = cached_prompt.stages, cache, cached_prompt.arguments
+            states = run_answer(self.setup, cached_prompt, *path, embeddings)
         else:
             n_layers = merger.first_merged
-            merged = merger.stages(), merger.cache()
-            deciding = self.adapter.decoder.layers[n_layers - 1].self_attn
-            with AttentionTap([(deciding, merger.choose)]):
+            merged = merger.choice.stages, merger.cache(), merger.choice.arguments
+            deciding = adapter.decoder.layers[n_layers - 1].self_attn
+            with AttentionTap([] if merger.holds else [(deciding, merger.choose)]):
                 states = run_answer(self.setup, cached_prompt, *merged, embeddings)
         cache.cut(answer.ids.shape[1], n_layers)
         if self._is_shifted:

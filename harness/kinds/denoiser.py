@@ -74,16 +74,12 @@ class Denoiser(Reducer):
         assert diffusion is not None  # only then this kind is chosen
         how = Denoising.of(spec.generation, diffusion)
         check_places(spec, how.length)
-        denoiser = as_denoiser(method)
-        even = denoiser is None or denoiser.even
-        refuse("steps", spec, method, even=even, title=type(method).__name__)
+        denoiser, name = as_denoiser(method), type(method).__name__
+        refuse("steps", spec, method, even=denoiser is None or denoiser.even, title=name)
         rows = 1 if spec.engine.batch_size == "auto" else int(spec.engine.batch_size)
         check_caches(how, spec.model, method, spec.engine.backend == "emulate", rows)
-        facts = spec.model.facts
-        budgets = step_budgets(
-            method, spec.budget, facts, how.planned, how.prefix_cache, how.blocks
-        )
-        for budget in set(budgets):
+        facts, shape = spec.model.facts, (how.planned, how.prefix_cache, how.blocks)
+        for budget in set(step_budgets(method, spec.budget, facts, *shape)):
             budget.check(method, facts)
         return ResolvedMethod(method)
 
@@ -248,8 +244,11 @@ class CanvasReducer(Reducer):
             "canvases": fmean(map(len, steps)),
             "ended_early": fmean(count < run["limit"] for run in runs for count in run["steps"]),
         }
-        flops = flops_block(canvas_flops(facts, record) for record in records)
-        return replace(account, flops=flops, extra={**account.extra, "canvas": block})
+        return replace(
+            account,
+            flops=flops_block(canvas_flops(facts, record) for record in records),
+            extra={**account.extra, "canvas": block},
+        )
 
 
 DENOISER = Denoiser()

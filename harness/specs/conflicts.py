@@ -823,6 +823,12 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
             "false, or a method that acts on a cached prompt, such as d3tom, or once in its own run, such as fastv",
         ),
         Conflict(
+            "generation.prefix_cache",
+            lambda case: case.values["every"] > 1 and not case.value("generation.prefix_cache"),
+            "runs every token anew in each step, which leaves {title} nothing to keep for {every} of them",
+            "true, or method.params.every=1",
+        ),
+        Conflict(
             "engine.backend",
             lambda case: (
                 case.value("generation.prefix_cache")

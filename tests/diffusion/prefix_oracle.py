@@ -83,7 +83,9 @@ def merged(store: list[Tensor], goes: dict[int, int], onto: list[int]) -> list[T
 
 
 @torch.no_grad()
-def step(model, x: Tensor, prompt: int, visual, deciders, method, keep: int, renumber: bool):
+def step(
+    model, x: Tensor, prompt: int, visual, deciders, method, keep: int, renumber: bool, held=None
+):
     """Return the logits (G, V) and which visual tokens stay behind layer K.
 
     Args:
@@ -92,10 +94,11 @@ def step(model, x: Tensor, prompt: int, visual, deciders, method, keep: int, ren
         method: with K and targets.
         keep: visual tokens that stay; all of them: nothing happens.
         renumber: whether places left are counted from 0 behind layer K.
+        held: visual tokens that stay, as an earlier step chose them; None: this one chooses.
         model, x, prompt: as above.
     """
     stack = model.model.language_model
-    h, g, kept = x[:prompt], x[prompt:], list(range(len(visual)))
+    h, g, kept = x[:prompt], x[prompt:], held or list(range(len(visual)))
     for number, layer in enumerate(stack.layers):
         z = layer.input_layernorm(h)
         q, keys, values = (projected(layer, z, name) for name in "qkv")
@@ -125,7 +128,7 @@ def step(model, x: Tensor, prompt: int, visual, deciders, method, keep: int, ren
             [torch.cat([rotated(a, at), rotated(b, rotary)]) for a, b in zip(keys, k, strict=True)],
             [torch.cat(pair) for pair in zip(values, v, strict=True)],
         )
-        if number == method.K and keep < len(visual):
+        if number == method.K and keep < len(visual) and held is None:
             score = [sum(float(a[i, j]) for i in deciders) for j in visual]
             kept = sorted(sorted(range(len(visual)), key=lambda n: (-score[n], n))[:keep])
         g = g + put_out

@@ -7,7 +7,7 @@ import pytest
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising, check_caches
-from espalier.harness.errors import Refused
+from espalier.harness.errors import Refused, UserError
 from espalier.harness.runs.admission import Job, admit
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.d3tom import D3ToM
@@ -43,6 +43,33 @@ def test_a_cached_prompt_is_admitted_and_is_another_run(name, where, tmp_path) -
     assert plain.key != cached.key
     settings = [job.parts["settings"][where]["generation"] for job in (plain, cached)]
     assert settings[1] == {**(settings[0] or {}), "prefix_cache": True} != settings[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["every=4"], "prefix_cache=.* keep for 4 of them; valid: true, or method.params.every=1"),
+        (["every=0"], "every=0 .*; valid: a number of steps, at least 1"),
+        (
+            ["every=2", "direction=low_to_high"],
+            "every=2 .*; valid: 1 .each step has a share of its",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_shared_is_one_line(settings, line, tmp_path) -> None:
+    params = [f"method.params.{setting}" for setting in settings]
+    argv = (*DENOISING, f"store={tmp_path}", "method=d3tom_t", "ratio=0.9", *params)
+    with pytest.raises(UserError, match=line):
+        job_of(argv)
+
+
+def test_a_shared_choice_is_another_run(tmp_path) -> None:
+    argv = (*DENOISING, f"store={tmp_path}", "method=d3tom", "ratio=0.9")
+    argv = (*argv, "+model.generation.prefix_cache=true")
+    plain, shared = job_of(argv), job_of((*argv, "method.params.every=4"))
+    assert plain.key != shared.key
+    params = [job.parts["settings"]["method"]["params"]["every"] for job in (plain, shared)]
+    assert params == [1, 4]
 
 
 def test_a_method_of_steps_that_knows_no_cache_is_one_line() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.cost.flops import cached_prompt_flops, head_flops
 from espalier.harness.decoding.diffusion.answer_flops import cached_flops, run_flops
 from espalier.harness.decoding.diffusion.denoising_loop import DenoisingGenerator
 from espalier.harness.decoding.diffusion.denoising_record import (
@@ -160,6 +161,102 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
         repeated, _ = session.denoise_cached(cached, answer, names, budget)
     assert torch.equal(first, repeated)
     assert (first - between).abs().max() > 1e-4
+
+
+# ---------------------------------------------------------------------- a choice that steps share
+
+
+def cached_steps(adapter, method, steps, chats=CHATS, **options):
+    """Return logits and records of steps, pairs of an answer and a ratio, of one cached prompt."""
+    names = [str(n) for n in range(len(chats))]
+    with DenoisingSession(adapter, method, WHOLE, **options) as session:
+        cached = session.cache_prompt(session.prompt(adapter.encode(chats)), names, LENGTH)
+        return [
+            session.denoise_cached(cached, answer, names, Budget("kept", ratio))
+            for answer, ratio in steps
+        ]
+
+
+def answer_at(step: int, rows: int = len(CHATS)) -> AnswerState:
+    """An answer with words and deciders of its own at each step."""
+    answer = answering(rows)
+    return AnswerState(answer.ids.roll(step, 1), answer.deciders.roll(step, 1), step)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("K", [1, 3])
+@pytest.mark.parametrize("targets", ["visual", "prompt"])
+@pytest.mark.parametrize("positions", ["original", "renumbered"])
+def test_steps_share_a_choice_as_written_out(adapter, K, targets, positions) -> None:
+    """The first and third step choose; the second and fourth attend to what was merged by those deciders."""
+    method = D3ToM(K=K, targets=targets, every=2)
+    answers = [answer_at(step) for step in (1, 2, 3, 4)]
+    steps = [(answer, 0.7) for answer in answers]
+    results = cached_steps(adapter, method, steps, positions=positions)
+    for row, chat in enumerate(CHATS):
+        visual, held = visual_of(adapter, chat), None
+        for answer, (logits, records) in zip(answers, results, strict=True):
+            x, prompt = entered(adapter, chat, answer.ids[row])
+            deciders = answer.deciders[row].nonzero()[:, 0].tolist()
+            case = (adapter.model, x, prompt, visual, deciders, method, records[row].kept[0])
+            expected, kept = prefix_oracle.step(*case, positions == "renumbered", held)
+            assert records[row].origin.tolist() == kept
+            assert (logits[row] - expected).abs().max() < 1e-9
+            held = kept if held is None else None
+    selecting = [records[0].times_ms["select"] > 0 for _, records in results]
+    assert selecting == [True, False, True, False]
+
+
+def test_a_step_with_another_budget_or_after_a_whole_one_chooses(adapter) -> None:
+    shared, paper = D3ToM(K=1, every=9), D3ToM(K=1)
+    steps = [(answer_at(step), ratio) for step, ratio in enumerate((0, 0.5, 0.7, 0, 0.7, 0.7))]
+    results, expected = (cached_steps(adapter, method, steps) for method in (shared, paper))
+    same = [torch.equal(a, b) for (a, _), (b, _) in zip(results, expected, strict=True)]
+    assert same == [True, True, True, True, True, False]
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_answers_that_share_choices_are_the_same_in_any_batch(folder, shifted) -> None:
+    """With several pictures in one prompt, and where positions predict the next token."""
+    adapter, method = models.load(folder, shifted=shifted), D3ToM(K=1, every=2)
+    together = answers(adapter, method, 0.7)
+    for row, chat in enumerate(CHATS):
+        alone = answers(adapter, method, 0.7, [chat])
+        assert (together.logits[row] - alone.logits[0]).abs().max() < 1e-9
+        assert together.records[row].denoising == alone.records[0].denoising
+
+
+@pytest.mark.parametrize(("every", "choices"), [(1, 3), (2, 2), (3, 1)])
+def test_what_merges_is_counted(adapter, monkeypatch, every, choices) -> None:
+    """Three of four steps merge in three layers, for three rows."""
+    calls = []
+
+    def counted(self, *args, name, run):
+        calls.append(name)
+        return run(self, *args)
+
+    for name in ("chosen", "merged"):
+        run = getattr(D3ToM, name)
+        monkeypatch.setattr(D3ToM, name, partialmethod(counted, name=name, run=run))
+    answers(adapter, D3ToM(K=1, every=every), 0.5)
+    assert calls.count("chosen") == 3 * choices
+    assert calls.count("merged") == 3 * 3 * choices
+
+
+def test_flops_of_a_step_that_keeps_a_choice_are_those_that_torch_counts(folder) -> None:
+    """Such a step has no other product than its count; eager attention, since the counter sees its products in full."""
+    adapter, method, chats = models.load(folder, "float32"), D3ToM(K=1, every=2), CHATS[:1]
+    choosing, holding = (answer_at(step, 1) for step in (1, 2))
+    with DenoisingSession(adapter, method, WHOLE) as session:
+        cached = session.cache_prompt(session.prompt(adapter.encode(chats)), ["0"], LENGTH)
+        budget = Budget("kept", 0.5)
+        session.denoise_cached(cached, choosing, ["0"], budget)
+        adapter.model.set_attn_implementation("eager")
+        with FlopCounterMode(display=False) as counter:
+            _, (record,) = session.denoise_cached(cached, holding, ["0"], budget)
+    step = cached_prompt_flops(adapter.facts, record.entering, record.text, LENGTH)
+    assert record.entering[-1] < record.visual
+    assert counter.get_total_flops() == step + head_flops(adapter.facts, LENGTH)
 
 
 def test_half_precision_merges_too(folder) -> None:

@@ -142,10 +142,9 @@ def record_of(
         tuple(step.part for step in ran),
         settings.says_first,
     )
-    selecting = sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0)
     times = {
         "vision": vision_ms,
-        "select": selecting,
+        "select": sum(step.times_ms["select"] for step in steps) + prefill_times.get("select", 0.0),
         "prefill": prefill_times.get("prefill", 0.0),
         "decode": steps_ms,
         "decode_per_token": steps_ms / settings.length,
@@ -262,9 +261,9 @@ def verify_steps(
             raise BudgetMismatch(
                 f"sample {record.sample}, denoising step {step}: kept {kept}, requested {requested}"
             )
-    later_steps = denoising.kept[1:] or denoising.kept
     equivalents = [
-        equivalent_tokens(method, facts, record.visual, text, kept) for kept in later_steps
+        equivalent_tokens(method, facts, record.visual, text, kept)
+        for kept in denoising.kept[1:] or denoising.kept
     ]
     return {
         rule: fmean(getattr(tokens, rule) for tokens in equivalents)

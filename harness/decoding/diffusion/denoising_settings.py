@@ -345,6 +345,7 @@ def check_caches(
         Refused: one of these.
     """
     sites = method.all_sites(model.facts.tower.layers, model.facts.text.layers)
+    denoiser = as_denoiser(method) if sites else None
     refuse(
         "caches of denoising",
         {
@@ -352,7 +353,8 @@ def check_caches(
             "generation": settings,
             "engine": {"backend": "emulate" if emulate else "drop"},
         },
-        denoiser=as_denoiser(method) if sites else None,
+        denoiser=denoiser,
+        every=denoiser.every if denoiser else 1,
         title=type(method).__name__,
         rows=rows,
     )
