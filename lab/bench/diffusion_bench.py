@@ -2,7 +2,7 @@
 
 LaViDa with random weights, scaled down for a CPU, denoises one answer unreduced and with D3ToM at five shares of
 its visual tokens, in turns in one process. Complete runs are timed, from the prompt through all steps; once more
-after a cached prompt, there also with sampled words and with four answers at once.
+after a cached prompt, there also with sampled words, with four answers at once, and with four steps to a choice.
 
     promised saving = 1 - FLOPs of the run / FLOPs of the whole model's run        (decoder and head, harness/cost)
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,12 @@ EDGE, WORDS = 768, 12
 #: Positions and steps of the answer, four positions per step.
 ANSWER = {"max_new_tokens": 32, "steps": 8}
 
-
-#: Further settings of answers by name, and answers at once
-VARIANTS: Mapping[str, tuple[Mapping[str, Any], int]] = {
-    "after a cached prompt": ({"prefix_cache": True}, 1),
-    "after a cached prompt, sampled": ({"prefix_cache": True, "temperature": 0.7}, 1),
-    "after a cached prompt, four answers": ({"prefix_cache": True}, 4),
+#: Further settings of answers by name, answers at once, and steps that share a choice.
+VARIANTS: Mapping[str, tuple[Mapping[str, Any], int, int]] = {
+    "after a cached prompt": ({"prefix_cache": True}, 1, 1),
+    "after a cached prompt, sampled": ({"prefix_cache": True, "temperature": 0.7}, 1, 1),
+    "after a cached prompt, four answers": ({"prefix_cache": True}, 4, 1),
+    "after a cached prompt, every=4": ({"prefix_cache": True}, 1, 4),
 }
 CACHED_SHARES = ("50", "25", "10")
 
@@ -67,23 +67,24 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     adapter = load_adapter(spec_of(*instance).model)
     ratios = [KEPT[share] for share in shares]
-    settings = [
-        ("method=none",),
-        *((*D3TOM, f"ratio={ratio}") for ratio in ratios),
-        ("method=random", f"ratio={ratios[-1]}"),
-    ]
-    sides = [DiffusionSide.of(adapter, spec_of(*instance, *side)) for side in settings]
+
+    def sides_of(
+        ratios: Sequence[str], every: int, *controls: tuple[str, ...]
+    ) -> list[DiffusionSide]:
+        merged = (*D3TOM, f"method.params.every={every}")
+        settings = [("method=none",), *((*merged, f"ratio={ratio}") for ratio in ratios), *controls]
+        return [DiffusionSide.of(adapter, spec_of(*instance, *side)) for side in settings]
+
+    sides = sides_of(ratios, 1, ("method=random", f"ratio={ratios[-1]}"))
     pixels = np.random.default_rng(0).integers(0, 256, (EDGE, EDGE, 3), dtype=np.uint8)
     chat = question(Image.fromarray(pixels), words(WORDS))
     rows = rows_of(sides, adapter.encode([chat]), rounds, **ANSWER)
-    after_cache = [
-        side
-        for side, share in zip(sides[:-1], (None, *shares), strict=True)
-        if share is None or share in CACHED_SHARES
-    ]
+    cached = [KEPT[share] for share in shares if share in CACHED_SHARES]
     variants = {
-        name: rows_of(after_cache, adapter.encode([chat] * answers), rounds, **ANSWER, **settings)
-        for name, (settings, answers) in VARIANTS.items()
+        name: rows_of(
+            sides_of(cached, every), adapter.encode([chat] * answers), rounds, **ANSWER, **settings
+        )
+        for name, (settings, answers, every) in VARIANTS.items()
     }
     return {
         "instance": " ".join(instance),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter, process_time
 from typing import Any
 
@@ -26,6 +26,7 @@ from espalier.harness.models.adapter import Adapter
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.methods.base import TokenReducer
+from espalier.methods.denoiser import as_denoiser
 
 MS = 1e3
 SAMPLE = "0"
@@ -139,9 +140,10 @@ class DiffusionRow:
         visual, tokens: visual and all tokens of the sequence, answer included.
         flops: share of the unreduced run's FLOPs, decoder and head.
         run_s: median processor seconds per run.
-        step_ms: median processor milliseconds per step after the first.
+        step_ms: processor milliseconds per step after the first: the mean of those that share a choice, the median over
+            these.
         loop_ms: time between steps, per step.
-        method_share: median share of a step after the first spent on scores, selection and merging.
+        method_share: share of a step after the first spent on scores, selection and merging, by the same rule.
         promised_step: share of an unreduced step's FLOPs that a step after the first has, decoder and head.
         gain: the unreduced run's time over this one's, geometric mean over the rounds with its 95 % interval.
     """
@@ -212,7 +214,13 @@ def _row(side: DiffusionSide, runs: Sequence[Run], unreduced: Sequence[Run]) -> 
     counted = run_flops(side.method, side.adapter.facts, record)
     assert record.denoising is not None  # always set by denoising
     last = record.denoising["kept"][-1]
-    later_steps = [step for run in runs for step in run.steps[1:]]
+    denoiser = as_denoiser(side.method)
+    every = denoiser.every if denoiser else 1
+    sharing = [
+        run.steps[first : first + every]
+        for run in runs
+        for first in range(1, len(run.steps), every)
+    ]
     between = [run.spent - sum(step.spent for step in run.steps) for run in runs]
     return DiffusionRow(
         name=side.name,
@@ -221,9 +229,12 @@ def _row(side: DiffusionSide, runs: Sequence[Run], unreduced: Sequence[Run]) -> 
         tokens=record.visual + record.text + record.denoising["length"],
         flops=counted.share_of_full,
         run_s=median(run.spent for run in runs),
-        step_ms=MS * median(step.spent for step in later_steps),
+        step_ms=MS * median(fmean(step.spent for step in steps) for steps in sharing),
         loop_ms=MS * median(between) / len(runs[0].steps),
-        method_share=median(step.method / step.wall for step in later_steps),
+        method_share=median(
+            sum(step.method for step in steps) / sum(step.wall for step in steps)
+            for steps in sharing
+        ),
         promised_step=_promised_step(side, record),
         gain=Gain.of_pairs(
             [run.spent for run in unreduced], [run.spent for run in runs], 1 / counted.share_of_full

@@ -87,6 +87,6 @@ def test_it_runs_to_its_end_and_leaves_what_it_prints(
     for rows in variants.values():
         assert [row["kept"] for row in rows] == [1.0, 0.5, 0.1]
         assert 1 == rows[0]["promised_step"] > rows[1]["promised_step"] > rows[2]["promised_step"]
-    assert sum(line.startswith("| ") for line in lines) == (2 + 4) + 3 * (2 + 3)
-    assert sum(line.startswith(("- met", "- missed")) for line in lines) == 4 + 3 * 2
+    assert sum(line.startswith("| ") for line in lines) == (2 + 4) + 4 * (2 + 3)
+    assert sum(line.startswith(("- met", "- missed")) for line in lines) == 4 + 4 * 2
     assert lines[2].startswith("Written by `make bench-diffusion` on ")
