@@ -364,7 +364,8 @@ class DenoisingSession(Session):
         """
         adapter, cache = self.adapter, cached_prompt.cache
         embeddings = adapter.model.get_input_embeddings()(answer.ids)
-        method, merger = as_denoiser(self.setup.method), None
+        method = as_denoiser(self.setup.method)
+        merger: EntryMerger | None = None
         if method is not None and self.setup.sites:
             keep_of = partial(budget.keep, method, adapter.facts)
             rows = zip(cached_prompt.layout.counts, cached_prompt.layout.text, strict=True)
@@ -372,8 +373,14 @@ class DenoisingSession(Session):
             merger = EntryMerger(self.setup, method, cached_prompt, answer, keep)
         if merger is None or merger.idle:
             n_layers = len(adapter.decoder.layers)
-            path = cached_prompt.stages, cache, cached_prompt.arguments
-            states = run_answer(self.setup, cached_prompt, *path, embeddings)
+            states = run_answer(
+                self.setup,
+                cached_prompt,
+                cached_prompt.stages,
+                cache,
+                cached_prompt.arguments,
+                embeddings,
+            )
         else:
             n_layers = merger.first_merged
             merged = merger.choice.stages, merger.cache(), merger.choice.arguments

@@ -39,7 +39,7 @@ def page(result: Mapping[str, Any]) -> str:
         "FLOPs and time are shares of the whole model's run, from the prompt on: decoder and head as "
         "`harness/cost` counts them, which leaves out what a method computes itself. Speed-ups and savings (1 - "
         "time over 1 - FLOPs) are geometric means over the rounds with 95 % intervals (Student's t on the "
-        "logarithms); the rest are medians, steps those after the first. Where eight steps share a choice (`every=8`), "
+        "logarithms); the rest are medians, steps those after the first. Where four steps share a choice (`every=4`), "
         "a step's time is the mean of these.",
         "",
         HEAD,
