@@ -48,12 +48,13 @@ test-slurm: $(STAMP)  ## sweeps through a real SLURM, installed if it is missing
 
 # Its name has the hash of what it is made from, so that a new clone does not install again.
 $(SERVE_STAMP): | $(STAMP)
-	$(PY) -m tests.serve.environment $(SERVE_VENV)
+	$(PY) -m tests.serve.environment $(SERVE_VENV) $(SERVE_VLLM)
 	touch $@
 
 serve-environment: $(SERVE_STAMP)  ## vLLM for processors: 6 GB in an environment of its own
 
 test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
+	$(SERVE_VENV)/bin/python -m tests.serve.names
 	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q -m "" tests/serve/equal_answers.py tests/serve/running_server.py $(ARGS)
 
 lint: $(STAMP)  ## ruff: mistakes and format

@@ -107,7 +107,7 @@ class VllmEngine:
 
 def versions() -> dict[str, str]:
     """Return the versions of vLLM and the packages beside it."""
-    from espalier.serve.plugin import vllm_version
+    from espalier.serve.adapter import vllm_version
 
     packages = {name: version(name) for name in ("torch", "transformers")}
     return {"vllm": vllm_version(), **packages}

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from espalier.serve.adapter import let_cpu_runner_ask
+
 #: A moment: seconds of the host, or an event on the device.
 Moment = Any
 
@@ -60,15 +62,30 @@ class Stopwatch:
             self._observe(seconds)
 
 
+class TimedModel:
+    """Mixin over a model of vLLM: its encoder, with what a method adds to it, is timed."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        self.encoder_watch = Stopwatch()
+        let_cpu_runner_ask()
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        """Encode the items of a batch."""
+        with self.encoder_watch.running():
+            encoded = super().embed_multimodal(**kwargs)  # type: ignore[misc]
+        self.encoder_watch.end_batch()
+        return encoded
+
+
 class WorkerClock:
     """Extension of vLLM's workers (`worker_extension_cls`)."""
 
-    model_runner: Any
-
-    def selection_seconds(self) -> float | None:
-        """Return the seconds that the plug-in has taken since the last call; None where vLLM's own code prunes."""
-        watch: Stopwatch | None = getattr(self.model_runner.get_model(), "stopwatch", None)
-        return None if watch is None else watch.take()
+    def encoder_seconds(self) -> tuple[float, float | None]:
+        """Return the seconds of the encoder since the last call, and of them the plug-in's; None: vLLM prunes."""
+        model = self.get_model()  # type: ignore[attr-defined]
+        watch: Stopwatch | None = getattr(model, "stopwatch", None)
+        return model.encoder_watch.take(), None if watch is None else watch.take()
 
 
 def _event() -> Moment:

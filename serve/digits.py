@@ -36,8 +36,3 @@ def decode(digits: Tensor) -> Tensor:
     shifts = torch.arange(DIGITS, device=digits.device) * BITS
     numbers: Tensor = digits.round().long().unflatten(1, (NUMBERS, DIGITS)) << shifts
     return numbers.sum(-1)
-
-
-def split(channels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the embeddings and the numbers (T, NUMBERS) of `append`."""
-    return channels[:, :-WIDTH], decode(channels[:, -WIDTH:])

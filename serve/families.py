@@ -6,15 +6,17 @@ the model. A new family is a `Family` here and its line in `FAMILIES`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from espalier.serve.adapter import tower_parts
 from espalier.serve.places import Fields, Places, Tower, item, rectangle
 
 
@@ -58,12 +60,10 @@ def llava_places(config: Any, modality: str, data: Fields, total: int) -> Places
 
 def llava_tower(model: Any) -> Tower:
     """Return a CLIP or SigLIP tower, which vLLM builds up to the layer that the projector reads."""
-    layers = getattr(model.vision_tower, "vision_model", model.vision_tower).encoder.layers
     vision = model.config.vision_config
     return Tower(
-        layers=layers,
+        **tower_parts(model),
         depth=vision.num_hidden_layers,
-        read=len(layers) - 1,
         class_tokens=int("clip" in vision.model_type),
         entry=model.multi_modal_projector,
         projector=model.multi_modal_projector,
@@ -75,14 +75,11 @@ def llava_tower(model: Any) -> Tower:
 # ---------------------------------------------------------------- AnyRes
 
 
-def anyres_places(
-    module: str, architecture: str, config: Any, modality: str, data: Fields, total: int
-) -> Places:
-    """Return the global view and the crops of one picture, found by running vLLM's packing on coordinates.
+def anyres_places(most: float, config: Any, modality: str, data: Fields, total: int) -> Places:
+    """Return the global view and the crops of one picture, found by packing coordinates as vLLM packs features.
 
     Args:
-        module: file of vLLM that holds the class.
-        architecture: class of vLLM with the packing.
+        most: tiles that a larger plane of crops is reduced to.
         config: of the model.
         modality: image; a video is pooled instead.
         data: fields of the item.
@@ -90,25 +87,24 @@ def anyres_places(
     """
     if modality == "video":
         return pooled_places(config, data, total)
-    from importlib import import_module
-
-    from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
+    from transformers.models.llava_next import modeling_llava_next as packing
 
     side, size = side_of(config), [int(length) for length in torch.as_tensor(data["image_sizes"])]
-    rows, columns = get_anyres_image_grid_shape(
+    rows, columns = packing.get_anyres_image_grid_shape(
         size, config.image_grid_pinpoints, config.vision_config.image_size
     )
-    model_class = getattr(import_module(f"vllm.model_executor.models.{module}"), architecture)
 
     def pack(values: Tensor) -> Tensor:
         """Return the (T, C) tokens of (tiles, patches, C) values; a newline is NaN."""
-        newline = values.new_full(values.shape[-1:], torch.nan)
-        options = {"image_newline": newline} if architecture.startswith("LlavaOnevision") else {}
-        packer = SimpleNamespace(config=config, image_newline=newline)
-        packed: Tensor = model_class._merge_image_patch_embeddings(
-            packer, torch.tensor(size), values, strategy="spatial_unpad", **options
-        )
-        return packed
+        crops = values[1:].view(rows, columns, side, side, -1).permute(4, 0, 2, 1, 3)
+        plane = packing.unpad_image(crops.reshape(-1, rows * side, columns * side), size)
+        lines, width = plane.shape[1:]
+        excess = math.sqrt(lines * width / most) / side
+        if excess > 1.1:  # LLaVA-OneVision keeps planes up to that
+            shape = [int(lines // excess), int(width // excess)]
+            plane = functional.interpolate(plane[None], shape, mode="bilinear")[0]
+        plane = functional.pad(plane, (0, 1), value=torch.nan)
+        return torch.cat([values[0], plane.flatten(1).T])
 
     raster = torch.cartesian_prod(torch.arange(side), torch.arange(side))
     corner = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) * side
@@ -148,17 +144,14 @@ def anyres_places(
 def pooled_places(config: Any, data: Fields, total: int) -> Places:
     """Return the pooled frames of a video, after which one newline token stands."""
     del data
-    from vllm.model_executor.models.llava_onevision import LlavaOnevisionForConditionalGeneration
-
     side = side_of(config)
     pooled = -(-side // 2)
     frames = (total - 1) // pooled**2
 
     def of_units(values: Tensor) -> Tensor:
-        wide = values.reshape(frames, side**2, -1)
-        pooler = SimpleNamespace(config=config)
-        tokens: Tensor = LlavaOnevisionForConditionalGeneration.apply_pooling(pooler, wide)
-        return tokens.reshape(-1, *values.shape[1:])
+        wide = values.reshape(frames, side, side, -1).permute(0, 3, 1, 2)
+        means = functional.interpolate(wide, (pooled, pooled), mode="bilinear")
+        return means.permute(0, 2, 3, 1).reshape(-1, *values.shape[1:])
 
     return item(
         rectangle(frames, pooled, pooled),
@@ -188,7 +181,7 @@ def internvl_places(config: Any, modality: str, data: Fields, total: int) -> Pla
 def internvl_tower(model: Any) -> Tower:
     """Return InternViT, built up to the layer that the projector reads; a unit is a square of patches."""
     config = model.config
-    vision, layers = config.vision_config, model.vision_tower.encoder.layer
+    vision = config.vision_config
     patches, fold = vision.image_size[0] // vision.patch_size[0], round(1 / config.downsample_ratio)
     units = patches // fold
 
@@ -197,9 +190,8 @@ def internvl_tower(model: Any) -> Tower:
         return blocks.mean((2, 4)).flatten(0, 2)
 
     return Tower(
-        layers=layers,
+        **tower_parts(model),
         depth=vision.num_hidden_layers,
-        read=len(layers) - 1,
         class_tokens=1,
         entry=model.multi_modal_projector,
         projector=model.multi_modal_projector,
@@ -255,9 +247,8 @@ def qwen_tower(model: Any) -> Tower:
         return patches.reshape(-1, square, *patches.shape[1:]).mean(1)
 
     return Tower(
-        layers=visual.blocks,
-        depth=len(visual.blocks),
-        read=len(visual.blocks) - 1,
+        **tower_parts(model),
+        depth=model.config.vision_config.depth,
         class_tokens=0,
         entry=merger.ln_q if hasattr(merger, "ln_q") else merger.norm,
         projector=merger.forward,
@@ -283,12 +274,11 @@ FAMILIES = {
         towers=SQUARE_TOWERS,
     ),
     **{
-        name: Family(
-            module, name, partial(anyres_places, module, name), llava_tower, towers=SQUARE_TOWERS
-        )
-        for module, name in (
-            ("llava_next", "LlavaNextForConditionalGeneration"),
-            ("llava_onevision", "LlavaOnevisionForConditionalGeneration"),
+        name: Family(module, name, partial(anyres_places, most), llava_tower, towers=SQUARE_TOWERS)
+        for module, name, most in (
+            ("llava_next", "LlavaNextForConditionalGeneration", math.inf),
+            # For any checkpoint, whatever its configuration states.
+            ("llava_onevision", "LlavaOnevisionForConditionalGeneration", 9),
         )
     },
     "InternVLForConditionalGeneration": Family(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -22,17 +22,8 @@ from espalier.serve.child import main, one_line, versions
 SQUARES = 24
 
 
-@dataclass
-class CacheUse:
-    """Shares of the cache's blocks in use, one for each step of the scheduler."""
-
-    shares: list[float] = field(default_factory=list)
-
-    def record(self, scheduler_stats: Any, *stats: Any, **options: Any) -> None:
-        """Take the share of a step."""
-        del stats, options
-        if scheduler_stats is not None:
-            self.shares.append(float(scheduler_stats.kv_cache_usage))
+#: vLLM's gauge of the cache's blocks in use, a share.
+USE = "vllm:kv_cache_usage_perc"
 
 
 @dataclass(frozen=True)
@@ -91,33 +82,18 @@ class LoadEngine:
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._loop = asyncio.new_event_loop()
-        self._use = CacheUse()
+        self._shares: list[float] = []
         self._engine = self._loop.run_until_complete(self._open(arguments))
         self.versions: Mapping[str, str] = versions()
         self._sent = 0
 
     async def _open(self, arguments: Mapping[str, Any]) -> Any:
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.metrics.loggers import StatLoggerBase
+        from vllm import AsyncEngineArgs, AsyncLLMEngine
 
-        use = self._use
-
-        class CacheLogger(StatLoggerBase):
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                del vllm_config, engine_index
-
-            record = staticmethod(use.record)
-
-            def log_engine_initialized(self) -> None:
-                pass
-
-        options = {
-            **arguments,
-            "enable_mm_processor_stats": True,
-            "worker_extension_cls": "espalier.serve.clock.WorkerClock",
-        }
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**options), stat_loggers=[CacheLogger])
+        options = AsyncEngineArgs(
+            **arguments, worker_extension_cls="espalier.serve.clock.WorkerClock"
+        )
+        return AsyncLLMEngine.from_engine_args(options)
 
     def close(self) -> None:
         """End the engine's processes."""
@@ -127,17 +103,16 @@ class LoadEngine:
     def reply(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the times of a load."""
         from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
             return self._loop.run_until_complete(self._measured(Load(**message["load"])))
-        except (ValueError, VLLMClientError, EngineDeadError) as error:
+        except (ValueError, VLLMClientError, type(self._engine.dead_error)) as error:
             return {"error": one_line(error)}
 
     async def _measured(self, load: Load) -> dict[str, Any]:
         media = [*load.media()]
         await self._seconds()
-        self._use.shares.clear()
+        self._shares.clear()
         start = perf_counter()
         if load.rate is None:
             entries = await self._closed(load, media)
@@ -145,7 +120,7 @@ class LoadEngine:
             entries = await self._open_loop(load, media, start)
         seconds = perf_counter() - start
         blocks = self._engine.vllm_config.cache_config.num_gpu_blocks
-        shares = self._use.shares or [0.0]
+        shares = self._shares or [0.0]
         encoder, selection = await self._seconds()
         return {
             "requests": entries,
@@ -197,15 +172,23 @@ class LoadEngine:
         async for output in self._engine.generate(prompt, sampling, str(self._sent)):
             times += [perf_counter() - start] * len(output.outputs[0].token_ids)
             length = len(output.prompt_token_ids)
+            self._shares.append(cache_use())
         gaps = (np.diff(times)).tolist()
         return {"first": times[0], "end": times[-1], "gaps": gaps, "prompt": length}
 
     async def _seconds(self) -> tuple[float, float | None]:
         """Return the seconds of encoders and of the plug-in since the last call, of the slowest worker."""
-        encoders = await self._engine.collective_rpc("get_encoder_timing_stats")
-        selections = await self._engine.collective_rpc("selection_seconds")
-        totals = [sum(entry["encoder_forward_secs"] for entry in w.values()) for w in encoders]
-        return max(totals), None if None in selections else max(selections)
+        workers = await self._engine.collective_rpc("encoder_seconds")
+        encoders, selections = zip(*workers, strict=True)
+        return max(encoders), None if None in selections else max(selections)
+
+
+def cache_use() -> float:
+    """Return the share of the cache's blocks that were in use when the scheduler last ran."""
+    from prometheus_client import REGISTRY
+
+    (gauge,) = REGISTRY.restricted_registry([USE]).collect()
+    return max(sample.value for sample in gauge.samples)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from espalier.methods.checks import Conditions
 from espalier.serve import digits
 from espalier.serve.clock import Stopwatch
 from espalier.serve.families import FAMILIES
-from espalier.serve.places import Places, among_words
+from espalier.serve.places import Places, Tower, among_words
 from espalier.serve.processor import COUNTS, LAYOUT, QUESTION, SETTING, read_fields
 from espalier.serve.setting import Setting
 from espalier.serve.signals import TowerSignals
@@ -32,6 +33,9 @@ SHAPES = (
 
 class PrunedModel:
     """Mixin over a family's model."""
+
+    #: vLLM's graphs of an encoder go around `embed_multimodal`: it runs without.
+    supports_encoder_cudagraph = False
 
     #: Architecture of the checkpoint, and whether embeddings carry positions.
     architecture: str
@@ -94,10 +98,20 @@ class PrunedModel:
                 needs |= {n for n in setting.reducer.needs(site) if n.signal in OF_TOWER}
         if not needs and not features:
             return None
-        tower = FAMILIES[self.architecture].tower(self)
-        return TowerSignals(tower, needs, features, self.stopwatch)
+        return TowerSignals(self.tower, needs, features, self.stopwatch)
+
+    @cached_property
+    def tower(self) -> Tower:
+        """The vision tower as vLLM has built it."""
+        return FAMILIES[self.architecture].tower(self)
 
     # ---------------------------------------------------------------- positions
+
+    def forward(self, input_ids: Any, positions: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the decoder; one with one axis gets that one, since compiled ones take no others."""
+        if FAMILIES[self.architecture].axes == 1 and positions.ndim > 1:
+            positions = positions[0]
+        return super().forward(input_ids, positions, *args, **kwargs)  # type: ignore[misc]
 
     def _placed(
         self, tokens: Tensor, stay: Tensor | None, places: Places, layout: Tensor, setting: Setting
@@ -229,7 +243,10 @@ class _Item:
             site=site,
             tokens=features[None],
             grid=self._places.grid[None].to(tokens.device),
-            signals={need.key: self._signal(need, main)[None] for need in self._needs(site)},
+            signals={
+                need.key: self._signal(need, main)[None]
+                for need in self._setting.reducer.needs(site)
+            },
             generators=[self._setting.generator()],
         )
         plan = self._setting.reducer.answer(view, kept)
@@ -239,7 +256,7 @@ class _Item:
             onto = main if blended else features
             merged = plan.merge.apply(onto[None], kept)[0]
             if site.where == "vision" and not blended:
-                merged = self._project(merged)
+                merged = self._model.tower.project(merged)
             deeper = plan.merge.apply(visual[None, :, main.shape[1] :], kept)[0]
             values = torch.cat([merged.to(visual), deeper.to(visual)], dim=1)
         if prunable is None:
@@ -248,15 +265,9 @@ class _Item:
         stay, order = torch.cat([fixed, prunable[index]]).sort()
         return torch.cat([tokens[fixed], values])[order], stay
 
-    def _needs(self, site: Site) -> Sequence[Need]:
-        return self._setting.reducer.needs(site)
-
     def _of_units(self, key: str) -> Tensor:
         assert self._signals is not None  # the batch watches what its items need
         return self._places.of_units(self._signals[key][self._units])
-
-    def _project(self, features: Tensor) -> Tensor:
-        return FAMILIES[self._model.architecture].tower(self._model).project(features)
 
     def _signal(self, need: Need, main: Tensor) -> Tensor:
         """Return (N, ...) of a signal."""

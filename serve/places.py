@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -101,9 +101,9 @@ class Tower:
     """The vision tower as vLLM has built it.
 
     Attributes:
-        layers: the built layers.
+        layers: attention of the built layers, the last of which the projector reads.
+        compiled: modules of the model that vLLM may have compiled.
         depth: layers of the checkpoint; vLLM may build fewer.
-        read: number of the layer that the projector reads.
         class_tokens: 1 if a class token stands before the patches.
         entry: the first module that gets the projector's input; a compiled one runs no hooks.
         projector: maps that input to the decoder's width.
@@ -111,9 +111,9 @@ class Tower:
         to_units: maps values (images, patches, ...) of one call to (units, ...).
     """
 
-    layers: nn.ModuleList
+    layers: Sequence[nn.Module]
+    compiled: Sequence[nn.Module]
     depth: int
-    read: int
     class_tokens: int
     entry: nn.Module
     projector: nn.Module
@@ -123,7 +123,7 @@ class Tower:
 
     def number(self, layer: int | None) -> int:
         """Return the number of a layer, counted from 0; None: the one that the projector reads."""
-        return self.read if layer is None else layer % self.depth
+        return len(self.layers) - 1 if layer is None else layer % self.depth
 
     def features(self, entering: Tensor) -> Tensor:
         """Return the projector's input as (units, D)."""

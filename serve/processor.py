@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
 
 from espalier.methods.base import MethodError, View
+from espalier.serve.adapter import ProcessorAdapter
 from espalier.serve.families import FAMILIES
 from espalier.serve.places import Fields, Places
 from espalier.serve.setting import KEY, Setting, SettingError, decode
@@ -39,19 +43,14 @@ class Request:
         setting: of the request, over the engine's.
         prompt: token ids, a placeholder for each item.
         conditioned: whether the choice depends on the words.
-        items: pictures and videos of the prompt.
         is_dummy: whether it is vLLM's own, by which it sizes its memory.
     """
 
     setting: Setting
     prompt: tuple[int, ...]
     conditioned: bool
-    items: int
     is_dummy: bool
 
-
-#: The options of vLLM's own prompts: whole items, since a request may keep every token.
-DUMMY: Mapping[str, Any] = {KEY: {"method": "none"}}
 
 #: Per prompt, since servers process several at a time.
 REQUEST: ContextVar[Request] = ContextVar("request")
@@ -75,109 +74,85 @@ class Placeholders(list[int]):
     visual = kept = 0
 
 
-class PrunedProcessor:
+class PrunedProcessor(ProcessorAdapter):
     """Mixin over a family's processor."""
 
     #: Counts requests for /metrics; None: nothing does.
     counts: RequestCounts | None = None
 
-    def get_dummy_inputs(self, *args: Any, **options: Any) -> Any:
-        """Return the inputs that size the encoder's cache."""
-        inputs = super().get_dummy_inputs(*args, **options)  # type: ignore[misc]
-        return replace(inputs, hf_processor_mm_kwargs=DUMMY)
+    @contextmanager
+    def requested(
+        self, values: object, prompt: Sequence[int], items: Any, is_dummy: bool
+    ) -> Iterator[str]:
+        """Process a prompt under a request's values inside the block; yields what the key of each item must hold.
 
-    def apply(self, inputs: Any, timing_ctx: Any) -> Any:
-        """Read the request's setting, then process the prompt under it.
+        Args:
+            values: of the request, over the engine's setting.
+            prompt: token ids.
+            items: pictures and videos of the prompt.
+            is_dummy: whether it is vLLM's own, by which it sizes its memory.
 
         Raises:
             SettingError: the setting is wrong, or cannot be served on this engine.
         """
-        kwargs = dict(inputs.hf_processor_mm_kwargs)
         config = self.info.ctx.model_config  # type: ignore[attr-defined]
-        setting = engine_setting(config.hf_config).changed(kwargs.pop(KEY, None) or {})
-        check_served(setting, config, inputs.mm_data_items)
+        setting = engine_setting(config.hf_config).changed(values)
+        check_served(setting, config, items)
         depth = config.hf_config.get_text_config().num_hidden_layers
-        request = Request(
-            setting=setting,
-            prompt=tuple(inputs.prompt),
-            conditioned=setting.method != "none" and setting.reads_words(depth),
-            items=sum(inputs.mm_data_items.get_all_counts().values()),
-            is_dummy=inputs.hf_processor_mm_kwargs is DUMMY,
-        )
-        token = REQUEST.set(request)
+        conditioned = setting.method != "none" and setting.reads_words(depth)
+        parts: list[Any] = [setting.encode()]
+        if conditioned:
+            # The words inside the replacements of all items are part of the question, so several items are new in
+            # every prompt: of one that comes out of a cache no words are known.
+            number = sum(items.get_all_counts().values())
+            parts += [list(prompt), uuid4().hex if number > 1 else ""]
+        token = REQUEST.set(Request(setting, tuple(prompt), conditioned, is_dummy))
         try:
-            return super().apply(replace(inputs, hf_processor_mm_kwargs=kwargs), timing_ctx)  # type: ignore[misc]
+            yield hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         finally:
             REQUEST.reset(token)
 
-    def _get_mm_hashes(self, inputs: Any) -> dict[str, list[str]]:
-        """Return each item's key: that of its pixels, and the whole setting, with the prompt if its words count."""
-        request = REQUEST.get()
-        hashes: Mapping[str, Sequence[str]] = super()._get_mm_hashes(inputs)  # type: ignore[misc]
-        parts: list[Any] = [request.setting.encode()]
-        if request.conditioned:
-            # The words inside the replacements of all items are part of the question.
-            parts += [request.prompt, sorted(hashes.items())]
-        tag = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
-        return {name: [f"{key}-{tag}" for key in keys] for name, keys in hashes.items()}
-
-    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
-        """Return what must be processed: where words count, all items of a prompt or none."""
-        cached, missing = super()._get_cache_missing_items(  # type: ignore[misc]
-            cache=cache, mm_data_items=mm_data_items, mm_hashes=mm_hashes
-        )
-        if not REQUEST.get().conditioned or all(all(flags) for flags in cached.values()):
-            return cached, missing
-        return {name: [False] * len(flags) for name, flags in cached.items()}, mm_data_items
-
-    def _get_mm_prompt_updates(
+    def _get_prompt_updates(
         self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
-    ) -> Any:
+    ) -> list[Any]:
         """Shorten each item's replacement to the tokens that stay, and give the model what it needs for that."""
-        updates = super()._get_mm_prompt_updates(  # type: ignore[misc]
+        updates = super()._get_prompt_updates(  # type: ignore[misc]
             mm_items, hf_processor_mm_kwargs, out_mm_kwargs
         )
-        request = REQUEST.get()
+        request, counts = REQUEST.get(), mm_items.get_all_counts()
         question: list[int] = []
-        if request.conditioned and request.items == sum(map(len, updates.values())):
-            question = self._words(request, updates)
-        config = self.info.ctx.model_config  # type: ignore[attr-defined]
-        for modality, items in updates.items():
-            for number, variants in enumerate(items):
-                data = out_mm_kwargs[modality][number]
-                variants[:] = [
-                    replace(
-                        update,
-                        content=_replacement(
-                            config, modality, data, update.content, request.setting, question
-                        ),
-                    )
-                    for update in variants
+        if request.conditioned and counts:
+            whole = {
+                update.modality: [
+                    [update.resolve(n)] for n in range(counts.get(update.modality, 0))
                 ]
-        return updates
+                for update in updates
+            }
+            question = self._words(request, whole)
+        config = self.info.ctx.model_config  # type: ignore[attr-defined]
 
-    def _maybe_apply_prompt_updates(self, mm_items: Any, mm_res: Any) -> Any:
-        """Count a prompt, now that its items are known: processed ones, and those out of vLLM's cache."""
-        applied = super()._maybe_apply_prompt_updates(mm_items, mm_res)  # type: ignore[misc]
+        def short(update: Any, number: int) -> Any:
+            data, content = out_mm_kwargs[update.modality][number], update.resolve(number).content
+            return _replacement(config, update.modality, data, content, request.setting, question)
+
+        return [replace(update, replacement=partial(short, update)) for update in updates]
+
+    def count(self, items: Sequence[Any]) -> None:
+        """Count a prompt by the replacements of its items."""
         request = REQUEST.get()
-        if not request.is_dummy:
-            items = [
-                variants[0].content.full
-                for updates in mm_res.prompt_updates.values()
-                for variants in updates
-            ]
-            visual, kept = (sum(getattr(ids, name) for ids in items) for name in ("visual", "kept"))
-            LOG.debug(
-                "%d of %d visual tokens of %d pictures and videos stay: %s",
-                *(kept, visual, len(items), request.setting.encode()),
-            )
-            if self.counts is not None:
-                self.counts.add(request.setting.method, visual, kept)
-        return applied
+        if request.is_dummy:
+            return
+        visual, kept = (sum(getattr(ids, name) for ids in items) for name in ("visual", "kept"))
+        LOG.debug(
+            "%d of %d visual tokens of %d pictures and videos stay: %s",
+            *(kept, visual, len(items), request.setting.encode()),
+        )
+        if self.counts is not None:
+            self.counts.add(request.setting.method, visual, kept)
 
     def _words(self, request: Request, updates: Any) -> list[int]:
         """Return the prompt's tokens that stand for no picture, in order."""
-        ids, places_by_modality = self._apply_prompt_updates(list(request.prompt), updates)  # type: ignore[attr-defined]
+        ids, places_by_modality = self.expanded(list(request.prompt), updates)
         visual: set[int] = set()
         for items in places_by_modality.values():
             for place in items:
@@ -268,7 +243,7 @@ def _replacement(
     question: Sequence[int],
 ) -> Any:
     """Return vLLM's form of a shortened replacement, and add its fields to the item's `data`."""
-    from vllm.multimodal.inputs import MultiModalBatchedField, MultiModalFieldElem
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
     from vllm.multimodal.processing import PromptUpdateDetails
 
     ids = list(content.full)
@@ -276,8 +251,11 @@ def _replacement(
     embedded = every if content.is_embed is None else content.is_embed(ids)
     fields: Fields = {name: element.data for name, element in data.items()}
     short = shortened(config, modality, fields, ids, embedded, setting, question)
-    for name, value in short.fields.items():
-        data[name] = MultiModalFieldElem(data=value, field=MultiModalBatchedField(keep_on_cpu=True))
+    batched = MultiModalFieldConfig.batched(modality, keep_on_cpu=True)
+    values = {name: [value] for name, value in short.fields.items()}
+    data.update(
+        MultiModalKwargsItems.from_hf_inputs(values, dict.fromkeys(values, batched))[modality][0]
+    )
     if bool(short.embedded.all()):
         return PromptUpdateDetails.from_seq(short.ids)
     return PromptUpdateDetails(full=short.ids, is_embed=lambda full: short.embedded)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.methods.base import Need
+from espalier.serve.adapter import uncompiled
 from espalier.serve.clock import Stopwatch
 from espalier.serve.places import Tower
 
@@ -46,9 +47,9 @@ class TowerSignals:
     def watching(self) -> Iterator[None]:
         """Catch the values while the model encodes inside the block."""
         with ExitStack() as handles:
+            handles.enter_context(uncompiled(self._tower.compiled))
             for layer in sorted({self._tower.number(need.layer) for need in self._needs}):
-                hook = partial(self._attend, layer)
-                module = attention_of(self._tower.layers[layer])
+                hook, module = partial(self._attend, layer), self._tower.layers[layer]
                 handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if self._features:
                 enter = self._tower.entry.register_forward_pre_hook(self._enter)
@@ -101,14 +102,6 @@ class TowerSignals:
             logits = rows @ key.float().transpose(2, 3) * scale
             total = total + logits.softmax(-1).mean(1).sum(1)
         return over_ranks(total / asking.shape[2])[:, skip:]
-
-
-def attention_of(layer: nn.Module) -> nn.Module:
-    """Return the attention of a layer of vLLM's tower."""
-    from vllm.model_executor.layers.attention import MMEncoderAttention
-
-    attention: nn.Module = next(m for m in layer.modules() if isinstance(m, MMEncoderAttention))
-    return attention
 
 
 def ranks() -> int:

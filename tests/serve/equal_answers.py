@@ -31,9 +31,13 @@ from espalier.methods.base import MethodError
 from espalier.serve.families import PLAIN
 from espalier.serve.setting import KEY
 from tests.serve.families import FAMILIES
+from tests.serve.second_runner import add_interpreter
 from tests.tiny import chat, load_tiny, picture, save_tiny
 
 PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
+
+#: Which of vLLM's model runners; the second one takes minutes for each cell.
+RUNNER = os.environ.get("SERVE_RUNNER", "1")
 
 #: Steps of fewer tokens than the prompts in flight have, so that pictures are split, and every cache.
 OPTIONS: dict[str, Any] = {
@@ -77,6 +81,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
         pytest.exit(f"no vLLM: {PYTHON} does not exist", returncode=1)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     code = code_folder(tmp_path_factory.mktemp("code") / "path")
+    if RUNNER == "2":
+        os.environ.update(add_interpreter(code))
     with closing(EngineProcess(PYTHON, code)) as running:
         yield running
 
@@ -193,6 +199,21 @@ def test_answers_equal_those_of_the_harness(
         assert all(equal), (answers, expected)
 
 
+@pytest.mark.parametrize("family", ["seedling", "qwen2_5_vl", "qwen3_vl"])
+def test_a_compiled_engine_answers_as_the_harness_does(
+    engine: EngineProcess, tmp_path: Path, family: str
+) -> None:
+    """Decoder and encoder compiled, and graphs of the encoder asked for: hooks of `fastervlm` still run."""
+    compilation = {"compile_mm_encoder": True, "cudagraph_mm_encoder": True}
+    side = loaded(family, engine, tmp_path, enforce_eager=False, compilation_config=compilation)
+    for name, ratio in (("none", 0.0), ("divprune", 0.75), ("fastervlm", 0.75)):
+        spec = request_of(side.adapter, name, ratio, "original")
+        expected, logits = harness_answers(spec, side)
+        answers = served(engine, spec, side)
+        print(f"{name} {sum(map(list.__eq__, answers, expected))} of {len(answers)}", end=" ")
+        assert all(map(same, answers, expected, logits)), (answers, expected)
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
     [("qwen2_5_vl_video", "evs"), ("qwen3_vl_video", "evs"), ("qwen3_vl_video", "vidcom2")],
@@ -225,9 +246,15 @@ def test_without_the_setting_in_the_keys_a_picture_comes_stale_out_of_the_caches
     points = record / "entry_points.txt"
     points.write_text(points.read_text(encoding="utf-8") + "stale = stale_keys:forget\n", "utf-8")
     (code / "stale_keys.py").write_text(
+        "from contextlib import contextmanager\n"
         "def forget():\n"
         "    from espalier.serve.processor import PrunedProcessor\n"
-        "    del PrunedProcessor._get_mm_hashes\n",
+        "    requested = PrunedProcessor.requested\n"
+        "    @contextmanager\n"
+        "    def keyless(*arguments):\n"
+        "        with requested(*arguments):\n"
+        "            yield ''\n"
+        "    PrunedProcessor.requested = keyless\n",
         encoding="utf-8",
     )
     with closing(EngineProcess(PYTHON, code)) as engine:

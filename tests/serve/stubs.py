@@ -7,7 +7,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 from transformers import LlavaConfig
+
+from espalier.serve import digits
 
 
 def put_module(patch: pytest.MonkeyPatch, name: str, **names: Any) -> ModuleType:
@@ -55,9 +58,13 @@ class ModelConfig:
         self.multimodal_config = SimpleNamespace(
             video_pruning_rate=video_pruning_rate,
             mm_encoder_tp_mode=tp_mode,
-            is_multimodal_pruning_enabled=lambda: video_pruning_rate > 0,
         )
 
     @property
     def uses_mrope(self) -> bool:
         return "mrope_section" in self.hf_text_config.rope_parameters
+
+
+def split(channels: Tensor) -> tuple[Tensor, Tensor]:
+    """The embeddings and the numbers (T, NUMBERS) of `digits.append`."""
+    return channels[:, : -digits.WIDTH], digits.decode(channels[:, -digits.WIDTH :])

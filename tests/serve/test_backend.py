@@ -32,7 +32,7 @@ from espalier.harness.runs.served.served_session import (
 from espalier.harness.specs.run_spec import AnswerSpec, EngineSpec, MethodSpec
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.divprune import DivPrune
-from espalier.serve.plugin import TESTED
+from espalier.serve.adapter import TESTED
 from espalier.serve.setting import Setting
 from lab.pages.serve_page import PAGE, page
 from tests import commands
@@ -107,7 +107,7 @@ OWN_PRUNING = ("backend.pruning=vllm", "model=qwen3_vl_2b")
 @pytest.mark.parametrize(
     ("version", "argv", "line"),
     [
-        (OTHER_VERSION, (), "has vllm 0.33.0, which was not tested; valid: 0.32.0"),
+        (OTHER_VERSION, (), "has vllm 0.33.0, which was not tested; valid: 0.31.0, 0.32.0"),
         *(
             (TESTED_VERSION, argv, line)
             for argv, line in (

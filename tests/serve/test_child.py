@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from espalier.serve import child, clock, plugin
-from espalier.serve.load import CacheUse
+from espalier.serve import adapter, child, clock
+from espalier.serve.load import USE, cache_use
 from espalier.serve.setting import SettingError
+from tests.serve.stubs import put_module
 
 
 class Echo:
@@ -92,7 +93,7 @@ def test_an_answer_holds_what_the_harness_reads() -> None:
 
 
 def test_versions_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "version", {"vllm": "0.32.0"}.__getitem__)
+    monkeypatch.setattr(adapter, "version", {"vllm": "0.32.0"}.__getitem__)
     monkeypatch.setattr(child, "version", lambda name: f"{name}-1")
     assert child.versions() == {
         "vllm": "0.32.0",
@@ -114,13 +115,34 @@ def test_a_clock_adds_up_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.end_batch()
     with watch.running():
         pass
-    model = SimpleNamespace(stopwatch=watch)
-    worker = clock.WorkerClock()
-    worker.model_runner = SimpleNamespace(get_model=lambda: model)
-    assert [worker.selection_seconds(), worker.selection_seconds()] == [4.5, 0.0]
+    assert [watch.take(), watch.take()] == [4.5, 0.0]
     assert batches == [3.5, 1.0]
+
+
+def test_a_model_times_its_encoder_and_the_plug_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From second 1 to 4, of it from 2 to 3; vLLM's own class has no plug-in to time."""
+    times = iter([1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(clock, "perf_counter", lambda: next(times))
+
+    class Model:
+        def __init__(self, *, vllm_config: str, prefix: str) -> None:
+            assert (vllm_config, prefix) == ("config", "")
+
+        def embed_multimodal(self, pictures: int) -> int:
+            with self.stopwatch.running():
+                return pictures
+
+    class Timed(clock.TimedModel, Model):
+        pass
+
+    model = Timed(vllm_config="config")
+    model.stopwatch = clock.Stopwatch()
+    worker = clock.WorkerClock()
+    worker.get_model = lambda: model
+    assert model.embed_multimodal(pictures=2) == 2
+    assert worker.encoder_seconds() == (3.0, 1.0)
     del model.stopwatch
-    assert worker.selection_seconds() is None
+    assert worker.encoder_seconds() == (0.0, None)
 
 
 class Event:
@@ -156,8 +178,12 @@ def test_on_a_card_a_clock_reads_what_is_over(monkeypatch: pytest.MonkeyPatch) -
     assert (seen, batches) == ([0, 1], [1.0])
 
 
-def test_the_use_of_the_cache_is_noted_step_by_step() -> None:
-    use = CacheUse()
-    for stats in (SimpleNamespace(kv_cache_usage=0.25), None, SimpleNamespace(kv_cache_usage=1)):
-        use.record(stats, None, engine_index=0)
-    assert use.shares == [0.25, 1.0]
+def test_the_use_of_the_cache_is_vllms_own_gauge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def restricted_registry(names: list[str]) -> SimpleNamespace:
+        assert names == [USE]
+        samples = [SimpleNamespace(value=share) for share in (0.25, 0.5)]
+        return SimpleNamespace(collect=lambda: [SimpleNamespace(samples=samples)])
+
+    registry = SimpleNamespace(restricted_registry=restricted_registry)
+    put_module(monkeypatch, "prometheus_client", REGISTRY=registry)
+    assert cache_use() == 0.5

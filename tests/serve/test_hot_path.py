@@ -29,7 +29,6 @@ HEAD = 4
 
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_module(monkeypatch, "vllm.model_executor.layers.attention", MMEncoderAttention=Attention)
     put_module(monkeypatch, "vllm.distributed", get_tensor_model_parallel_world_size=lambda: 1)
 
 
@@ -79,8 +78,8 @@ class Model(PrunedModel, Encoder):
 def tower_of(model: Any) -> Tower:
     return Tower(
         layers=model.layers,
+        compiled=(),
         depth=3,
-        read=1,
         class_tokens=1,
         entry=model.projector,
         projector=model.projector,

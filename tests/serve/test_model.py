@@ -17,7 +17,7 @@ from espalier.serve.model import PrunedModel, tower_name
 from espalier.serve.places import item, rectangle
 from espalier.serve.processor import LAYOUT, shortened
 from espalier.serve.setting import Setting
-from tests.serve.stubs import ModelConfig, llava_config
+from tests.serve.stubs import ModelConfig, llava_config, put_module, split
 
 WIDTH, PATCHES = 8, 16
 
@@ -33,8 +33,10 @@ class Base:
         self.stopwatch = Stopwatch()
         self.embedding = nn.Embedding(20, WIDTH)
         self.multi_modal_projector = Doubling()
-        encoder = SimpleNamespace(layers=nn.ModuleList([nn.Identity()] * 3))
-        self.vision_tower = SimpleNamespace(encoder=encoder)
+        self.vision_tower = SimpleNamespace()
+
+    def modules(self) -> Any:
+        return iter([nn.Identity()] * 3)
 
     def embed_multimodal(self, pixel_values: Tensor) -> list[Tensor]:
         return [*self.multi_modal_projector(pixel_values)]
@@ -56,7 +58,9 @@ class Model(PrunedModel, Base):
 
 
 @pytest.fixture
-def pictures() -> Tensor:
+def pictures(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    attention = {"MMEncoderAttention": nn.Identity}
+    put_module(monkeypatch, "vllm.model_executor.layers.attention", **attention)
     return torch.randn(2, PATCHES, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
@@ -93,14 +97,14 @@ def test_each_picture_keeps_the_tokens_of_its_setting(pictures: Tensor) -> None:
             assert torch.equal(embeddings[:, :WIDTH], (picture * 2)[kept])
             assert embeddings.shape[1] == WIDTH + channelled * digits.WIDTH
             if channelled:
-                numbers = digits.split(embeddings)[1]
+                numbers = split(embeddings)[1]
                 assert numbers.tolist() == [[place, place, place, PATCHES] for place in kept]
 
 
 def test_renumbered_tokens_have_no_gaps(pictures: Tensor) -> None:
     setting = Setting("divprune", keep=5, positions="renumbered")
     (embeddings,) = Model().embed_multimodal(pixel_values=pictures[:1], **fields_of(setting))
-    assert digits.split(embeddings)[1].tolist() == [[place, place, place, 5] for place in range(5)]
+    assert split(embeddings)[1].tolist() == [[place, place, place, 5] for place in range(5)]
 
 
 def test_the_words_of_the_question_reach_the_method(pictures: Tensor) -> None:
@@ -110,7 +114,7 @@ def test_the_words_of_the_question_reach_the_method(pictures: Tensor) -> None:
         torch.manual_seed(0)
         fields = fields_of(setting, question=question)
         (embeddings,) = Model().embed_multimodal(pixel_values=pictures[:1], **fields)
-        kept.append(digits.split(embeddings)[1][:, 0].tolist())
+        kept.append(split(embeddings)[1][:, 0].tolist())
     assert kept[0] != kept[1]
 
 
@@ -179,7 +183,7 @@ def test_words_between_frames_are_embedded_with_them(monkeypatch: pytest.MonkeyP
     (embeddings,) = model.embed_multimodal(pixel_values=frames, **fields)
     view = View(Site("prefix"), (frames * 2), grid[None], {}, [setting.generator()])
     kept = setting.reducer.answer(view, 2).kept[0].tolist()
-    tokens, numbers = digits.split(embeddings)
+    tokens, numbers = split(embeddings)
     whole = torch.stack(
         [
             model.embedding.weight[7],

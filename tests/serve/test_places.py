@@ -76,9 +76,9 @@ def test_a_tower_counts_layers_and_units() -> None:
             return linear(patches.reshape(2, -1))
 
         tower = Tower(
-            layers=nn.ModuleList(),
+            layers=[nn.Identity()] * 5,
+            compiled=(),
             depth=6,
-            read=4,
             class_tokens=0,
             entry=linear,
             projector=projector,  # type: ignore[arg-type]
@@ -103,22 +103,9 @@ def test_a_square_picture_has_a_token_for_each_patch() -> None:
     assert torch.equal(places.grid, rectangle(1, 4, 4))
 
 
-def test_crops_of_a_picture_have_their_places_and_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's packing in short: the global view, then the plane of the crops with a newline after each row."""
-
-    class Model:
-        def _merge_image_patch_embeddings(
-            self, size: Tensor, values: Tensor, *, strategy: str
-        ) -> Tensor:
-            assert (size.tolist(), strategy) == ([8, 16], "spatial_unpad")
-            rows, columns, side = 1, 2, 4
-            plane = values[1:].reshape(rows, columns, side, side, -1).transpose(1, 2)
-            plane = plane.reshape(rows * side, columns * side, -1)
-            newline = self.image_newline.expand(rows * side, 1, -1)
-            return torch.cat([values[0], torch.cat([plane, newline], 1).flatten(0, 1)])
-
+def test_crops_of_a_picture_have_their_places_and_units() -> None:
+    """The global view, then the plane of the crops with a newline after each row."""
     name = "LlavaNextForConditionalGeneration"
-    put_module(monkeypatch, "vllm.model_executor.models.llava_next", **{name: Model})
     config = llava_config(image_grid_pinpoints=[[8, 16], [16, 8]])
     places = places_of(name, config, "image", {"image_sizes": torch.tensor([8, 16])}, 16 + 36)
     assert places.units == 48
@@ -136,13 +123,29 @@ def test_crops_of_a_picture_have_their_places_and_units(monkeypatch: pytest.Monk
     assert (padded.units, padded.of_units(torch.arange(80.0)).tolist()) == (80, units)
 
 
-def test_frames_are_pooled_and_end_in_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model:
-        def apply_pooling(self, values: Tensor) -> Tensor:
-            return values.view(len(values), 2, 2, 2, 2, -1).mean((2, 4)).flatten(1, 2)
+def test_a_large_plane_is_reduced_to_nine_tiles() -> None:
+    """4 x 4 crops of 4 x 4 patches, and sides of 16 / (16^2 / 9 / 4^2)^0.5 = 12 tokens in place of 16."""
+    config = llava_config(image_grid_pinpoints=[[32, 32]])
+    data = {"image_sizes": torch.tensor([32, 32])}
+    for name, side in (("LlavaNext", 16), ("LlavaOnevision", 12)):
+        places = places_of(f"{name}ForConditionalGeneration", config, "image", data, 0)
+        assert len(places.prunable) == 16 + side * (side + 1)
+        assert (~places.prunable).sum() == side
+        assert places.blended is (side == 12)
+        assert len(places.of_units(torch.randn(17 * 16, 2))) == 16 + side**2
 
+
+def test_a_padded_picture_loses_its_margins() -> None:
+    """8 x 16 crops of a picture of 4 x 16: half of the rows are padding."""
+    config = llava_config(image_grid_pinpoints=[[8, 16]])
+    data = {"image_sizes": torch.tensor([4, 16])}
+    places = places_of("LlavaNextForConditionalGeneration", config, "image", data, 0)
+    assert len(places.prunable) == 16 + 2 * 9
+    assert places.of_units(torch.arange(48.0))[16:20].tolist() == [20, 21, 22, 23]
+
+
+def test_frames_are_pooled_and_end_in_a_newline() -> None:
     name = "LlavaOnevisionForConditionalGeneration"
-    put_module(monkeypatch, "vllm.model_executor.models.llava_onevision", **{name: Model})
     places = places_of(name, llava_config(), "video", {}, 3 * 4 + 1)
     assert torch.equal(places.grid, rectangle(3, 2, 2))
     assert places.prunable.tolist() == [True] * 12 + [False]
@@ -199,33 +202,34 @@ def test_windows_of_qwen_reorder_units() -> None:
     assert places.of_units(arriving).tolist() == list(range(15))
 
 
-def test_towers_of_the_families_are_read_to_the_projector() -> None:
-    layers, projector = nn.ModuleList([nn.Identity()] * 3), nn.Linear(2, 2)
-    encoder = SimpleNamespace(layers=layers, layer=layers)
-    for wrapped in (True, False):
-        inner = SimpleNamespace(encoder=encoder)
-        vision_tower = SimpleNamespace(vision_model=inner) if wrapped else inner
-        model = SimpleNamespace(
-            config=llava_config(), vision_tower=vision_tower, multi_modal_projector=projector
-        )
-        tower = llava_tower(model)
-        assert (tower.read, tower.depth, tower.class_tokens) == (2, 4, 1)
-        assert torch.equal(tower.to_units(torch.arange(6).view(2, 3)), torch.arange(6))
+class Attention(nn.Module):
+    """vLLM's `MMEncoderAttention`."""
+
+
+class Compiled(Attention):
+    do_not_compile = False
+
+
+def test_towers_of_the_families_are_read_to_the_projector(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_module(monkeypatch, "vllm.model_executor.layers.attention", MMEncoderAttention=Attention)
+    layers, projector = [Attention(), Compiled(), Attention()], nn.Linear(2, 2)
+    modules = [nn.Identity(), *layers, projector]
+
+    def model(config: Any, **parts: Any) -> SimpleNamespace:
+        return SimpleNamespace(config=config, modules=lambda: iter(modules), **parts)
+
+    tower = llava_tower(model(llava_config(), multi_modal_projector=projector))
+    assert (tower.layers, tower.compiled) == (layers, layers[1:2])
+    assert (tower.number(None), tower.depth, tower.class_tokens) == (2, 4, 1)
+    assert torch.equal(tower.to_units(torch.arange(6).view(2, 3)), torch.arange(6))
     vision = SimpleNamespace(image_size=[8, 8], patch_size=[2, 2], num_hidden_layers=3)
     config = SimpleNamespace(vision_config=vision, downsample_ratio=0.5)
-    intern = internvl_tower(
-        SimpleNamespace(
-            config=config,
-            vision_tower=SimpleNamespace(encoder=encoder),
-            multi_modal_projector=projector,
-        )
-    )
-    assert (intern.read, intern.class_tokens) == (2, 1)
+    intern = internvl_tower(model(config, multi_modal_projector=projector))
+    assert (intern.number(None), intern.class_tokens) == (2, 1)
     assert intern.to_units(torch.arange(16.0).view(1, 16)).tolist() == [2.5, 4.5, 10.5, 12.5]
     for norm in ("ln_q", "norm"):
         merger = SimpleNamespace(**{norm: projector}, forward=projector.forward)
-        visual = SimpleNamespace(blocks=layers, merger=merger)
-        config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2))
-        qwen = qwen_tower(SimpleNamespace(visual=visual, config=config))
+        config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, depth=3))
+        qwen = qwen_tower(model(config, visual=SimpleNamespace(merger=merger)))
         assert (qwen.entry is projector, qwen.square, qwen.flat) == (True, 4, norm == "norm")
         assert qwen.to_units(torch.arange(8.0).view(1, 8)).tolist() == [1.5, 5.5]

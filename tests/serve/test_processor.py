@@ -37,6 +37,7 @@ class Inputs:
 
     prompt: list[int]
     hf_processor_mm_kwargs: dict[str, Any] = field(default_factory=dict)
+    media_io_kwargs: dict[str, Any] = field(default_factory=dict)
     pictures: tuple[str, ...] = ("cat",)
 
     @property
@@ -49,7 +50,7 @@ class Items(dict):
         super().__init__(image=pictures)
 
     def get_all_counts(self) -> dict[str, int]:
-        return {name: len(values) for name, values in self.items()}
+        return {name: len(values) for name, values in self.items() if values}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,13 @@ class Content:
 
 @dataclass(frozen=True)
 class Update:
-    content: Content
+    """vLLM's `PromptReplacement`, and what it gives for an item."""
+
+    replacement: Any
+    modality: str = "image"
+
+    def resolve(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(content=self.replacement(number))
 
 
 class Base:
@@ -74,42 +81,35 @@ class Base:
 
     def __init__(self, config: Any) -> None:
         self.info = SimpleNamespace(ctx=SimpleNamespace(model_config=config))
-        #: Keys of items that are in vLLM's cache.
-        self.cache: set[str] = set()
+        #: What vLLM's cache has of items, by their keys.
+        self.cache: dict[str, Any] = {}
 
     def get_dummy_inputs(self, seq_len: int, *, mm_counts: dict[str, int]) -> Inputs:
-        return Inputs([1, PICTURE], {}, ("white",) * mm_counts["image"])
+        return Inputs([1, PICTURE], {}, {}, ("white",) * mm_counts["image"])
 
     def apply(self, inputs: Inputs, timing_ctx: Any) -> SimpleNamespace:
-        hashes = self._get_mm_hashes(inputs)
-        cached, missing = self._get_cache_missing_items(self.cache, inputs.mm_data_items, hashes)
-        data: list[dict[str, Any]] = [{} for _ in inputs.pictures]
-        updates = self._get_mm_prompt_updates(inputs.mm_data_items, {}, {"image": data})
-        outcome = SimpleNamespace(prompt_ids=inputs.prompt, prompt_updates=updates)
-        ids, _ = self._maybe_apply_prompt_updates(inputs.mm_data_items, outcome)
+        keys = [f"{name}-{inputs.media_io_kwargs['image']}" for name in inputs.pictures]
+        cached = [key in self.cache for key in keys]
+        missing = [name for name, old in zip(inputs.pictures, cached, strict=True) if not old]
+        data: list[dict[str, Any]] = [{} for _ in missing]
+        items = Items(tuple(missing))
+        updates = self._get_prompt_updates(items, {}, {"image": data})
+        variants = [[update.resolve(n) for update in updates] for n in range(len(missing))]
+        for key, fresh in zip([k for k in keys if k not in self.cache], variants, strict=True):
+            self.cache[key] = fresh
+        whole = {"image": [self.cache[key] for key in keys]}
+        ids, _ = self._apply_prompt_updates(inputs.prompt, whole)
         return SimpleNamespace(
             kwargs=inputs.hf_processor_mm_kwargs,
-            hashes=hashes["image"],
-            processed=list(missing["image"]),
-            cached=cached["image"],
+            options=inputs.media_io_kwargs,
+            hashes=keys,
+            processed=missing,
             ids=ids,
             data=[{name: element.data for name, element in entry.items()} for entry in data],
         )
 
-    def _get_mm_hashes(self, inputs: Inputs) -> dict[str, list[str]]:
-        return {"image": list(inputs.pictures)}
-
-    def _get_cache_missing_items(self, cache: Any, mm_data_items: Any, mm_hashes: Any) -> Any:
-        flags = [key in cache for key in mm_hashes["image"]]
-        pictures = mm_data_items["image"]
-        missing = [name for name, present in zip(pictures, flags, strict=True) if not present]
-        return {"image": flags}, {"image": missing}
-
-    def _get_mm_prompt_updates(self, mm_items: Any, kwargs: Any, out: Any) -> Any:
-        return {"image": [[Update(Content([PICTURE] * PATCHES))] for _ in mm_items["image"]]}
-
-    def _maybe_apply_prompt_updates(self, mm_items: Any, mm_res: Any) -> Any:
-        return self._apply_prompt_updates(mm_res.prompt_ids, mm_res.prompt_updates)
+    def _get_prompt_updates(self, mm_items: Any, kwargs: Any, out: Any) -> Any:
+        return [Update(lambda number: Content([PICTURE] * PATCHES))]
 
     def _apply_prompt_updates(self, prompt: list[int], updates: Any) -> Any:
         ids: list[int] = []
@@ -131,15 +131,21 @@ class Processor(PrunedProcessor, Base):
 
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batched(keep_on_cpu: bool) -> bool:
-        return keep_on_cpu
+    class Config:
+        @staticmethod
+        def batched(modality: str, *, keep_on_cpu: bool) -> tuple[str, bool]:
+            return modality, keep_on_cpu
 
-    put_module(
-        monkeypatch,
-        "vllm.multimodal.inputs",
-        MultiModalBatchedField=batched,
-        MultiModalFieldElem=SimpleNamespace,
-    )
+    class Kwargs:
+        @staticmethod
+        def from_hf_inputs(values: Any, configs: Any) -> Any:
+            assert set(configs.values()) == {("image", True)}
+            return {
+                "image": [{name: SimpleNamespace(data=rows[0]) for name, rows in values.items()}]
+            }
+
+    names = {"MultiModalFieldConfig": Config, "MultiModalKwargsItems": Kwargs}
+    put_module(monkeypatch, "vllm.multimodal.inputs", **names)
     put_module(monkeypatch, "vllm.multimodal.processing", PromptUpdateDetails=Content)
 
 
@@ -151,7 +157,9 @@ def processor(**setting: Any) -> Processor:
 
 def outcome_of(prompt: list[int], *pictures: str, **setting: Any) -> Any:
     """The prompt's outcome on an engine whose default keeps four tokens."""
-    inputs = Inputs(prompt, {"espalier": setting, "crop": 1}, pictures or ("cat",))
+    inputs = Inputs(
+        prompt, {"espalier": setting, "crop": 1}, {"video": {"fps": 1}}, pictures or ("cat",)
+    )
     return processor(method="random", keep=4).apply(inputs, None)
 
 
@@ -175,24 +183,24 @@ def test_the_key_of_a_picture_holds_the_setting_and_what_stands_beside_it() -> N
     keys = [outcome_of(prompt, **setting).hashes[0] for setting in settings]
     assert len(set(keys)) == len(keys)
     assert all(key.startswith("cat-") for key in keys)
-    pair = [1, PICTURE, PICTURE, 2]
-    for method, equal in (("divprune", True), ("cdpruner", False)):
-        beside = [
-            outcome_of(pair, "cat", other, method=method).hashes[0] for other in ("dog", "cow")
-        ]
-        assert (beside[0] == beside[1]) is equal
+    first, second = outcome_of(prompt).options, outcome_of(prompt).options
+    assert first == second
+    assert first["video"] == {"fps": 1}  # a video's own options stay
 
 
-def test_where_words_count_all_items_are_processed_or_none() -> None:
+def test_where_words_count_several_items_are_processed_in_every_prompt() -> None:
+    """Words of an item that comes out of the cache are not known."""
     pair = [1, PICTURE, PICTURE, 2]
-    for method, processed in (("divprune", ["dog"]), ("cdpruner", ["cat", "dog"])):
+    for method, processed in (("divprune", []), ("cdpruner", ["cat", "dog"])):
         server = processor(method=method, keep=4)
-        inputs = Inputs(pair, {}, ("cat", "dog"))
-        keys = server.apply(inputs, None).hashes
-        server.cache = {keys[0]}
-        assert server.apply(inputs, None).processed == processed
-        server.cache = set(keys)
-        assert server.apply(inputs, None).processed == []
+        for expected in (["cat", "dog"], processed):
+            outcome = server.apply(Inputs(pair, {}, {}, ("cat", "dog")), None)
+            assert outcome.processed == expected
+            assert len(outcome.ids) == 10
+    server = processor(method="cdpruner", keep=4)
+    for processed in (["cat"], []):
+        outcome = server.apply(Inputs([1, PICTURE, 2]), None)
+        assert (outcome.processed, len(outcome.ids)) == (processed, 6)
 
 
 def test_a_prompt_is_shortened_by_the_request_over_the_engine() -> None:
@@ -218,7 +226,7 @@ def test_the_encoder_is_sized_for_whole_pictures_and_they_do_not_count() -> None
     outcome = server.apply(server.get_dummy_inputs(512, mm_counts={"image": 1}), None)
     assert outcome.ids == [1, *[PICTURE] * PATCHES]
     assert counted == []
-    server.apply(Inputs([1, PICTURE, PICTURE], {}, ("cat", "dog")), None)
+    server.apply(Inputs([1, PICTURE, PICTURE], {}, {}, ("cat", "dog")), None)
     server.apply(Inputs([1, PICTURE], {KEY: {"method": "none"}}), None)
     assert counted == [("divprune", 32, 8), ("none", 16, 16)]
 

@@ -78,7 +78,7 @@ def test_the_printed_setting_is_that_of_the_run(
     stored(spec, tmp_path)
     command, request, *_ = printed(tmp_path, capsys)
     words = shlex.split(command)
-    assert words[:3] == ["VLLM_USE_V2_MODEL_RUNNER=0", "vllm", "serve"]
+    assert words[:2] == ["vllm", "serve"]
     assert words[words.index("--revision") + 1] == spec.model.revision
     expected = setting_of(spec, method_of(spec.method))
     body = json.loads(request)
@@ -119,7 +119,7 @@ def test_other_versions_and_prompts_are_noted(
         f"measured with {KEY} espalier-0.1.0, vllm 0.32.0",
         f"note: measured with {KEY} espalier-0.1.0, and here is {commit()}",
         "note: measured with vllm 0.32.0, and here is 0.33.0",
-        "note: the plug-in was tested with vllm 0.32.0 alone",
+        "note: the plug-in was tested with vllm 0.31.0, 0.32.0 alone",
         "note: whether the chat template writes the begin token is not known here; where it does not, a request "
         'needs "add_special_tokens": true',
         "note: the run's prompts are not those of the checkpoint's chat template, which a server uses; its first is "

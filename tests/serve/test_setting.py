@@ -29,6 +29,7 @@ from espalier.serve.setting import (
     reason_of,
     served,
 )
+from tests.serve.stubs import split
 from tests.tiny import LLAVA
 
 #: Packages of the harness, which an environment with vLLM need not have.
@@ -39,7 +40,8 @@ import pkgutil, sys
 for name in {blocked}:
     sys.modules[name] = None
 from espalier import methods
-from espalier.serve import child, clock, digits, families, metrics, model, places, plugin, processor, setting, signals
+from espalier.serve import adapter, child, clock, digits, families, metrics
+from espalier.serve import model, places, plugin, processor, setting, signals
 for module in pkgutil.walk_packages(methods.__path__, "espalier.methods."):
     __import__(module.name)
 assert not any(name.startswith("espalier.harness") for name in sys.modules)
@@ -155,7 +157,7 @@ def test_numbers_are_exact_in_narrow_types(dtype: torch.dtype) -> None:
     embeddings = torch.randn(2, 8).to(dtype)
     channels = digits.append(embeddings, digits.encode(numbers))
     assert channels.dtype == dtype
-    back, read = digits.split(channels)
+    back, read = split(channels)
     assert torch.equal(back, embeddings)
     assert torch.equal(read, numbers)
     with pytest.raises(ValueError, match="do not fit"):

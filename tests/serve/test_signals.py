@@ -29,9 +29,14 @@ class Attention(nn.Module):
         return value
 
 
+class Block(nn.Module):
+    """A part of the tower that vLLM has compiled."""
+
+    do_not_compile = False
+
+
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_module(monkeypatch, "vllm.model_executor.layers.attention", MMEncoderAttention=Attention)
     processes(monkeypatch, 1, lambda mean: mean)
 
 
@@ -48,12 +53,12 @@ def processes(
 
 
 def tower(class_tokens: int, layers: int = 2, square: int = 1) -> Tower:
-    built = nn.ModuleList(nn.Sequential(nn.Identity(), Attention()) for _ in range(layers))
-    entry = nn.Identity()
+    built = [Attention() for _ in range(layers)]
+    entry, block = nn.Identity(), Block()
     return Tower(
         layers=built,
+        compiled=[block],
         depth=layers + 1,
-        read=layers - 1,
         class_tokens=class_tokens,
         entry=entry,
         projector=entry,
@@ -112,12 +117,14 @@ def test_hooks_read_the_layers_that_are_needed_and_the_projector(monkeypatch: An
     def encode() -> None:
         for number, layer in enumerate(built.layers):
             flat = [(values + number).flatten(2) for values in (query, key)]
-            layer[1](flat[0], key=flat[1], value=flat[0])
+            layer(flat[0], key=flat[1], value=flat[0])
         built.entry(states(4, (IMAGES, TOKENS - 1, 5)))
 
     for _ in range(2):  # the second batch of pictures follows the first
         with watch.watching():
+            assert built.compiled[0].do_not_compile
             encode()
+        assert not built.compiled[0].do_not_compile
     encode()  # nobody watches any more
     last = slow("cls_attention", query + 1, key + 1, 1).flatten()
     torch.testing.assert_close(watch[wanted[0].key], last.repeat(2))
@@ -137,7 +144,7 @@ def test_pictures_of_one_sequence_attend_to_themselves() -> None:
     query, key = states(5, (1, TOKENS, HEADS, WIDTH)), states(6, (1, TOKENS, HEADS, WIDTH))
     borders = torch.tensor([0, 2, TOKENS])
     with watch.watching():
-        built.layers[0][1](query.flatten(2), key.flatten(2), key.flatten(2), cu_seqlens=borders)
+        built.layers[0](query.flatten(2), key.flatten(2), key.flatten(2), cu_seqlens=borders)
     parts = [
         slow("cls_attention", query[:, part], key[:, part], 0)[0]
         for part in (slice(0, 2), slice(2, TOKENS))

@@ -16,8 +16,8 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.run_spec import BackendSpec, EngineSpec, ModelSpec, RunSpec
 from espalier.methods.base import Method, TokenReducer
+from espalier.serve.adapter import TESTED
 from espalier.serve.families import FAMILIES
-from espalier.serve.plugin import TESTED
 from espalier.serve.setting import Setting, SettingError
 
 

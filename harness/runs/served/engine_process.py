@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from espalier.harness.errors import EngineEnded, UserError, brief
-from espalier.serve.plugin import TESTED
+from espalier.serve.adapter import TESTED
 
 #: What the other interpreter prints of itself.
 PROBE = """\

@@ -23,8 +23,9 @@ from espalier.harness.runs.served.served_session import setting_of
 from espalier.harness.specs.hub_cache import file_of_hub
 from espalier.harness.specs.run_spec import VLLM, AnswerSpec, EngineSpec, MethodSpec, ModelSpec
 from espalier.methods.base import TokenReducer
+from espalier.serve.adapter import TESTED, is_tested
 from espalier.serve.families import FAMILIES
-from espalier.serve.plugin import RUNNER, TESTED, is_tested, prepare
+from espalier.serve.plugin import prepare
 from espalier.serve.setting import KEY, Setting, SettingError, build, refused
 
 BY_SAMPLE = "the method draws by the name of a sample, `sample` in a request; without it answers differ from the run's"
@@ -60,13 +61,12 @@ class ServedRow:
 
     @property
     def server(self) -> dict[str, Any]:
-        """Model, options and environment of `vllm serve`."""
+        """Model and options of `vllm serve`."""
         revision = () if self.revision is None else ("--revision", self.revision)
         overrides = ("--hf-overrides", json.dumps({KEY: self.values}))
         return {
             "model": self.model,
             "options": [*revision, "--dtype", self.dtype, TRUST, *overrides],
-            "environment": dict([RUNNER]),
         }
 
     @property
