@@ -115,6 +115,8 @@ def _broken(name: Name) -> str | None:
         value = reduce(getattr, name.path.split("."), module)
     except (ImportError, AttributeError) as error:
         return f"is gone: {error}"
+    if not name.parameters:
+        return None
     has = {*signature(value).parameters} if callable(value) else {*dir(value)}
     missing = [parameter for parameter in name.parameters if parameter not in has]
     return f"has no {', '.join(missing)}" if missing else None
