@@ -75,11 +75,13 @@ def llava_tower(model: Any) -> Tower:
 # ---------------------------------------------------------------- AnyRes
 
 
-def anyres_places(most: float, config: Any, modality: str, data: Fields, total: int) -> Places:
+def anyres_places(
+    tile_limit: float, config: Any, modality: str, data: Fields, total: int
+) -> Places:
     """Return the global view and the crops of one picture, found by packing coordinates as vLLM packs features.
 
     Args:
-        most: tiles that a larger plane of crops is reduced to.
+        tile_limit: tiles that a larger plane of crops is reduced to.
         config: of the model.
         modality: image; a video is pooled instead.
         data: fields of the item.
@@ -99,7 +101,7 @@ def anyres_places(most: float, config: Any, modality: str, data: Fields, total: 
         crops = values[1:].view(rows, columns, side, side, -1).permute(4, 0, 2, 1, 3)
         plane = packing.unpad_image(crops.reshape(-1, rows * side, columns * side), size)
         lines, width = plane.shape[1:]
-        excess = math.sqrt(lines * width / most) / side
+        excess = math.sqrt(lines * width / tile_limit) / side
         if excess > 1.1:  # LLaVA-OneVision keeps planes up to that
             shape = [int(lines // excess), int(width // excess)]
             plane = functional.interpolate(plane[None], shape, mode="bilinear")[0]
@@ -274,8 +276,10 @@ FAMILIES = {
         towers=SQUARE_TOWERS,
     ),
     **{
-        name: Family(module, name, partial(anyres_places, most), llava_tower, towers=SQUARE_TOWERS)
-        for module, name, most in (
+        name: Family(
+            module, name, partial(anyres_places, tile_limit), llava_tower, towers=SQUARE_TOWERS
+        )
+        for module, name, tile_limit in (
             ("llava_next", "LlavaNextForConditionalGeneration", math.inf),
             # For any checkpoint, whatever its configuration states.
             ("llava_onevision", "LlavaOnevisionForConditionalGeneration", 9),

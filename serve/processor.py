@@ -122,13 +122,13 @@ class PrunedProcessor(ProcessorAdapter):
         request, counts = REQUEST.get(), mm_items.get_all_counts()
         question: list[int] = []
         if request.conditioned and counts:
-            whole = {
+            replacements = {
                 update.modality: [
                     [update.resolve(n)] for n in range(counts.get(update.modality, 0))
                 ]
                 for update in updates
             }
-            question = self._words(request, whole)
+            question = self._words(request, replacements)
         config = self.info.ctx.model_config  # type: ignore[attr-defined]
 
         def short(update: Any, number: int) -> Any:
