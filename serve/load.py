@@ -172,7 +172,7 @@ class LoadEngine:
         async for output in self._engine.generate(prompt, sampling, str(self._sent)):
             times += [perf_counter() - start] * len(output.outputs[0].token_ids)
             length = len(output.prompt_token_ids)
-            self._shares.append(cache_use())
+            self._shares += cache_use()
         gaps = (np.diff(times)).tolist()
         return {"first": times[0], "end": times[-1], "gaps": gaps, "prompt": length}
 
@@ -183,12 +183,12 @@ class LoadEngine:
         return max(encoders), None if None in selections else max(selections)
 
 
-def cache_use() -> float:
-    """Return the share of the cache's blocks that were in use when the scheduler last ran."""
+def cache_use() -> list[float]:
+    """Return the share of the blocks in use when the scheduler last ran, of each engine in this process."""
     from prometheus_client import REGISTRY
 
-    (gauge,) = REGISTRY.restricted_registry([USE]).collect()
-    return max(sample.value for sample in gauge.samples)
+    gauges = REGISTRY.restricted_registry([USE]).collect()
+    return [sample.value for gauge in gauges for sample in gauge.samples]
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ async def ours(
 
     engine, media = TimedEngine.__new__(TimedEngine), pictures(load)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        engine._engine, engine._sent = HttpEngine(url, model, session), 0
+        engine._engine, engine._sent, engine._shares = HttpEngine(url, model, session), 0, []
         if load.rate is None:
             return await engine._closed(load, media), {}
         return await engine._open_loop(load, media, perf_counter()), {}

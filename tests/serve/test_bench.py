@@ -16,6 +16,7 @@ import pytest
 from espalier.harness.errors import UserError
 from espalier.harness.runs.served import backend_check
 from espalier.harness.stats import Interval
+from espalier.serve import load as load_module
 from espalier.serve.load import Load
 from lab.bench import serve_bench
 from lab.bench.load_clients import TimedEngine, steady
@@ -88,10 +89,12 @@ def test_a_closed_loop_keeps_its_number_in_flight(monkeypatch: pytest.MonkeyPatc
     kinds = SimpleNamespace(DELTA="delta")
     put_module(monkeypatch, "vllm.sampling_params", RequestOutputKind=kinds)
     engine, fake = TimedEngine.__new__(TimedEngine), FakeEngine()
-    engine._engine, engine._sent = fake, 0
+    engine._engine, engine._sent, engine._shares = fake, 0, []
+    monkeypatch.setattr(load_module, "cache_use", lambda: [0.25])
     (_, load) = Loads([4], [1.0], requests=30, seconds=60, tokens=1).closed()
     entries = asyncio.run(engine._closed(Load([1], 8, 0, tokens=1, **load), range(40)))
     assert len(entries) == load["requests"] == 40
+    assert set(engine._shares) == {0.25}
     # It fills once, and is four at each end of an answer until the last request has been sent.
     assert fake.numbers[:4] == [1, 2, 3, 4]
     assert set(fake.numbers[4:-3]) == {4}

@@ -186,4 +186,4 @@ def test_the_use_of_the_cache_is_vllms_own_gauge(monkeypatch: pytest.MonkeyPatch
 
     registry = SimpleNamespace(restricted_registry=restricted_registry)
     put_module(monkeypatch, "prometheus_client", REGISTRY=registry)
-    assert cache_use() == 0.5
+    assert cache_use() == [0.25, 0.5]
