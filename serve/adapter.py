@@ -158,7 +158,7 @@ def with_processor(base: Any, pruned: Callable[[Any], Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- models
 
 
-def tower_parts(model: nn.Module) -> dict[str, list[Any]]:
+def tower_parts(model: nn.Module) -> dict[str, Any]:
     """Return the attention of each layer of a model's tower, with `head_size` and `scale`, and compiled modules."""
     from vllm.model_executor.layers.attention import MMEncoderAttention
 
