@@ -1,6 +1,6 @@
 """All that this package touches of vLLM outside its interfaces for models, processors and engines.
 
-The same ten names in every version of `TESTED`; `python -m tests.serve.names` says which of them an installed vLLM
+The same eleven names in every version of `TESTED`; `python -m tests.serve.names` says which of them an installed vLLM
 lacks, and which of the interfaces.
 """
 
@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from espalier.serve.setting import KEY
 
@@ -167,6 +167,18 @@ def tower_parts(model: nn.Module) -> dict[str, Any]:
         "layers": [module for module in modules if isinstance(module, MMEncoderAttention)],
         "compiled": [m for m in modules if getattr(m, "do_not_compile", None) is False],
     }
+
+
+def word_embeddings(model: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return the embedding of words by a model as it is loaded; None in a process of later layers.
+
+    Adapters, which vLLM puts around the table later, embed the words of a step alone.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    modules = model.get_language_model().modules()
+    tables = [module for module in modules if isinstance(module, VocabParallelEmbedding)]
+    return tables[0].forward if tables else None
 
 
 @contextmanager

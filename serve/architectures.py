@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from espalier.serve.adapter import WITHOUT_OWN_PRUNING, with_processor
+from espalier.serve.adapter import WITHOUT_OWN_PRUNING, with_processor, word_embeddings
 from espalier.serve.clock import Stopwatch, TimedModel
 from espalier.serve.families import FAMILIES, PLAIN, PRUNED
 from espalier.serve.metrics import request_counts, selection_times
@@ -48,6 +48,7 @@ def pruned_class(architecture: str) -> Any:
     def initialise(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
         TimedModel.__init__(self, vllm_config=vllm_config, prefix=prefix)
         self.channelled = vllm_config.model_config.uses_mrope
+        self.word_embeddings = word_embeddings(self)
         # The processes that share a layer take as long as the first.
         times = selection_times() if rank() == 0 else None
         self.stopwatch = Stopwatch(None if times is None else times.observe)

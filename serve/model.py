@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
@@ -43,6 +43,8 @@ class PrunedModel:
     config: Any
     #: Counts what the plug-in adds to the encoder.
     stopwatch: Stopwatch
+    #: Embeddings (N, D) of words, without an adapter.
+    word_embeddings: Callable[[Tensor], Tensor]
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         """Encode the items of a batch, and leave the tokens that each item's method keeps."""
@@ -137,7 +139,7 @@ class PrunedModel:
 
     def _words(self, ids: Tensor, tokens: Tensor) -> Tensor:
         """Return the embeddings of words in the width of an item's tokens."""
-        words = self.get_language_model().embed_input_ids(ids)  # type: ignore[attr-defined]
+        words = self.word_embeddings(ids)
         filled = tokens.new_zeros(len(ids), tokens.shape[1])
         filled[:, : words.shape[1]] = words
         return filled
@@ -276,8 +278,7 @@ class _Item:
         if need.signal == "tile":
             return self._places.tile.to(main.device)
         if need.signal == "text_embeddings":
-            ids = self._question.to(main.device)
-            words: Tensor = self._model.get_language_model().embed_input_ids(ids)
+            words: Tensor = self._model.word_embeddings(self._question.to(main.device))
             return words
         return main
 

@@ -63,6 +63,7 @@ UNSTABLE = (
         "MMEncoderAttention.__init__",
         ("head_size", "scale"),
     ),
+    Name("vllm.model_executor.layers.vocab_parallel_embedding", "VocabParallelEmbedding.forward"),
     Name("vllm.compilation.decorators", "do_not_compile", assigned=True),
 )
 

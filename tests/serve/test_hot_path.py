@@ -59,16 +59,13 @@ class Encoder:
         self.tokens, self.units, self.states = (
             torch.rand(pictures, *shape).to("cuda") for shape in shapes
         )
-        self.table = torch.rand(20, WIDTH).to("cuda")
+        self.word_embeddings = torch.rand(20, WIDTH).to("cuda").__getitem__
 
     def embed_multimodal(self) -> list[Tensor]:
         for layer in self.layers:
             layer(self.states, key=self.states, value=self.states)
         self.projector(self.units)
         return [*self.tokens]
-
-    def get_language_model(self) -> Any:
-        return SimpleNamespace(embed_input_ids=lambda ids: self.table[ids])
 
 
 class Model(PrunedModel, Encoder):

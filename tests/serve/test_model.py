@@ -31,7 +31,7 @@ class Base:
         self.architecture, self.channelled = NAME, channelled
         self.config = llava_config()
         self.stopwatch = Stopwatch()
-        self.embedding = nn.Embedding(20, WIDTH)
+        self.word_embeddings = nn.Embedding(20, WIDTH)
         self.multi_modal_projector = Doubling()
         self.vision_tower = SimpleNamespace()
 
@@ -43,9 +43,6 @@ class Base:
 
     def load_weights(self, weights: Any) -> list[str]:
         return [name for name, _ in weights]
-
-    def get_language_model(self) -> Any:
-        return SimpleNamespace(embed_input_ids=self.embedding)
 
 
 class Doubling(nn.Module):
@@ -186,9 +183,9 @@ def test_words_between_frames_are_embedded_with_them(monkeypatch: pytest.MonkeyP
     tokens, numbers = split(embeddings)
     whole = torch.stack(
         [
-            model.embedding.weight[7],
+            model.word_embeddings.weight[7],
             *(frames[0, :2] * 2),
-            model.embedding.weight[8],
+            model.word_embeddings.weight[8],
             *(frames[0, 2:] * 2),
         ]
     )
