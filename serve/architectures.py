@@ -11,6 +11,7 @@ from espalier.serve.families import FAMILIES, PLAIN, PRUNED
 from espalier.serve.metrics import request_counts, selection_times
 from espalier.serve.model import PrunedModel
 from espalier.serve.processor import PrunedProcessor
+from espalier.serve.setting import SettingError
 from espalier.serve.signals import rank
 
 
@@ -36,6 +37,18 @@ def plain_class(architecture: str) -> Any:
     )
 
 
+def check_adapters(lora_config: Any) -> None:
+    """Check that an engine adapts the decoder alone.
+
+    Raises:
+        SettingError: it adapts its tower too, and there as many tokens as a method keeps.
+    """
+    if lora_config is not None and lora_config.enable_tower_connector_lora:
+        raise SettingError(
+            "--enable-tower-connector-lora=true would adapt as many tokens of the tower as a method keeps; valid: false"
+        )
+
+
 def pruned_class(architecture: str) -> Any:
     """Return vLLM's class with the mixins over model and processor."""
     from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModalPruning
@@ -46,6 +59,7 @@ def pruned_class(architecture: str) -> Any:
         return type(PRUNED + kind.__name__, (PrunedProcessor, kind), {"counts": request_counts()})
 
     def initialise(self: Any, *, vllm_config: Any, prefix: str = "") -> None:
+        check_adapters(vllm_config.lora_config)
         TimedModel.__init__(self, vllm_config=vllm_config, prefix=prefix)
         self.channelled = vllm_config.model_config.uses_mrope
         self.word_embeddings = word_embeddings(self)

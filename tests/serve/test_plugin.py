@@ -12,6 +12,7 @@ import pytest
 from transformers import PixtralVisionConfig
 
 from espalier.serve import adapter, plugin
+from espalier.serve.architectures import check_adapters
 from espalier.serve.families import FAMILIES, PLAIN, PRUNED
 from espalier.serve.setting import SettingError
 from tests.serve.stubs import ModelConfig, llava_config, put_module
@@ -180,3 +181,10 @@ def test_scaled_positions_are_refused_unless_they_are_renumbered() -> None:
     config.text_config.rope_parameters["rope_type"] = "yarn"
     with pytest.raises(SettingError, match="rope_type='yarn' was not tested"):
         plugin.prepare(NAME, ModelConfig(config))
+
+
+def test_adapters_of_the_tower_are_one_line() -> None:
+    check_adapters(None)
+    check_adapters(SimpleNamespace(enable_tower_connector_lora=False))
+    with pytest.raises(SettingError, match="--enable-tower-connector-lora=true .* valid: false"):
+        check_adapters(SimpleNamespace(enable_tower_connector_lora=True))
