@@ -1,9 +1,13 @@
 # docker build --target cpu -t espalier:cpu .      processor only
 # docker build --target cuda -t espalier:cuda .    GPUs (the host needs the NVIDIA container toolkit)
+# docker build --target serve -t espalier:serve .  vLLM with the plug-in (docs/serve.md)
 # docker run --rm -v "$PWD:/work" espalier:cpu run method=fastv ratio=0.9 limit=20
+# docker run --rm --gpus all -p 8000:8000 espalier:serve llava-hf/llava-1.5-7b-hf
 #
 # BASE: any image with Python 3.11 and pip. CPU_INDEX: an index with torch for processors; PyPI's brings CUDA along.
+# VLLM: an image with a tested version of vLLM and pip.
 ARG BASE=python:3.11-slim-bookworm
+ARG VLLM=vllm/vllm-openai:v0.32.0
 
 FROM ${BASE} AS wheel
 WORKDIR /source
@@ -22,6 +26,14 @@ FROM base AS cpu
 ARG CPU_INDEX=https://download.pytorch.org/whl/cpu
 RUN python3 -m pip install torch torchvision --constraint /opt/espalier/constraints.txt --index-url ${CPU_INDEX}
 RUN python3 -m pip install "espalier-vlm[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt
+
+FROM ${VLLM} AS serve
+ENV VLLM_USE_V2_MODEL_RUNNER=0 PIP_BREAK_SYSTEM_PACKAGES=1
+COPY --from=wheel /wheels /opt/espalier/
+RUN python3 -m pip install --no-deps --no-index /opt/espalier/*.whl
+# Another --hf-overrides behind the model, with a method, takes the place of this one.
+ENTRYPOINT ["vllm", "serve", "--trust-request-mm-kwargs", "--trust-request-chat-template", "--hf-overrides", "{\"espalier\": {}}"]
+CMD ["--help"]
 
 FROM base AS cuda
 RUN python3 -m pip install "espalier-vlm[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt

@@ -22,6 +22,7 @@ from espalier.harness.paths import ROOT
 from espalier.harness.runs.run_key import key_parts, run_key
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store.files.digests import Digests
+from espalier.serve.plugin import TESTED
 from tests import commands
 
 #: What the package is made from, and a run that needs neither network nor GPU.
@@ -222,6 +223,21 @@ def test_each_printed_pip_install_names_this_distribution() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {Requirement(word.replace("{extra}", "run")).name for word in printed_installs()}
     assert names == {project["name"]}
+
+
+def test_each_printed_image_is_a_stage_and_that_of_vllm_has_a_tested_version() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    bases = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
+    stages = ["${" + name + "}" for name in bases]
+    for origin, stage in re.findall(r"^FROM (\S+) AS (\w+)$", text, re.MULTILINE):
+        assert origin in stages
+        stages.append(stage)
+    assert {*re.findall(r"--from=(\w+)", text)} <= {*stages}
+    for form in re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", text, re.MULTILINE):
+        assert all(isinstance(word, str) for word in json.loads(form))
+    pages = text + (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"--target (\w+)", pages)} == {"cpu", "cuda", "serve"} & {*stages}
+    assert bases["VLLM"].rpartition(":v")[2] in TESTED
 
 
 @pytest.mark.slow
