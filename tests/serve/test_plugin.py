@@ -186,5 +186,5 @@ def test_scaled_positions_are_refused_unless_they_are_renumbered() -> None:
 def test_adapters_of_the_tower_are_one_line() -> None:
     check_adapters(None)
     check_adapters(SimpleNamespace(enable_tower_connector_lora=False))
-    with pytest.raises(SettingError, match="--enable-tower-connector-lora=true .* valid: false"):
+    with pytest.raises(SettingError, match=r"tower-connector-lora=true .* valid: false"):
         check_adapters(SimpleNamespace(enable_tower_connector_lora=True))
