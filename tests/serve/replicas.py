@@ -1,4 +1,4 @@
-"""One model in several processes: each request has the answer of the harness's engine.
+"""One model in several processes, and with an adapter: each request has the answer of the harness's engine.
 
 All settings of a picture are in flight together, twice, with prefix caching: a cache that mixed up settings or
 processes would show. `make test-serve`, not an everyday test.
@@ -9,17 +9,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import espalier
 from espalier.harness.runs.served.engine_pool import code_folder
@@ -223,3 +228,59 @@ def test_replicas_behind_a_router_answer_as_the_harness_does(
         assert "Traceback" not in errors
         row = row_of(run_espalier(store, *RUN, *length, f"backend.url={router}"))
     assert row["extra"]["answers"] == whole["extra"]["answers"]
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
+    """The embedded model with other tensors."""
+    shutil.copytree(MODEL, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        change({name: tensor.float() for name, tensor in tensors.items()}),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return folder
+
+
+#: The layers of the decoder that the adapter changes.
+ADAPTED = re.compile(r"language_model\.model\.layers\..*\.(?:q|v|down)_proj\.weight")
+
+RANK, ALPHA = 4, 8
+
+
+def write_lora(folder: Path) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    """Write an adapter for the decoder as PEFT does; the function adds it to the tensors of a model."""
+    generator = torch.Generator().manual_seed(0)
+    tensors, sums = {}, {}
+    for name, tensor in load_file(MODEL / "model.safetensors").items():
+        if ADAPTED.fullmatch(name):
+            down = torch.randn(RANK, tensor.shape[1], generator=generator) * 0.1
+            up = torch.randn(tensor.shape[0], RANK, generator=generator) * 0.1
+            sums[name] = up @ down * (ALPHA / RANK)
+            place = name.replace("language_model.model.", "model.language_model.")
+            place = f"base_model.model.{place.removesuffix('.weight')}"
+            tensors |= {f"{place}.lora_A.weight": down, f"{place}.lora_B.weight": up}
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": ALPHA}
+    config |= {"target_modules": ["q_proj", "v_proj", "down_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return lambda stored: {name: tensor + sums.get(name, 0) for name, tensor in stored.items()}
+
+
+def test_requests_with_and_without_an_adapter_share_a_server(
+    code: Path, side: Side, tmp_path: Path
+) -> None:
+    """The reference for an adapter is the model to which it was added.
+
+    vLLM's code for processors gives requests without an adapter that of the last slot: one slot more stays empty.
+    """
+    merged = side_of(changed(tmp_path / "merged", write_lora(tmp_path / "lora")))
+    lora = f"tuned={tmp_path / 'lora'}"
+    options = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", lora)
+    with serving(code, tmp_path / "log", *CACHED, *options, **UNBOUND) as (url, _):
+        spec = side.adapter.spec
+        tuned = EngineServer(url, replace(spec, path=tmp_path / "lora"))
+        answers = equal([(EngineServer(url, spec), side), (tuned, merged)])
+    print(f"equal {sum(answers)} of {len(answers)}", end=" ")
+    assert all(answers)
