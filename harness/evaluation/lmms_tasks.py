@@ -45,6 +45,7 @@ from espalier.harness.evaluation.upstream import (
     task_configuration,
     task_download,
     tokens_remembered,
+    without_commit,
     without_guesses,
 )
 from espalier.harness.ranks import without_launcher
@@ -270,6 +271,7 @@ def scoring(loaded: LoadedBenchmark) -> Iterator[None]:
         quiet(),
         tokens_remembered(),
         loaded.serving(),
+        without_commit(),
         without_guesses(),
     ):
         yield

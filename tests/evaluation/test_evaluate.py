@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_lmms_eval_does_not_deal_the_samples_out_itself_and_nothing_reaches_stdo
         monkeypatch.setenv(name, value)
     assert answers(evaluated(journal, sums(3))) == {i: str(i + 7) for i in range(3)}
     assert capsys.readouterr().out == ""
+
+
+def test_no_git_process_is_started(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[Any] = []
+    start = subprocess.Popen.__init__
+
+    def recorded(process: Any, arguments: Any, *more: Any, **options: Any) -> None:
+        commands.append(arguments)
+        start(process, arguments, *more, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", recorded)
+    assert evaluated(journal, sums(2)).n_samples == 2
+    assert not [command for command in commands if "git" in command]
 
 
 def test_missing_data_is_one_line_at_once(tmp_path: Path, journal: Journal) -> None:
