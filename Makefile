@@ -21,7 +21,7 @@ RAY_STAMP := $(RAY_VENV)/.installed-$(shell cat setup.py constraints.txt | sha25
 
 .DEFAULT_GOAL := help
 
-.PHONY: help run doctor test test-all serve-environment test-serve test-explore test-ray test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
+.PHONY: help run doctor test test-all serve-environment test-serve test-explore test-ray test-slurm check docs site recipes mutants lint types layers words sizes bench bench-engine bench-select bench-sd bench-decode bench-kv bench-diffusion bench-onepass bench-peers bench-guided bench-gpu rehearsals notebooks pictures demo report train-seedling quickstart sweep clean
 
 $(STAMP): requirements.txt constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -137,6 +137,10 @@ bench-kv: $(STAMP)  ## cache compression: steps against what their bytes allow, 
 
 bench-diffusion: $(STAMP)  ## denoising with merged tokens: time against what the FLOPs promise, scoring and merging
 	$(PY) -m lab.bench.diffusion_bench --write lab/measured $(ARGS)
+
+# PEERS has kvpress, and PYTHONPATH a folder with decord, which lmms-eval's model class imports.
+bench-peers: $(STAMP)  ## the project beside transformers, kvpress and lmms-eval: PEERS=<an interpreter with kvpress>
+	$(PY) -m lab.bench.peer_bench --write lab/measured --peers $(PEERS) $(ARGS)
 
 bench-onepass: $(STAMP)  ## sweeps in one pass over sweeps cell by cell
 	$(PY) -m lab.bench.onepass_bench --write lab/measured $(ARGS)
