@@ -170,7 +170,7 @@ def no_progress_bars() -> Iterator[None]:
 def without_commit() -> Patch:
     """lmms-eval 0.7.3, `evaluator`: it starts git at each evaluation, for a commit that nothing here reads."""
     names = ("get_git_commit_hash", "get_git_branch_name", "get_lmms_eval_version_string")
-    return mock.patch.multiple(lmms_eval.evaluator, **dict.fromkeys(names, str))
+    return mock.patch.dict(vars(lmms_eval.evaluator), dict.fromkeys(names, str))
 
 
 def without_guesses() -> Patch:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import TextIO
 
@@ -109,7 +109,7 @@ def tell(line: str) -> None:
         discard(sys.stderr)
 
 
-class StatusLine:
+class StatusLine(AbstractContextManager["StatusLine"]):
     """A temporary line on standard error; nothing without a terminal.
 
     Args:
@@ -122,9 +122,6 @@ class StatusLine:
         terminal = self._stream is not None and self._stream.isatty()
         self._live = terminal and not quiet and os.environ.get("TERM") not in ("dumb", "unknown")
         self._shown = False
-
-    def __enter__(self) -> StatusLine:
-        return self
 
     def __exit__(
         self,

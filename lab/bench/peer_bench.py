@@ -39,16 +39,16 @@ VERSIONS = "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of each turn of each side, after one that is not counted."""
-    here, there = sys.executable, options.peers
-    sides = [(here, name) for name in (*OWN, *RUNS)] + [(there, name) for name in PEERS]
+    python, peers_python = sys.executable, options.peers
+    sides = [(python, name) for name in (*OWN, *RUNS)] + [(peers_python, name) for name in PEERS]
     figures: dict[str, list[Any]] = {}
     with TemporaryDirectory() as folder:
         write_questions(Path(folder), options.limit)
-        processes = {python: started(python, folder) for python in (here, there)}
+        processes = {path: started(path, folder) for path in (python, peers_python)}
         for _ in range(options.turns + 1):
-            for python, name in sides:
-                title = f"{name} (peers)" if (python, name) == (there, PEERS[0]) else name
-                figures.setdefault(title, []).append(asked(processes[python], name))
+            for path, name in sides:
+                title = f"{name} (peers)" if (path, name) == (peers_python, PEERS[0]) else name
+                figures.setdefault(title, []).append(turn_of(processes[path], name))
         for process in processes.values():
             process.communicate()
     alike = {
@@ -57,12 +57,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     for turn in (turn for turns in figures.values() for turn in turns):
         turn.pop("kept", None)
-    packages = {here: ("transformers", "lmms_eval"), there: ("transformers", "kvpress")}
+    packages = {python: ("transformers", "lmms_eval"), peers_python: ("transformers", "kvpress")}
     return {
         "limit": options.limit,
         "versions": [
-            subprocess.check_output([python, "-c", VERSIONS % (names,)], text=True).strip()
-            for python, names in packages.items()
+            subprocess.check_output([path, "-c", VERSIONS % (names,)], text=True).strip()
+            for path, names in packages.items()
         ],
         "alike": alike,
         "sides": {title: turns[1:] for title, turns in figures.items()},
@@ -93,7 +93,7 @@ def started(python: str, folder: str) -> subprocess.Popen[str]:
     )
 
 
-def asked(process: subprocess.Popen[str], side: str) -> dict[str, Any]:
+def turn_of(process: subprocess.Popen[str], side: str) -> dict[str, Any]:
     """Return the figures of one turn of a side."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -67,11 +67,11 @@ def timed(
     return {"per_second": len(texts) / seconds, **times, "answers": texts}
 
 
-def slots(whole: Any, short: Any) -> list[list[int]]:
-    """Return for each layer and head the slots of a whole cache with the keys that a shortened one holds."""
+def slots(cache: Any, short_cache: Any) -> list[list[int]]:
+    """Return for each layer and head the slots of a cache with the keys that its shortened copy holds."""
     return [
         torch.cdist(kept, keys).argmin(1).sort().values.tolist()
-        for before, after in zip(whole.layers, short.layers, strict=True)
+        for before, after in zip(cache.layers, short_cache.layers, strict=True)
         for kept, keys in zip(after.keys[0], before.keys[0], strict=True)
     ]
 
@@ -131,7 +131,8 @@ def run_espalier(_weights: str, questions: Questions, press_name: str = "") -> d
     from espalier.harness.api.questions import question_chat
     from espalier.harness.engine.kv_cache import answer_cache
 
-    model, settings = espalier.load("seedling", device="cpu"), {"method": "none"}
+    model = espalier.load("seedling", device="cpu")
+    settings: dict[str, Any] = {"method": "none"}
     with model.open_adapter() as adapter:
         encoded = [adapter.encode([question_chat(*pair, model.spec)]) for pair in questions]
     if press_name:
@@ -151,7 +152,7 @@ def run_espalier(_weights: str, questions: Questions, press_name: str = "") -> d
             return cache
 
         result, sessions = timed(questions, adapter.model, answer), pruned._opened.paired
-        if press_name:
+        if press_name and sessions is not None:
             caches = [
                 [cache_of(side, inputs) for side in (sessions.plain, sessions.reduced)]
                 for inputs in encoded
