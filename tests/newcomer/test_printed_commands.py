@@ -43,7 +43,7 @@ def printed() -> Iterator[str]:
         for block in BLOCK.findall(page.read_text(encoding="utf-8")):
             for line in block.replace("\\\n", " ").splitlines():
                 text = line.partition("  #")[0].strip().removeprefix("$ ")
-                if re.match(r"(python|espalier|torchrun)\b", text):
+                if re.match(r"(python(?! -m vllm)|espalier|torchrun)\b", text):
                     yield text
 
 
