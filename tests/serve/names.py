@@ -63,7 +63,11 @@ UNSTABLE = (
         "MMEncoderAttention.__init__",
         ("head_size", "scale"),
     ),
-    Name("vllm.model_executor.layers.vocab_parallel_embedding", "VocabParallelEmbedding.forward"),
+    Name(
+        "vllm.model_executor.layers.vocab_parallel_embedding",
+        "VocabParallelEmbedding.__init__",
+        ("num_embeddings", "embedding_dim"),
+    ),
     Name("vllm.compilation.decorators", "do_not_compile", assigned=True),
 )
 
