@@ -94,11 +94,12 @@ sys.exit(run.main(command))
 
 
 @pytest.mark.slow
-def test_two_processes_answer_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("families", [NAMES, pytest.param(None, marks=pytest.mark.exhaustive)])
+def test_two_processes_answer_as_one(families: tuple[str, ...] | None, tmp_path: Path) -> None:
     script, store = tmp_path / "both.py", tmp_path / "store"
     script.write_text(SCRIPT)
     command = [*RUN, "model.parallel=tensor", f"store={store}"]
-    names = shared()
+    names = families or shared()
     folders = ",".join(str(saved(name)) for name in names)
     done = launch(script, folders, str(tmp_path / "results"), *command)
     assert done.code == 0, done.err
