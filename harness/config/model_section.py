@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any, cast
 
 from espalier.harness.config.group_lists import choices, merged, read_choice
@@ -155,11 +156,20 @@ def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:
     valid = {ORIGINAL, *_words(prompts)}
     if valid.issuperset(texts):
         return
-    for group in ("base/prompts", "model"):
-        for name in choices(group):
-            valid |= _words(read_choice(group, name).get("prompts"))
+    valid |= _words_of_conf()
     if unknown := [word for word in texts if word not in valid]:
         raise unknown_name("benchmark.texts", unknown[0], valid)
+
+
+@cache
+def _words_of_conf() -> frozenset[str]:
+    """Return the words of all prompt sets of conf, read once: a sweep checks each of its cells."""
+    sets = (
+        read_choice(group, name).get("prompts")
+        for group in ("base/prompts", "model")
+        for name in choices(group)
+    )
+    return frozenset().union(*map(_words, sets))
 
 
 def _words(prompts: Mapping[str, Any] | None) -> set[str]:
