@@ -164,12 +164,12 @@ def check_texts(texts: Iterable[str], prompts: Mapping[str, Any]) -> None:
 @cache
 def _words_of_conf() -> frozenset[str]:
     """Return the words of all prompt sets of conf, read once: a sweep checks each of its cells."""
-    sets = (
-        read_choice(group, name).get("prompts")
+    return frozenset(
+        word
         for group in ("base/prompts", "model")
         for name in choices(group)
+        for word in _words(read_choice(group, name).get("prompts"))
     )
-    return frozenset().union(*map(_words, sets))
 
 
 def _words(prompts: Mapping[str, Any] | None) -> set[str]:
