@@ -28,10 +28,10 @@ RUN python3 -m pip install torch torchvision --constraint /opt/espalier/constrai
 RUN python3 -m pip install "espalier-vlm[wandb,slurm]" --find-links /opt/espalier --constraint /opt/espalier/constraints.txt
 
 FROM ${VLLM} AS serve
-ENV VLLM_USE_V2_MODEL_RUNNER=0 PIP_BREAK_SYSTEM_PACKAGES=1
+ENV PIP_BREAK_SYSTEM_PACKAGES=1
 COPY --from=wheel /wheels /opt/espalier/
 RUN python3 -m pip install --no-deps --no-index /opt/espalier/*.whl
-# Another --hf-overrides behind the model, with a method, takes the place of this one.
+# An --hf-overrides with a method, given after the model, replaces this one.
 ENTRYPOINT ["vllm", "serve", "--trust-request-mm-kwargs", "--trust-request-chat-template", "--hf-overrides", "{\"espalier\": {}}"]
 CMD ["--help"]
 

@@ -100,7 +100,7 @@ def _picks(similarity: Tensor, saliency: Tensor, n_patches: int, n_picks: int) -
     # More coverage never raises a gain, so that an old merit bounds the new one: the best are computed anew until the
     # highest is of this step.
     while len(picks) < n_picks:
-        # Panels are of those left: ties would hide the pick from them for ever.
+        # Panels hold stale merits alone: among ties a panel would never reach the pick.
         stale, current, pick = bound.clone(), set[int](), -1
         while pick not in current:
             n_stale = n_patches - len(picks) - len(current)

@@ -1,7 +1,7 @@
 """All that this package touches of vLLM outside its interfaces for models, processors and engines.
 
-The same eleven names in every version of `TESTED`; `python -m tests.serve.names` says which of them an installed vLLM
-lacks, and which of the interfaces.
+The same eleven names in every version of `TESTED`; `python -m tests.serve.names` lists those that an installed vLLM
+lacks, interfaces included.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _configuration_check(name: str, parent: Any, prepare: Callable[[str, Any], N
 
 
 def without_own_pruning(model_config: Any) -> Any:
-    """Return a copy whose processors shorten nothing themselves."""
+    """Return a copy of a configuration under which processors of vLLM shorten nothing."""
     plain = copy(model_config)
     plain.multimodal_config = copy(plain.multimodal_config)
     plain.multimodal_config.video_pruning_rate = None

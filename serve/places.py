@@ -101,7 +101,7 @@ class Tower:
     """The vision tower as vLLM has built it.
 
     Attributes:
-        layers: attention of the built layers, the last of which the projector reads.
+        layers: attention of the built layers; the projector reads the last one.
         compiled: modules of the model that vLLM may have compiled.
         depth: layers of the checkpoint; vLLM may build fewer.
         class_tokens: 1 if a class token stands before the patches.

@@ -59,7 +59,7 @@ class StepEntries:
 
 @dataclass(frozen=True, eq=False)
 class EntryChoice:
-    """Which visual tokens of a cached prompt stay, and what steps share that keep this choice.
+    """A choice of the visual tokens of a cached prompt that stay, shared by the steps that keep it.
 
     Attributes:
         keep: their number in each row.

@@ -40,7 +40,7 @@ RUN = (
     *("engine.batch_size=1", "engine.paired=0", "engine.warmup=0"),
 )
 
-#: Pictures with their questions, whose prompts have one length.
+#: Pictures with their questions; all prompts have one length.
 Questions = list[tuple[Image.Image, str]]
 
 

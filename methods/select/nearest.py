@@ -62,7 +62,8 @@ class Nearest:
     def __init__(self, cosines: Cosines) -> None:
         """List the likest tokens of each token."""
         self._cosines = cosines
-        self._nothing = torch.zeros_like(diagonal := cosines.diagonal(), dtype=torch.bool)
+        diagonal = cosines.diagonal()
+        self._nothing = torch.zeros_like(diagonal, dtype=torch.bool)
         tokens = torch.arange(diagonal.shape[1], device=diagonal.device).expand_as(diagonal)
         has_lists = tokens.shape[1] >= max(self.many, sum(LISTED))
         blocks = [

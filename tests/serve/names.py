@@ -1,4 +1,4 @@
-"""Which names of vLLM the plug-in builds on an installed vLLM lacks: `PYTHON_OF_VLLM -m tests.serve.names`.
+"""List the names of vLLM that the plug-in uses and an installed vLLM lacks: `PYTHON_OF_VLLM -m tests.serve.names`.
 
 One line a name that broke; exit code 1 if one did. Imports nothing but the standard library and what it checks, so it
 runs in an environment of vLLM, nightly builds included.

@@ -303,7 +303,7 @@ def test_loads_have_the_figures_of_vllms_client() -> None:
 
 
 def test_metrics_count_what_is_removed(code: Path, tmp_path: Path) -> None:
-    """Two requests for a picture, of which the second comes out of the caches, one that removes nothing, a refusal."""
+    """Two requests for a picture, the second answered from the caches, one that removes nothing, and a refusal."""
     picture = io.BytesIO()
     sample_scene(samples("seedling_vqa", "test", 0, 0, 1)[0]).to_pil().save(picture, "PNG")
     data = base64.b64encode(picture.getvalue()).decode()
