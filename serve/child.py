@@ -95,8 +95,8 @@ class VllmEngine:
         from vllm.exceptions import VLLMClientError
 
         requests: Sequence[Mapping[str, Any]] = message["requests"]
-        sampling = [SamplingParams(**request["sampling"]) for request in requests]
         try:
+            sampling = [SamplingParams(**request["sampling"]) for request in requests]
             outputs = self._engine.generate(
                 [prompt_of(request) for request in requests], sampling, use_tqdm=False
             )

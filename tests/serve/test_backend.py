@@ -193,6 +193,8 @@ def test_the_setting_is_that_of_the_run() -> None:
         "stop_token_ids": [2, 5],
         "ignore_eos": True,
     }
+    lengths = sampling_of({"min_new_tokens": 8, "max_new_tokens": 4}, 0, ())
+    assert (lengths["min_tokens"], lengths["max_tokens"]) == (4, 4)
     with pytest.raises(UserError, match=r"generation.num_beams=3 has no counterpart"):
         sampling_of({"num_beams": 3}, 0, ())
 

@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import sys
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from espalier.harness.errors import UserError
+from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.serve import adapter, child, clock
 from espalier.serve.load import USE, cache_use
 from espalier.serve.setting import SettingError
@@ -49,6 +53,32 @@ def test_a_process_answers_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None
         *(none, {"error": "a b"}, none),
         *(ready, {"answers": [1]}, ready),
     ]
+
+
+#: An engine of which a part has failed: the part writes its error into the log.
+FAILING = """
+import json, sys
+for line in sys.stdin:
+    print("ValueError: no memory", "the core has ended", sep="\\n", file=sys.stderr, flush=True)
+    print(json.dumps({"error": json.loads(line)["engine"]["error"]}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("The core failed. See root cause above. Failed: 1", "backend=vllm: ValueError: no memory"),
+        ("no such model", "backend=vllm: no such model"),
+    ],
+)
+def test_an_engine_that_fails_in_another_process_states_its_cause(
+    error: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    failing = closing(EngineProcess(Path(sys.executable), tmp_path, "failing"))
+    with failing as engine, pytest.raises(UserError) as refusal:
+        engine.load({"error": error})
+    assert str(refusal.value) == line
 
 
 def test_the_plug_ins_own_error_is_the_line() -> None:

@@ -113,7 +113,11 @@ class EngineProcess:
             )
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
-            raise UserError(f"backend=vllm: {brief(reply['error'])}")
+            # An engine in a process of its own writes the cause into the log.
+            elsewhere = "root cause above" in reply["error"]
+            raise UserError(
+                f"backend=vllm: {self._last_words() if elsewhere else brief(reply['error'])}"
+            )
         return reply
 
     def _last_words(self) -> str:

@@ -264,4 +264,7 @@ def sampling_of(generation: Mapping[str, Any], seed: int, end_ids: Sequence[int]
     sampling = {SAMPLING[n]: value for n, value in generation.items() if n in SAMPLING}
     if not generation.get("do_sample"):
         sampling["temperature"] = 0.0
+    if {"min_tokens", "max_tokens"} <= sampling.keys():
+        # An answer that is cut before its least length is refused by vLLM, and cut by `generate`.
+        sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
     return {**sampling, "seed": seed, "stop_token_ids": list(end_ids), "ignore_eos": True}
