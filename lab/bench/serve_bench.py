@@ -39,7 +39,7 @@ from rich.console import Console
 from scipy import stats
 
 from espalier.harness.config.build_spec import build_spec
-from espalier.harness.config.compose import read_command
+from espalier.harness.config.compose import Command, read_command
 from espalier.harness.errors import EngineEnded, UserError
 from espalier.harness.evaluation.synthetic_prompts import EDGE, QUESTION, words
 from espalier.harness.media.frames import Clip
@@ -51,7 +51,7 @@ from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import PlainParser, command, print_error
 from espalier.harness.specs.hub_cache import go_offline
-from espalier.harness.specs.run_spec import PRUNERS
+from espalier.harness.specs.run_spec import CHECKPOINT, PRUNERS
 from espalier.harness.stats import Interval, ratio_interval
 from espalier.harness.store.files import durable
 from espalier.methods.base import TokenReducer
@@ -61,15 +61,16 @@ from lab.bench.load_clients import steady
 
 if TYPE_CHECKING:
     from espalier.harness.runs.served.served_session import ServedPrompt
-    from espalier.harness.specs.run_spec import RunSpec
+    from espalier.harness.specs.run_spec import ModelSpec, RunSpec
 
-#: `--narrow`: random weights, few and narrow layers, so that processors of a laptop serve a model's prompts.
+#: `--narrow`: random weights, few layers, and this width everywhere. Heads have the channels that three axes of
+#: positions share in the releases.
+WIDTH = 256
 NARROW = (
     *("model.weights=random", "model.dtype=float32", "model.scale.layers=2"),
     "model.scale.tower_layers=1",
-    "++model.facts.text={hidden: 256, intermediate: 688, heads: 4, kv_heads: 4, head_dim: 64}",
-    "++model.facts.tower={hidden: 256, intermediate: 1024, heads: 4, kv_heads: 4, head_dim: 64}",
-    "++model.facts.projector=[256, 256, 256]",
+    f"++model.facts.text={{hidden: {WIDTH}, intermediate: 688, heads: 2, kv_heads: 2, head_dim: 128}}",
+    f"++model.facts.tower={{hidden: {WIDTH}, intermediate: 1024, heads: 4, kv_heads: 4, head_dim: 64}}",
 )
 
 #: Of the videos.
@@ -240,7 +241,7 @@ def _life(
         reply = engine.exchange({"load": {**load, "requests": requests}})
         figures = summary(reply, prompt.text + sum(counts), load.get("in_flight"), limit)
         entry = {
-            "model": side.spec.model.name,
+            "model": title(side.spec.model),
             "method": side.name,
             "ratio": side.setting.ratio,
             "life": life,
@@ -258,6 +259,14 @@ def _life(
     loads.settle(rows)
     rows += [row({"rate": rate}, loads.limit) for rate in loads.rates]
     return rows
+
+
+def title(model: ModelSpec) -> str:
+    """Return a model's name, with what is left of it if its weights are random."""
+    if model.weights == CHECKPOINT:
+        return model.name
+    text = model.facts.text
+    return f"{model.name} (random weights, {text.layers} layers of {text.hidden})"
 
 
 def summary(
@@ -324,9 +333,11 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
     # Imported here: it needs torch, which takes seconds.
     from espalier.harness.runs.served.served_session import setting_of
 
-    request = read_command(["backend=vllm", *(NARROW if options.narrow else ()), *overrides])
-    if request is None:
+    request = read_command(["backend=vllm", *overrides])
+    if not request.cells:
         raise UserError(f"{' '.join(overrides)} prints information only; valid: overrides of runs")
+    if options.narrow:
+        request = read_command(["backend=vllm", *narrow(request), *overrides])
     sides = []
     for cell in request.cells:
         spec = build_spec(cell, folders=request.folders)
@@ -352,6 +363,14 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
         budget=replace(first.budget, down=False),
     )
     return [Side(PLAIN, plain, Setting(seed=plain.seed)), *acting]
+
+
+def narrow(command: Command) -> list[str]:
+    """Return overrides that make the model of a command's first cell narrow, its projector as its tower."""
+    facts = build_spec(command.cells[0], folders=command.folders).model.facts
+    text, tower = facts.text.hidden, facts.tower.hidden
+    widths = [WIDTH if size == text else size // tower * WIDTH for size in facts.projector]
+    return [*NARROW, f"++model.facts.projector={widths}"]
 
 
 def _options(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -511,7 +530,10 @@ def conditions(rows: pd.DataFrame) -> str:
         parts.append(
             "in brackets 95 % intervals over lives, of shares at least a life's binomial one"
         )
-    busy, average = (f"{rows[name].min():.1f} to {rows[name].max():.1f}" for name in BESIDE)
+    # Processor seconds of all programs but the engine may come out a tick below zero.
+    busy, average = (
+        f"{max(rows[name].min(), 0):.1f} to {max(rows[name].max(), 0):.1f}" for name in BESIDE
+    )
     parts.append(
         f"other programs kept {busy} processors busy (load average with the engine's own: {average})"
     )
@@ -678,11 +700,12 @@ def picture(rows: pd.DataFrame, device: str) -> Figure:
                 log_values=True,
             )
         )
-    title = f"{subject(rows)} in vLLM on {device}: gain against load"
+    heading = f"vLLM: {subject(rows).rstrip(',')}"
     # A figure's foot is one line long.
     lives, *_, busy = conditions(rows).split("; ")
     spread = ", 95 % intervals of gains" if rows.life.nunique() >= FEWEST_LIVES else ""
-    return draw(plots, title, f"{lives.partition(',')[0]}{spread}; {busy.partition(' (')[0]}.")
+    foot = f"{device}, {lives.partition(',')[0]}{spread}; {busy.partition(' (')[0]}."
+    return draw(plots, heading, foot)
 
 
 def _gains(rows: pd.DataFrame, method: str, column: str, rising: bool) -> Iterator[Spot]:

@@ -291,6 +291,7 @@ def test_arrivals_and_pictures_are_those_of_the_numbers():
         (("method=none", "ratio=0"), "method='none' is always measured"),
         (("-m", "model=seedling,seedling_video", "method=random"), "loads one model"),
         (("model=qwen3_vl_2b", "method=evs"), "method='evs' compares frames; valid: --frames="),
+        (("--cfg", "job"), "--cfg job prints information only"),
         (("ratio=1", "method=random"), "ratio=1 must be a number in [0, 1)"),
     ],
 )
