@@ -25,6 +25,11 @@ RENDEZVOUS = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 LAUNCHED = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", *RENDEZVOUS)
 
 
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class RankLost(RuntimeError):
     """Another process of the run ended or does not answer; the processes can no longer agree on anything."""
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import TypeVar
 
+from espalier.harness.ranks import processors
 from espalier.harness.specs.run_spec import RunSpec
 
 Item = TypeVar("Item")
@@ -132,10 +133,7 @@ def batches_ahead(spec: RunSpec, processes: int = 1) -> int:
     if spec.engine.prefetch != "auto":
         return spec.engine.prefetch
     needed = CORES if spec.method.draft is None else CORES_OF_TWO
-    cpus = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    cores = len(cpus) // processes
+    cores = processors() // processes
     return AHEAD if spec.model.device != "cpu" and cores >= needed else 0
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from espalier.harness.decoding.speculative import drafters
 from espalier.harness.decoding.speculative.drafters import (
     devices_of,
     extra_gpus,
@@ -22,7 +23,9 @@ CPU, ONE, TWO = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processors and two GPUs."""
+    monkeypatch.setattr(drafters, "processors", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
@@ -52,6 +55,22 @@ UNNAMED = torch.device("cuda")
 )
 def test_where_both_sides_run(transport, overlap, target, draft, chosen) -> None:
     assert transport_of(transport, overlap, target, draft) == chosen
+
+
+@pytest.mark.parametrize(
+    ("transport", "target", "draft", "chosen"),
+    [
+        ("auto", [CPU], [CPU], "sequential"),
+        ("auto", [ONE], [TWO], "processes"),
+        ("auto", [ONE], [CPU], "processes"),
+        ("processes", [CPU], [CPU], "processes"),
+    ],
+)
+def test_two_models_on_one_processor_take_turns(
+    transport, target, draft, chosen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafters, "processors", lambda: 1)
+    assert transport_of(transport, True, target, draft) == chosen
 
 
 def test_cores_are_halved_and_a_processor_is_no_gpu() -> None:

@@ -14,11 +14,13 @@ import torch
 from transformers import DynamicCache
 
 from espalier.harness.cost.budget import Budget
+from espalier.harness.decoding.speculative import drafters
 from espalier.harness.decoding.speculative.decoding_record import DecodingRecord
 from espalier.harness.decoding.speculative.draft_model import DraftModel, draft_of
 from espalier.harness.decoding.speculative.forward_times import MEASUREMENTS, best_window_of
 from espalier.harness.decoding.speculative.guidance import Guidance, GuidanceReader, GuidedReducer
 from espalier.harness.decoding.speculative.speculation import Speculation, with_chats
+from espalier.harness.decoding.speculative.speculative_summary import speculative_block
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import load_adapter
@@ -117,6 +119,27 @@ def test_a_thread_of_its_own_says_the_same() -> None:
             tokens, decoded, _ = answer(session, 5)
             assert tokens == plainly(5)
             assert decoded.degraded is None
+
+
+def test_with_one_processor_greedy_answers_take_rounds_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sampled ones draw what they draw on any other machine."""
+    sampled = {"do_sample": True, "max_new_tokens": 20}
+    monkeypatch.setattr(drafters, "processors", lambda: 1)
+    with speculation("parallelvlm", "ratio=0.5") as session:
+        tokens, decoded, _ = answer(session, 5)
+        assert tokens == plainly(5)
+        drawn, at_once, _ = answer(session, 5, **sampled)
+    assert all(played.pending == 0 for played in decoded.rounds)
+    assert any(played.pending for played in at_once.rounds)
+    with speculation("parallelvlm", "engine.transport=sequential", "ratio=0.5") as session:
+        assert answer(session, 5, **sampled)[0] == drawn
+    blocks = [speculative_block([record.entry()], True) for record in (decoded, at_once)]
+    assert [(block["overlap"], block["in_turn"]) for block in blocks] == [
+        (False, "one processor"),
+        (True, None),
+    ]
 
 
 def shared_memory(*processes: int) -> set[str]:

@@ -32,6 +32,7 @@ from espalier.harness.decoding.speculative.transports import (
 from espalier.harness.errors import tell_once
 from espalier.harness.models.adapter import Adapter
 from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.ranks import processors
 from espalier.harness.specs.run_spec import ModelSpec
 from espalier.methods.base import Source
 
@@ -287,13 +288,15 @@ def transport_of(
 ) -> str:
     """Return the transport of two sides, which `engine.transport=auto` leaves open.
 
-    Sides that work in turn need no second process. Two models on one GPU share it by streams, since two processes would
-    only take turns on it; two models elsewhere get a process each, since Python runs one thread at a time. In a script
-    that a second process would run again, they get threads, which one line reports.
+    Sides that work in turn need no second process, and neither do two models on a single processor. Two models on one
+    GPU share it by streams, since two processes would only take turns on it; two models elsewhere get a process each,
+    since Python runs one thread at a time. In a script that a second process would run again, they get threads, which
+    one line reports.
     """
     if setting != "auto":
         return setting
-    if not overlap:
+    on_gpu = any(indexed(device).type != "cpu" for device in (*target, *draft))
+    if not overlap or (processors() == 1 and not on_gpu):
         return "sequential"
     if one_gpu(target, draft):
         return "threads"

@@ -231,6 +231,7 @@ class Speculation:
             devices=self._provider.devices,
             target_devices=len(self._adapter.devices),
             apart=self._own_clocks,
+            alone=self._method.overlap and not self._overlaps(request),
             first=self.hides_prefill,
             degraded=answer.trace.degraded,
         )
@@ -273,10 +274,11 @@ class Speculation:
 
     def _drafted_answer(self, inputs: Mapping[str, Any], request: DraftRequest) -> DecodedAnswer:
         """Answer by the decoder: prefills one after the other or at the same time, then rounds."""
-        method, provider = self._method, self._provider
+        provider = self._provider
         target = TargetSide(self._guided_session, inputs, request, self._graphs)
         provider.begin(request, target.side, target.visual)
         self._guidance: Guidance | None = None
+        overlap = self._overlaps(request)
         start = time.perf_counter()
         if not self.hides_prefill:
             target.side.start()
@@ -289,7 +291,7 @@ class Speculation:
             rule_of(request.config, request.numbers),
             provider.transport if drafter is not None else self._without_draft,
             self.window.gamma,
-            method.overlap,
+            overlap,
             ends_of(request.config),
         )
         trace = machine.run(limit_of(request.config))
@@ -306,6 +308,16 @@ class Speculation:
     def hides_prefill(self) -> bool:
         """Whether the draft's prefill runs during the target's: then both form the first round."""
         return self._method.overlap and self.transport != "sequential"
+
+    def _overlaps(self, request: DraftRequest) -> bool:
+        """Whether rounds draft and verify at once.
+
+        They do not if `engine.transport=auto` finds one processor: rounds in turn lose no drafts there. Sampled
+        answers keep to their rounds, so that their random numbers do not depend on the machine.
+        """
+        overlap = self._method.overlap
+        alone = self._spec.engine.transport == "auto" and self.transport == "sequential"
+        return overlap and not (alone and not request.config.do_sample)
 
     def _room(self, config: GenerationConfig) -> int:
         """Return the longest answer that a cache must hold, drafted tokens included."""

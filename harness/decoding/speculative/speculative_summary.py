@@ -135,9 +135,11 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
 
     Args:
         decodings: `Record.decoding` of every sample.
-        overlap: whether draft and target work in parallel.
+        overlap: whether draft and target work in parallel, unless they had one processor.
     """
     records = [DecodingRecord.from_entry(record) for record in decodings]
+    alone = any(record.alone for record in records)
+    overlap = overlap and not alone
     # A lost draft occupies no device for later answers, so take the maximum.
     devices = max(record.target_devices + record.devices for record in records)
     steady = [record for record in records if record.degraded is None]
@@ -146,6 +148,7 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
     block = {
         "gamma": median(record.gamma for record in records),
         "overlap": overlap,
+        "in_turn": "one processor" if alone else None,
         "devices": devices,
         "target_devices": records[0].target_devices,
         "draft_visual": fmean(record.draft_visual for record in records),
