@@ -130,6 +130,9 @@ def test_a_row_counts_reasoning_apart(tmp_path: Path, capsys: pytest.CaptureFixt
         "model.weights=random",
         "model.scale.layers=1",
         "model.scale.tower_layers=1",
+        "++model.facts.text={hidden: 256, intermediate: 512, heads: 2, kv_heads: 2, head_dim: 128}",
+        "++model.facts.tower={hidden: 256, intermediate: 512, heads: 4, kv_heads: 4, head_dim: 64}",
+        "++model.facts.projector=[1024, 1024, 256]",
     ]
     command += ["method=none", "limit=1", "engine.paired=0", f"store={tmp_path}", "json=true"]
     assert main([*command, f"+model.generation.thinking=budget:{BUDGET}"]) == 0
