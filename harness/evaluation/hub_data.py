@@ -27,10 +27,13 @@ def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
     from lmms_eval.tasks import TaskManager
     from lmms_eval.utils import load_yaml_config
 
+    from espalier.harness.evaluation.upstream import task_files_read_in_c
+
     paths = [] if benchmark.include_path is None else [str(benchmark.include_path)]
-    manager = TaskManager(include_path=paths, include_defaults=False)
-    if benchmark.task not in manager.all_tasks:
-        manager = TaskManager(include_path=paths, include_defaults=True)
+    with task_files_read_in_c():
+        manager = TaskManager(include_path=paths, include_defaults=False)
+        if benchmark.task not in manager.all_tasks:
+            manager = TaskManager(include_path=paths, include_defaults=True)
 
     def below(name: str) -> Iterator[Mapping[str, Any]]:
         entry = manager.task_index.get(name)

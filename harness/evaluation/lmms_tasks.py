@@ -44,6 +44,7 @@ from espalier.harness.evaluation.upstream import (
     rows_mapped_here,
     task_configuration,
     task_download,
+    task_files_read_in_c,
     tokens_remembered,
     without_commit,
     without_guesses,
@@ -304,7 +305,7 @@ def manager_of(
 ) -> TaskManager:
     """Return a new task manager; only the index of task files is cached.
 
-    Cost: the first time a parse of each task file, seconds if lmms-eval's own are included.
+    Cost: the first time a parse of each task file, a second if lmms-eval's own are included.
     """
     place = (*paths, defaults)
 
@@ -314,7 +315,8 @@ def manager_of(
                 shelf.indices[place] = super().initialize_tasks(*args, **options)
             return deepcopy(shelf.indices[place])
 
-    return Indexed(include_path=list(paths), include_defaults=defaults, model_name=family)
+    with task_files_read_in_c():
+        return Indexed(include_path=list(paths), include_defaults=defaults, model_name=family)
 
 
 def shelved_data(shelf: TaskCache) -> Patch:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +22,10 @@ import huggingface_hub
 import lmms_eval.api.task
 import lmms_eval.evaluator
 import PIL.Image
+import yaml
 from lmms_eval.api.task import ConfigurableTask, TaskConfig
 from lmms_eval.tasks._task_utils import mmmu_mcq_utils
+from lmms_eval.utils import ignore_constructor
 from PIL import ImageFile
 from tenacity import stop_after_attempt
 from tqdm import tqdm
@@ -56,6 +58,18 @@ def one_download_attempt() -> Patch:
 def task_download(load: Callable[..., None]) -> Patch:
     """lmms-eval 0.7.3, `ConfigurableTask.download`: it loads a task's data anew each time."""
     return _replaced(ConfigurableTask, "download", load)
+
+
+class _TaskFileLoader(yaml.CFullLoader if yaml.__with_libyaml__ else yaml.FullLoader):  # type: ignore[misc]
+    """Reads a task file without the functions in it."""
+
+
+_TaskFileLoader.add_constructor("!function", ignore_constructor)
+
+
+def task_files_read_in_c() -> Patch:
+    """lmms-eval 0.7.3, `load_yaml_config`: it reads the 3,000 files of an index by PyYAML in Python, 7 s instead of 1."""
+    return mock.patch.object(yaml, "full_load", partial(yaml.load, Loader=_TaskFileLoader))
 
 
 def task_configuration(make: Callable[..., TaskConfig]) -> Patch:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import lmms_eval.tasks
 import pytest
+import yaml
 from lmms_eval.tasks import TaskManager
 
 from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session, open_benchmark
-from espalier.harness.evaluation.lmms_tasks import load_tasks
+from espalier.harness.evaluation.lmms_tasks import load_tasks, manager_of
 from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.store.files.journal import Journal
 from tests.arithmetic import Calculator, make_spec, sums, write_task
@@ -110,3 +112,17 @@ def test_data_are_kept_of_one_benchmark_as_it_was_asked_for(
         assert len(task.test_docs()) == count
     assert (read.count("initialize_tasks"), read.count("load_dataset")) == (2, 4)
     assert len(shelf.data) == 1
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["mme", "mmmu", pytest.param("", marks=pytest.mark.exhaustive)],
+    ids=["tasks", "groups", "all"],
+)
+def test_an_index_is_the_one_that_lmms_eval_reads(folder: str) -> None:
+    place = Path(lmms_eval.tasks.__file__).parent / folder
+    plain = TaskManager(include_path=str(place), include_defaults=False)
+    manager = manager_of(TaskCache(), [str(place)], False, None)
+    assert manager.task_index == plain.task_index
+    assert plain.task_index
+    assert yaml.full_load.__module__ == "yaml"  # as before
