@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.harness.errors import UserError
+from espalier.harness.evaluation.task_cache import TaskCache
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.hub_files import Wanted
 
@@ -24,23 +25,17 @@ def data_sets(benchmark: BenchmarkSpec) -> tuple[Wanted, ...]:
 def _configs(benchmark: BenchmarkSpec) -> Iterator[Mapping[str, Any]]:
     """Yield the settings of each task file of a benchmark; functions in them are not imported."""
     # Both import all of lmms-eval, which takes seconds and is not needed for data of this repository.
-    from lmms_eval.tasks import TaskManager
     from lmms_eval.utils import load_yaml_config
 
-    from espalier.harness.evaluation.upstream import task_files_read_in_c
+    from espalier.harness.evaluation.lmms_tasks import manager_with
 
     paths = [] if benchmark.include_path is None else [str(benchmark.include_path)]
-    with task_files_read_in_c():
-        manager = TaskManager(include_path=paths, include_defaults=False)
-        if benchmark.task not in manager.all_tasks:
-            manager = TaskManager(include_path=paths, include_defaults=True)
+    manager, _ = manager_with(benchmark.task, TaskCache(), paths)
 
     def below(name: str) -> Iterator[Mapping[str, Any]]:
         entry = manager.task_index.get(name)
         if entry is None:
-            raise UserError(
-                f"benchmark.task={name!r} is unknown; valid: the tasks of lmms-eval and of tasks/"
-            )
+            raise UserError(f"benchmark.task={benchmark.task!r} has {name!r}, which is unknown")
         if entry["type"] == "tag":
             members = entry["task"]
         else:

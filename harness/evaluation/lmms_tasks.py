@@ -143,17 +143,7 @@ def load_tasks(
     # A family named `default` would lose the settings outside the task's `default` table.
     family = None if template == "default" else template
     shelf = shelf or TaskCache()
-    manager = manager_of(shelf, paths, False, family)
-    names = manager.all_tasks
-    if name not in names:
-        manager = manager_of(shelf, paths, True, family)
-        if name not in manager.all_tasks:
-            close = get_close_matches(name, manager.all_tasks, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise UserError(
-                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(names)}"
-                " and the tasks of lmms-eval"
-            )
+    manager, is_own = manager_with(name, shelf, paths, family)
     borders = allowed_sources(data, include_path, offline)
     configs: list[TaskConfig] = []
     opened = (
@@ -222,7 +212,7 @@ def load_tasks(
             raise UserError(
                 f"benchmark.task={name!r}: repeats={task.config.repeats} is not supported; valid: 1"
             )
-    return LoadedBenchmark(manager, tasks, name in names, data, borders)
+    return LoadedBenchmark(manager, tasks, is_own, data, borders)
 
 
 class _AsWritten(TaskConfig):
@@ -298,6 +288,28 @@ def _leaves(tree: Mapping[Any, Any]) -> Iterator[Task]:
 
 #: Attributes that loading sets in a task: the data with and without pictures, and their origin.
 LOADED = ("dataset", "dataset_no_image", "DATASET_PATH")
+
+
+def manager_with(
+    name: str, shelf: TaskCache, paths: Sequence[str], family: str | None = None
+) -> tuple[TaskManager, bool]:
+    """Return a manager that has a task, with lmms-eval's own only if no folder has it, and whether one has.
+
+    Raises:
+        UserError: the name is unknown.
+    """
+    manager = manager_of(shelf, paths, False, family)
+    names = manager.all_tasks
+    if name not in names:
+        manager = manager_of(shelf, paths, True, family)
+        if name not in manager.all_tasks:
+            close = get_close_matches(name, manager.all_tasks, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise UserError(
+                f"benchmark.task={name!r} is unknown{hint}; valid: {', '.join(names)}"
+                " and the tasks of lmms-eval"
+            )
+    return manager, name in names
 
 
 def manager_of(

@@ -197,7 +197,7 @@ class DecodingRecord:
         devices: devices that are busy in addition to the target's.
         target_devices: number of devices of the target.
         apart: False if both sides are streams of one GPU, so that neither side's time is separable.
-        alone: whether the sides of a parallel decoder took turns, since they had one processor.
+        in_turn: whether the sides of a parallel decoder took turns, since they had one processor.
         first: whether the first round is the prefill, at the same time as the draft's.
         degraded: why the target went on alone; None if it did not.
     """
@@ -207,7 +207,7 @@ class DecodingRecord:
     devices: int
     target_devices: int = 1
     apart: bool = True
-    alone: bool = False
+    in_turn: bool = False
     first: bool
     degraded: str | None
     rounds: tuple[Round, ...]

@@ -231,7 +231,7 @@ class Speculation:
             devices=self._provider.devices,
             target_devices=len(self._adapter.devices),
             apart=self._own_clocks,
-            alone=self._method.overlap and not self._overlaps(request),
+            in_turn=self._method.overlap and not self._overlaps(request),
             first=self.hides_prefill,
             degraded=answer.trace.degraded,
         )
@@ -315,9 +315,8 @@ class Speculation:
         They do not if `engine.transport=auto` finds one processor: rounds in turn lose no drafts there. Sampled
         answers keep to their rounds, so that their random numbers do not depend on the machine.
         """
-        overlap = self._method.overlap
-        alone = self._spec.engine.transport == "auto" and self.transport == "sequential"
-        return overlap and not (alone and not request.config.do_sample)
+        taking_turns = self._spec.engine.transport == "auto" and self.transport == "sequential"
+        return self._method.overlap and (request.config.do_sample or not taking_turns)
 
     def _room(self, config: GenerationConfig) -> int:
         """Return the longest answer that a cache must hold, drafted tokens included."""

@@ -138,8 +138,8 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
         overlap: whether draft and target work in parallel, unless they had one processor.
     """
     records = [DecodingRecord.from_entry(record) for record in decodings]
-    alone = any(record.alone for record in records)
-    overlap = overlap and not alone
+    in_turn = any(record.in_turn for record in records)
+    overlap = overlap and not in_turn
     # A lost draft occupies no device for later answers, so take the maximum.
     devices = max(record.target_devices + record.devices for record in records)
     steady = [record for record in records if record.degraded is None]
@@ -148,7 +148,7 @@ def speculative_block(decodings: Sequence[Mapping[str, Any]], overlap: bool) -> 
     block = {
         "gamma": median(record.gamma for record in records),
         "overlap": overlap,
-        "in_turn": "one processor" if alone else None,
+        "in_turn": "one processor" if in_turn else None,
         "devices": devices,
         "target_devices": records[0].target_devices,
         "draft_visual": fmean(record.draft_visual for record in records),
