@@ -55,7 +55,7 @@ serve-environment: $(SERVE_STAMP)  ## vLLM for processors: 6 GB in an environmen
 
 test-serve: $(SERVE_STAMP)  ## answers of vLLM with the plug-in against the harness's own engine
 	$(SERVE_VENV)/bin/python -m tests.serve.names
-	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q -m "" tests/serve/equal_answers.py tests/serve/running_server.py tests/serve/replicas.py $(ARGS)
+	SERVE_PYTHON=$(SERVE_VENV)/bin/python $(PY) -m pytest -q -m "" tests/serve/equal_answers.py tests/serve/running_server.py tests/serve/replicas.py tests/serve/benchmark_pairs.py $(ARGS)
 
 lint: $(STAMP)  ## ruff: mistakes and format
 	$(PY) -m ruff check .
