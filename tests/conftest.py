@@ -37,6 +37,10 @@ FAMILY_SHARE = 4
 CI_SHARE, FAMILY_CI_SHARE = 10, 2
 
 
+#: Which part of the slow tests a run takes, and how many parts there are: CI takes one of three, by its commit.
+SLOW_PART = os.environ.get("SLOW_PART", "0/1")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Let nobody look for garbage in modules and tests, which live as long as the process."""
@@ -69,6 +73,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # A stride would take the same family of each product again and again.
             of_ci = crc32(item.nodeid.encode()) % ci_share == 0
             item.add_marker(pytest.mark.slow if of_ci else pytest.mark.exhaustive)
+    part, parts = map(int, SLOW_PART.split("/"))
+    for item in items:
+        if (
+            item.get_closest_marker("slow")
+            and crc32(f"part {item.nodeid}".encode()) % parts != part
+        ):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture

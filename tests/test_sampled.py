@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import conftest
 from tests.conftest import (
     CI_SHARE,
     FAMILY_CI_SHARE,
@@ -57,6 +58,19 @@ def test_ci_takes_its_share_of_the_rest_whatever_the_order_of_the_instances() ->
     assert sorted(ci + left) == [number for number in range(1200) if number % 4]
     for rest in (1, 2, 3):
         assert sum(number % 4 == rest for number in ci) == pytest.approx(300 / CI_SHARE, abs=15)
+
+
+def test_parts_of_the_slow_tests_are_as_large_as_each_other_and_are_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+    for part in range(3):
+        monkeypatch.setattr(conftest, "SLOW_PART", f"{part}/3")
+        items = [item("a.py::test", str(number), pytest.mark.slow) for number in range(900)]
+        pytest_collection_modifyitems(items)
+        taken += [i.nodeid for i in items if i.marks.keys() == {"slow"}]
+        assert len(taken) == pytest.approx(300 * (part + 1), abs=60)
+    assert len(set(taken)) == len(taken) == 900
 
 
 def test_each_test_has_the_usual_families_and_some_of_the_others() -> None:

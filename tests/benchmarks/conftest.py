@@ -1,4 +1,4 @@
-"""What tests of benchmarks share: a folder of all repositories, and one reading of lmms-eval's list of tasks."""
+"""What tests of benchmarks share: a folder of all repositories."""
 
 from __future__ import annotations
 
@@ -6,36 +6,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
-from lmms_eval.tasks import TaskManager
-
 from espalier.harness.evaluation.lmms_tasks import scoring
 from tests.benchmarks.fixtures import FIXTURES
 from tests.benchmarks.runs import Scored, opened
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_index() -> Iterator[None]:
-    """Read lmms-eval's own task files once: seconds, which every run would take again."""
-    read: Callable[..., Any] = TaskManager._get_task_and_group
-    known: dict[str, Any] = {}
-
-    def remembered(self: Any, task_dir: str, *args: Any, **more: Any) -> Any:
-        if "site-packages" not in task_dir:
-            return read(self, task_dir, *args, **more)
-        if task_dir not in known:
-            known[task_dir] = read(self, task_dir, *args, **more)
-        return {name: dict(entry) for name, entry in known[task_dir].items()}
-
-    with mock.patch.object(TaskManager, "_get_task_and_group", remembered):
-        yield
 
 
 @pytest.fixture(scope="session")

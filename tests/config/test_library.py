@@ -8,6 +8,7 @@ import pytest
 
 from espalier.harness.config.lmms_task_files import Leaf, index_of, leaves, library
 from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
 
 FILES = {
     "one.yaml": "include: _shared_yaml\n'task': one\ntest_split: test # ours\n",
@@ -89,3 +90,15 @@ def test_the_index_is_lmms_evals_own() -> None:
     assert all(set(index.tags[name]) == set(theirs[name]["task"]) for name in index.tags)
     tasks = index.names - index.groups - set(index.tags)
     assert {name for name in tasks if str(index.files[name]) != theirs[name]["yaml_path"]} <= TWICE
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("pope_by_kind", "pope"), ("mmmu_val_by_rule", "mmmu_val")]
+)
+@pytest.mark.parametrize(
+    "key",
+    ["dataset_path", "test_split", "output_type", "generation_kwargs", "lmms_eval_specific_kwargs"],
+)
+def test_questions_are_those_of_lmms_eval(ours: str, theirs: str, key: str) -> None:
+    (leaf,), (other,) = index_of(ROOT / "tasks").leaves(ours), library().leaves(theirs)
+    assert leaf.settings[key] == other.settings[key]

@@ -1,4 +1,4 @@
-"""conf/engine/default.yaml is what EngineSpec declares, and every setting says what it means."""
+"""conf/engine/default.yaml is what EngineSpec declares, every setting documented; docs/conflicts.md is its table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import yaml
 from espalier.harness.paths import CONF
 from espalier.harness.settings import setting_hints
 from espalier.harness.specs.run_spec import EngineSpec
+from lab.pages import conflicts_page
 from lab.pages.engine_conf import config, documented
 
 FILE = CONF / "engine" / "default.yaml"
@@ -40,3 +41,11 @@ def test_every_setting_is_there_with_its_default_and_its_meaning() -> None:
 def test_meanings_are_read_from_the_docstring() -> None:
     meanings = {"name": "what it is called; other: of two lines", "number": "of: something"}
     assert documented(Documented) == meanings
+
+
+def test_the_page_of_conflicts_is_that_of_the_table() -> None:
+    text = conflicts_page.PAGE.read_text(encoding="utf-8")
+    assert text == conflicts_page.page(), (
+        "python -m lab.pages.conflicts_page --write docs/conflicts.md"
+    )
+    assert "{" not in text

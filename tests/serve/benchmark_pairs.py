@@ -17,7 +17,7 @@ from espalier.harness.runs.served.engine_pool import EnginePool
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.store import Store
 from espalier.serve.setting import served
-from tests.benchmarks.conftest import _cache, _one_index, repositories  # noqa: F401
+from tests.benchmarks.conftest import _cache, repositories  # noqa: F401
 from tests.benchmarks.runs import RUN, arguments
 from tests.serve.equal_answers import PYTHON
 from tests.serve.families import FAMILIES
@@ -32,9 +32,8 @@ ENGINE = (
 )
 
 
-#: Those that vLLM refuses for pictures, and the one that reads a layer of the tower that attends in windows.
+#: Those that vLLM refuses for pictures.
 OF_FRAMES = {name for name in METHODS if build_method(name, {}).needs_frames()}
-WINDOWED = "hired"
 
 
 #: Half of the tokens; of `cdpruner` a quarter, since its last picks of a half lie within the rounding of fp32: on a
@@ -42,20 +41,11 @@ WINDOWED = "hired"
 RATIOS = {0.5: ",".join({*METHODS} - {"cdpruner"}), 0.75: "cdpruner"}
 
 
-class OpenPool(EnginePool):
-    """Keeps its engine from command to command."""
-
-    def close(self) -> None:
-        """Leave the engine as it is."""
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[EnginePool]:
-    if not PYTHON.exists():
-        pytest.exit(f"no vLLM: {PYTHON} does not exist", returncode=1)
-    pool = OpenPool()
+    pool = EnginePool()
     yield pool
-    EnginePool.close(pool)
+    pool.close()
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +68,7 @@ def test_rows_have_the_answers_of_the_harness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(single_run, "EnginePool", lambda: pool)
+    monkeypatch.setattr(EnginePool, "close", lambda pool: None)  # from command to command
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     root, answers = repositories(name), []
     for backend, own in (("transformers", ()), ("vllm", ENGINE)):
@@ -93,5 +84,6 @@ def test_rows_have_the_answers_of_the_harness(
     different = [method for method in theirs if theirs[method] != ours.get(method)]
     refused = set(METHODS) - set(theirs)
     print(f"{name}: {len(theirs) - len(different)} of {len(theirs)} equal, refused {refused}")
-    assert refused - {WINDOWED} in (set(), OF_FRAMES)
+    # `hired` reads a layer of the tower that attends in windows.
+    assert refused - {"hired"} in (set(), OF_FRAMES)
     assert not different
