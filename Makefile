@@ -37,7 +37,7 @@ run: $(STAMP)  ## the default job, or any other with ARGS
 doctor: $(STAMP)  ## can this machine run it, and does it compute what it should?
 	$(PY) -m espalier doctor $(ARGS)
 
-test: $(STAMP)  ## the everyday run, about eight minutes on two cores; CI adds ARGS="-m 'slow and not exhaustive'"
+test: $(STAMP)  ## the everyday run; CI adds ARGS="-m 'slow and not exhaustive'"
 	$(PY) -m pytest -q -n 2 --dist worksteal $(ARGS)
 
 test-all: $(STAMP)  ## every test, before a release
