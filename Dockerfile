@@ -31,8 +31,8 @@ FROM ${VLLM} AS serve
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 COPY --from=wheel /wheels /opt/espalier/
 RUN python3 -m pip install --no-deps --no-index /opt/espalier/*.whl
-# An --hf-overrides with a method, given after the model, replaces this one.
-ENTRYPOINT ["vllm", "serve", "--trust-request-mm-kwargs", "--trust-request-chat-template", "--hf-overrides", "{\"espalier\": {}}"]
+# vLLM wants the model first. An --hf-overrides with a method, given after it, replaces this one.
+ENTRYPOINT ["sh", "-c", "model=$1; shift; exec vllm serve \"$model\" --trust-request-mm-kwargs --trust-request-chat-template --hf-overrides '{\"espalier\": {}}' \"$@\"", "serve"]
 CMD ["--help"]
 
 FROM base AS cuda
