@@ -293,7 +293,9 @@ LOADED = ("dataset", "dataset_no_image", "DATASET_PATH")
 def manager_with(
     name: str, shelf: TaskCache, paths: Sequence[str], family: str | None = None
 ) -> tuple[TaskManager, bool]:
-    """Return a manager that has a task, with lmms-eval's own only if no folder has it, and whether one has.
+    """Return a manager that knows a task, and whether a folder declares it.
+
+    lmms-eval's own tasks are read only if no folder does.
 
     Raises:
         UserError: the name is unknown.

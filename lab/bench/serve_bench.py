@@ -262,7 +262,7 @@ def _life(
 
 
 def title(model: ModelSpec) -> str:
-    """Return a model's name, with what is left of it if its weights are random."""
+    """Return a model's name, with its depth and width if its weights are random."""
     if model.weights == CHECKPOINT:
         return model.name
     text = model.facts.text
@@ -366,7 +366,7 @@ def _sides(options: argparse.Namespace, overrides: Sequence[str]) -> list[Side]:
 
 
 def narrow(command: Command) -> list[str]:
-    """Return overrides that make the model of a command's first cell narrow, its projector as its tower."""
+    """Return overrides that narrow the model of a command's first cell, its projector included."""
     facts = build_spec(command.cells[0], folders=command.folders).model.facts
     text, tower = facts.text.hidden, facts.tower.hidden
     widths = [WIDTH if size == text else size // tower * WIDTH for size in facts.projector]

@@ -1,4 +1,4 @@
-"""conf/engine/default.yaml is what EngineSpec declares, every setting documented; docs/conflicts.md is its table."""
+"""conf/engine/default.yaml documents every setting of EngineSpec, and docs/conflicts.md lists all conflicts."""
 
 from __future__ import annotations
 

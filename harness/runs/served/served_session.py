@@ -265,6 +265,6 @@ def sampling_of(generation: Mapping[str, Any], seed: int, end_ids: Sequence[int]
     if not generation.get("do_sample"):
         sampling["temperature"] = 0.0
     if {"min_tokens", "max_tokens"} <= sampling.keys():
-        # An answer that is cut before its least length is refused by vLLM, and cut by `generate`.
+        # vLLM refuses a least length above the greatest one; `generate` stops at the greatest.
         sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
     return {**sampling, "seed": seed, "stop_token_ids": list(end_ids), "ignore_eos": True}
