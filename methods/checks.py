@@ -54,14 +54,16 @@ def early_site(layer: int, depth: int) -> Site:
 
 def require_finite(values: Tensor, name: str) -> Tensor:
     """Return `values`, or raise PlanError if any of them is NaN or infinite; read as in `require_all`."""
-    total = values.numel()
-
-    def error(wrong: int) -> PlanError:
-        return PlanError(f"{name}: {wrong} of {total} values are NaN or infinite")
-
-    # The difference is 0 for a finite value and NaN for any other: a third of the time of `isfinite`.
-    require_all([Condition((values - values).count_nonzero(), error, valid=0)])
+    if values.numel():
+        error = PlanError(f"{name}: NaN or infinite among {values.numel()} values")
+        require_all([Condition(are_finite(values), lambda: error)])
     return values
+
+
+def are_finite(values: Tensor) -> Tensor:
+    """Return () whether no value is NaN or infinite. Cost: one pass, an eighth of the time of `isfinite`."""
+    low, high = values.aminmax()  # a NaN is both
+    return low - low == high - high
 
 
 # ---------------------------------------------------------------------- values of a device
@@ -82,11 +84,10 @@ class PlanError(MethodError):
 
 @dataclass
 class Condition:
-    """A () number on a device, the value that it must have, the error of any other, and the owner of the code."""
+    """A () boolean on a device, the error where it is false, and the owner of the code."""
 
-    number: Tensor
-    error: Callable[[int], MethodError]
-    valid: int = 1
+    holds: Tensor
+    error: Callable[[], MethodError]
     owner: str = ""
 
 
@@ -105,24 +106,24 @@ class Conditions:
         finally:
             _OPEN.reset(token)
 
-    def numbers(self, device: torch.device) -> Tensor:
-        """Return the (n,) numbers on a device."""
-        numbers = [condition.number.to(device, torch.long) for condition in self.unread]
-        return torch.stack(numbers) if numbers else torch.zeros(0, dtype=torch.long, device=device)
+    def flags(self, device: torch.device) -> Tensor:
+        """Return on a device the (n,) booleans of what holds."""
+        flags = [condition.holds.to(device) for condition in self.unread]
+        return torch.stack(flags) if flags else torch.zeros(0, dtype=torch.bool, device=device)
 
-    def check(self, numbers: Sequence[int]) -> None:
-        """Forget the conditions, and raise the error of the first that does not hold by `numbers` of the host."""
+    def check(self, flags: Sequence[float]) -> None:
+        """Forget the conditions, and raise the error of the first that does not hold by the `flags` on the host."""
         conditions, self.unread = self.unread, []
-        for condition, number in zip(conditions, numbers, strict=True):
-            if number != condition.valid:
-                error = condition.error(number)
+        for condition, holds in zip(conditions, flags, strict=True):
+            if not holds:
+                error = condition.error()
                 plain = isinstance(error, PlanError) and condition.owner
                 raise PlanError(str(error), condition.owner) if plain else error
 
     def settle(self) -> None:
         """Read all of them, if there are any. Waits for the device once."""
         if self.unread:
-            self.check(self.numbers(self.unread[0].number.device).tolist())
+            self.check(self.flags(self.unread[0].holds.device).tolist())
 
 
 _OPEN: ContextVar[Conditions | None] = ContextVar("conditions", default=None)
@@ -152,10 +153,10 @@ def read(*tensors: Tensor) -> list[Tensor]:
         MethodError: the first condition that does not hold.
     """
     pending, device = open_conditions(), tensors[0].device
-    parts = [pending.numbers(device), *tensors]
+    parts = [pending.flags(device), *tensors]
     flat = torch.cat([part.to(device, torch.double).flatten() for part in parts]).cpu()
-    numbers, *values = flat.split([part.numel() for part in parts])
-    pending.check(numbers.long().tolist())
+    flags, *values = flat.split([part.numel() for part in parts])
+    pending.check(flags.tolist())
     return [
         value.view(tensor.shape).to(tensor.dtype)
         for value, tensor in zip(values, tensors, strict=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from espalier.methods.checks import Condition, PlanError, require_all
+from espalier.methods.checks import Condition, PlanError, are_finite, require_all
 from espalier.methods.views import View
 
 
@@ -86,10 +87,9 @@ class Plan:
         width = self.kept.shape[1]
         if width == 0 or (keep is not None and width != keep):
             raise PlanError(f"plan keeps {width} tokens, the budget asks for {keep}")
-        steps = torch.diff(self.kept, dim=1) > 0
-        inside = (self.kept[:, 0] >= 0) & (self.kept[:, -1] < n_tokens)
+        between = pad(pad(self.kept, (1, 0), value=-1), (0, 1), value=n_tokens)
         yield _holds(
-            steps.all() & inside.all(),
+            (between.diff(dim=1) > 0).all(),
             lambda: (
                 f"kept indices must ascend strictly within [0, {n_tokens}), and {_fault(self.kept, n_tokens)}; valid: "
                 "espalier.methods.select.topk.top(scores, keep), which sorts what torch.topk leaves unsorted"
@@ -113,7 +113,7 @@ class Plan:
 
 
 def _holds(flag: Tensor, line: Callable[[], str]) -> Condition:
-    return Condition(flag, lambda _: PlanError(line()))
+    return Condition(flag, lambda: PlanError(line()))
 
 
 def checked_plan(plan: object, view: View, keep: int | None) -> Plan:
@@ -154,7 +154,7 @@ def _conditions_of(plan: object, view: View, keep: int | None) -> Iterator[Condi
     if plan.scores is not None:
         require_tensor("Plan.scores", plan.scores, (rows, n_tokens), place, True)
         yield _holds(
-            ~plan.scores.isnan().any(),
+            (plan.scores == plan.scores).all(),
             lambda: "Plan.scores holds NaN; valid: numbers, infinity among them, or None",
         )
     if isinstance(plan.merge, Assignment):
@@ -209,7 +209,7 @@ def require_tensor(
 
 
 def _numbers(name: str, values: Tensor) -> Condition:
-    return _holds(values.isfinite().all(), lambda: f"{name} holds NaN or infinity; valid: numbers")
+    return _holds(are_finite(values), lambda: f"{name} holds NaN or infinity; valid: numbers")
 
 
 def _require_site(field: str, where: str, view: View) -> None:

@@ -162,8 +162,8 @@ class ScoredEviction:
         with Blame(compressor, "score", Site("cache", view.layer)):
             scores = compressor.score(view)
             # A copy would cost more, and the layer's attention runs after this on the same tensors.
-            written = ((before != _sums(view)) & before.isfinite()).any()
-            require_all([Condition(written, lambda _: PlanError(WRITTEN), valid=0)])
+            unwritten = ((before == _sums(view)) | ~before.isfinite()).all()
+            require_all([Condition(unwritten, lambda: PlanError(WRITTEN))])
             shape = (None, len(view.candidates))
             require_tensor("what `score` returns", scores, shape, view.keys.device, real=True)
             if scores.shape[0] not in (1, kv_heads, heads):
@@ -391,7 +391,7 @@ class ScoredEviction:
         return keys, values
 
 
-def _outside(n_entries: int, _: int) -> PlanError:
+def _outside(n_entries: int) -> PlanError:
     return PlanError(TARGETS.format(n_entries))
 
 

@@ -428,8 +428,8 @@ class Pass:
         """
         rows, flags = self.prefill.layout.rows, self._finite.flags(self.prefill.layout.rows)
         conditions = self._setup.conditions
-        flags, numbers = to_host(flags, conditions.numbers(flags.device))
-        conditions.check(numbers.tolist())
+        flags, holding = to_host(flags, conditions.flags(flags.device))
+        conditions.check(holding.tolist())
         self._finite.check(self.prefill.samples, [1] * rows, flags)
 
     def step_records(self) -> tuple[SampleRecord, ...]:
@@ -468,17 +468,17 @@ class Pass:
         rows, ends = self.prefill.layout.rows, self._setup.adapter.end_ids
         conditions, step_mask, spare = self._setup.conditions, self.step_mask, self.prefill.spares()
         nothing, steps = output.ids.new_zeros(0), [] if step_mask is None else step_mask.counts
-        ids, end, undrawn, non_finite, origin, numbers, spares, entries = to_host(
+        ids, end, undrawn, non_finite, origin, holding, spares, entries = to_host(
             output.ids,
             output.ids.new_full((), output.ids.shape[1]) if output.end is None else output.end,
             output.ids.new_zeros(()) if output.undrawn is None else output.undrawn,
             self._finite.flags(rows),
             self.prefill.stage.origin,
-            conditions.numbers(output.ids.device),
+            conditions.flags(output.ids.device),
             nothing if spare is None else spare,
             torch.stack(steps) if steps else nothing,
         )
-        conditions.check(numbers.tolist())
+        conditions.check(holding.tolist())
         ids = ids[:, : int(end)]
         new_tokens = answer_lengths(ids, ends)
         checked = [int(end)] * rows if bool(undrawn) else new_tokens

@@ -116,7 +116,7 @@ class Regions:
             MethodError: the model does not stitch crops, so their regions are unknown; read as in `require_all`.
         """
         _, view, row, column = crops.grid.long().unbind(dim=2)
-        require_all([Condition((view <= 1).all(), lambda _: MethodError(UNSTITCHED))])
+        require_all([Condition((view <= 1).all(), lambda: MethodError(UNSTITCHED))])
         overview, plane = (_rectangle(crops.grid, view == number) for number in (0, 1))
         covered = (view == 0) & (plane[1] > 0)
         start, height, width = plane

@@ -21,5 +21,5 @@ def words_after(text_positions: Tensor, visual_positions: Tensor) -> Tensor:
         MethodError: a row has no such word; read as in `require_all`.
     """
     after = text_positions > visual_positions.amax(dim=1, keepdim=True)
-    require_all([Condition(after.any(dim=1).all(), lambda _: MethodError(NONE))])
+    require_all([Condition(after.any(dim=1).all(), lambda: MethodError(NONE))])
     return after

@@ -171,7 +171,7 @@ class DenoisingGenerator:
             finite = logits.sum((1, 2), dtype=torch.float32).isfinite()
             chosen = candidates(logits, silent, settings, generators, state.remaining)
             progress = state.unmask(places, *chosen)
-            numbers = [progress.flatten(), finite.long(), conditions.numbers(ids.device)]
+            numbers = [progress.flatten(), finite.long(), conditions.flags(ids.device)]
             counts, rows = torch.cat(numbers).tolist(), len(samples)
             conditions.check(counts[4 * rows :])
             remaining, stops, reveals, is_finite = (
