@@ -67,11 +67,9 @@ class IDPruner(TokenReducer):
         if importance.is_cuda and isinstance(similarity, Held):  # as in `farthest_first`
             # The negative of what is maximised falls with the likeness, also when rounded: its largest value is that
             # of the largest likeness.
-            picks = [
-                greedy_picks(rows_for_picks(matrix).mul_(share).sub_(m), -share - m, pick, keep)
-                for matrix, pick, m in zip(similarity.matrix, first, merit, strict=True)
-            ]
-            return Plan(torch.stack(picks).sort(dim=1).values, scores=weight)
+            rows = rows_for_picks(similarity.matrix).mul_(share).sub_(merit.unsqueeze(1))
+            picks = greedy_picks(rows, -share - merit, first, keep)
+            return Plan(picks.sort(dim=1).values, scores=weight)
         likeness, pick = torch.full_like(importance, -1.0), first.unsqueeze(1)
         chosen = [pick]
         for _ in range(keep - 1):

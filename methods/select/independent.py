@@ -75,8 +75,7 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
     n_picks = n_keep - n_pivots
     if isinstance(graph, Within) and rank.is_cuda and n_picks:
         pool = rank.float().masked_fill_(blocked, torch.inf)
-        picked = torch.stack([*map(_picked, graph.table, pool, [n_picks] * len(pool))])
-        return filled_up(kept | picked, order, n_keep)
+        return filled_up(kept | _picked(graph.table, pool, n_picks), order, n_keep)
     merit = (
         (n_tokens - rank).float().masked_fill_(blocked, 0)
     )  # positive for the tokens in the pool
@@ -92,15 +91,16 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
 
 
 def _picked(table: Tensor, pool: Tensor, count: int) -> Tensor:
-    """Return (N,) which tokens a greedy set of at most `count` takes.
+    """Return (B, N) which tokens a greedy set of at most `count` takes.
 
     Args:
-        table: (N, N) neighbours.
-        pool: (N,) rank of each token, infinite outside the pool.
+        table: (B, N, N) neighbours.
+        pool: (B, N) rank of each token, infinite outside the pool.
         count: 1 to N.
     """
-    rows = rows_for_picks(pool.where(~table, torch.inf))
-    picks = greedy_picks(rows, pool, pool.argmin(), count)
+    rows = rows_for_picks(pool.unsqueeze(1).where(~table, torch.inf))
+    picks = greedy_picks(rows, pool, pool.argmin(dim=1), count)
     # Once the pool is empty, picks are neighbours of earlier ones, repeat them, or were never in the pool.
-    is_late = rows[picks][:, picks].isinf().tril(-1).any(dim=1) | pool[picks].isinf()
-    return torch.zeros_like(pool).index_add_(0, picks, (~is_late).float()) > 0
+    among = rows[rows_of(picks), picks].take_along_dim(picks.unsqueeze(1), dim=2)
+    is_late = among.isinf().tril(-1).any(dim=2) | pool.gather(1, picks).isinf()
+    return torch.zeros_like(pool).scatter_add_(1, picks, (~is_late).float()) > 0

@@ -36,16 +36,10 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
     # On the host a pass over one row costs less than the rows of several picks.
     stored = cosines.matrix if isolation.is_cuda and isinstance(cosines, Held) else None
     if stored is not None and fits(4 * stored.numel(), isolation.device):
-        chosen, repeated = zip(
-            *(
-                _leaders(matrix, first, n_keep)
-                for matrix, first in zip(stored, isolation.argmax(dim=1), strict=True)
-            ),
-            strict=True,
-        )
-        if not bool(read(torch.stack(repeated).any())[0]):
+        chosen, is_repeated = _leaders(stored, isolation.argmax(dim=1), n_keep)
+        if not bool(read(is_repeated)[0]):
             lowest = torch.arange(isolation.shape[1], device=isolation.device)
-            return filled_up(torch.stack(chosen), lowest.expand_as(isolation), n_keep).kept
+            return filled_up(chosen, lowest.expand_as(isolation), n_keep).kept
     pick = isolation.argmax(dim=1, keepdim=True)  # argmax returns the first of equal maxima
     gap = torch.full_like(isolation, torch.inf)
     taken = torch.zeros_like(isolation)
@@ -62,19 +56,20 @@ def farthest_first(cosines: Cosines, n_keep: int) -> Tensor:
 
 
 def _leaders(cosines: Tensor, first: Tensor, n_keep: int) -> tuple[Tensor, Tensor]:
-    """Return (N,) what is kept before duplicates alone are left, and () whether two picks share the first one.
+    """Return (B, N) what is kept before duplicates alone are left, and () whether two picks share the first one.
 
     A pick has the lowest of its duplicates kept in its place, which no later distance shows: the distances of both were
     DUPLICATE. Once only duplicates of picks are left, the lowest indices follow.
     """
     # The negative of the distance.
     likeness = rows_for_picks(cosines).sub_(1).clamp_(max=-DUPLICATE)
-    nothing = torch.full_like(likeness[0], -torch.inf)
+    nothing = torch.full_like(likeness[:, 0], -torch.inf)
     picks = greedy_picks(likeness, nothing, first, n_keep)
-    alike = (likeness[picks] == -DUPLICATE).scatter_(1, picks.unsqueeze(1), True)
-    is_new = ~alike[:, picks].tril(-1).any(dim=1)
-    leader = alike.to(torch.uint8).argmax(dim=1)
-    counts = torch.zeros_like(alike[0], dtype=torch.long).index_add_(0, leader, is_new.long())
+    places = picks.unsqueeze(2)
+    alike = (likeness[rows_of(picks), picks] == -DUPLICATE).scatter_(2, places, True)
+    is_new = ~alike.take_along_dim(places.transpose(1, 2), dim=2).tril(-1).any(dim=2)
+    leader = alike.to(torch.uint8).argmax(dim=2)
+    counts = torch.zeros_like(alike[:, 0], dtype=torch.long).scatter_add_(1, leader, is_new.long())
     return counts > 0, (counts > 1).any()
 
 
@@ -106,9 +101,9 @@ def farthest_places(grid: Tensor, count: int) -> Tensor:
     if grid.is_cuda and count and fits(4 * board[0].numel() * grid.shape[1], grid.device):
         # On the host a pass over one row costs less than the rows of several picks.
         places = board.permute(1, 2, 0).float()
-        nothing = torch.full_like(places[0, :, 0], -torch.inf)
-        tables = (rows_for_picks(row.neg_()) for row in torch.cdist(places, places, p=1))
-        return torch.stack([greedy_picks(table, nothing, picks[0, 0], count) for table in tables])
+        nothing = torch.full_like(places[:, :, 0], -torch.inf)
+        table = rows_for_picks(torch.cdist(places, places, p=1).neg_())
+        return greedy_picks(table, nothing, picks[:, 0], count)
     gap = torch.full_like(board[0], torch.iinfo(board.dtype).max)
     for step in range(count):
         pick = picks[:, step : step + 1]

@@ -223,9 +223,9 @@ STATED: dict[str, tuple[int, Callable[[], object]]] = {
     "greedy_picks": (
         0,
         lambda: greedy_picks(
-            rows_for_picks(ON_CARD(STATES[0] @ STATES[0].T)),
-            ON_CARD(SCORES[0]),
-            ON_CARD(torch.tensor(3)),
+            rows_for_picks(ON_CARD(STATES @ STATES.transpose(1, 2))),
+            ON_CARD(SCORES.expand(2, -1)),
+            ON_CARD(torch.tensor([3, 5])),
             9,
         ),
     ),
