@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +31,9 @@ SHAPES = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "pixel_values"),
 )
 
+#: Pairs of tokens in a group of items, whose similarities a method may hold: 64 MiB in fp32.
+PAIRS = 2**24
+
 
 class PrunedModel:
     """Mixin over a family's model."""
@@ -52,28 +56,48 @@ class PrunedModel:
         if fields[SETTING] is None:
             return super().embed_multimodal(**kwargs)  # type: ignore[misc]
         number = len(fields[SETTING])
-        items = [read_fields({k: v[n] for k, v in fields.items()}) for n in range(number)]
-        sites = [self._site(setting, counts) for setting, counts, _, _ in items]
-        signals = self._signals([setting for setting, *_ in items], sites)
+        read = [read_fields({k: v[n] for k, v in fields.items()}) for n in range(number)]
+        sites = [self._site(setting, counts) for setting, counts, _, _ in read]
+        signals = self._signals([setting for setting, *_ in read], sites)
         with nullcontext() if signals is None else signals.watching():
             encoded = super().embed_multimodal(**kwargs)  # type: ignore[misc]
-        modality = "video" if any("video" in name for name in kwargs) else "image"
-        results, first, conditions = [], 0, Conditions()
-        for n, (setting, counts, layout, question) in enumerate(items):
-            tokens = encoded[n].reshape(-1, encoded[n].shape[-1])
-            data = {name: kwargs[name][n] for name in SHAPES if name in kwargs}
-            places = FAMILIES[self.architecture].places(self.config, modality, data, len(tokens))
-            item = _Item(self, places, tokens, setting, signals, first, question)
+        groups: list[_ItemGroup] = []
+        for item in self._items(read, sites, encoded, kwargs):
+            group = next((group for group in groups if group.takes(item)), None)
+            if group is None:
+                groups.append(group := _ItemGroup(self, signals))
+            group.items.append(item)
+        results: dict[int, Tensor] = {}
+        conditions = Conditions()
+        for group in groups:
             # A batch in which every token stays is none for the histogram.
-            with nullcontext() if sites[n] is None else self.stopwatch.running():
+            idle = group.items[0].site is None
+            with nullcontext() if idle else self.stopwatch.running():
                 with conditions.collecting():
-                    embeddings, stay = item.reduced(sites[n], counts[2])
-                results.append(self._placed(embeddings, stay, places, layout, setting))
-            first += places.units
+                    tokens, stay = group.reduced()
+                embeddings = self._placed(tokens, stay, group.items[0])
+            results |= dict(zip((item.number for item in group.items), embeddings, strict=True))
         self.stopwatch.end_batch()
         # The host waits for the device here alone, once for the batch.
         conditions.settle()
-        return tuple(results)
+        return tuple(results[n] for n in range(number))
+
+    def _items(
+        self,
+        read: Sequence[tuple[Setting, tuple[int, int, int], Tensor, Tensor]],
+        sites: Sequence[Site | None],
+        encoded: Sequence[Tensor],
+        data: Mapping[str, Any],
+    ) -> Iterator[_Item]:
+        """Yield the items of a batch, from what was read of each, and vLLM's fields `data` of all."""
+        modality, first = "video" if any("video" in name for name in data) else "image", 0
+        for n, (setting, counts, layout, question) in enumerate(read):
+            tokens = encoded[n].reshape(-1, encoded[n].shape[-1])
+            shapes = {name: data[name][n] for name in SHAPES if name in data}
+            places = FAMILIES[self.architecture].places(self.config, modality, shapes, len(tokens))
+            units = slice(first, first + places.units)
+            first += places.units
+            yield _Item(n, tokens, places, units, setting, sites[n], counts[2], layout, question)
 
     def load_weights(self, weights: Any) -> Any:
         """Load a checkpoint; towers that newer versions of transformers save get the names that vLLM reads."""
@@ -115,32 +139,38 @@ class PrunedModel:
             positions = positions[0]
         return super().forward(input_ids, positions, *args, **kwargs)  # type: ignore[misc]
 
-    def _placed(
-        self, tokens: Tensor, stay: Tensor | None, places: Places, layout: Tensor, setting: Setting
-    ) -> Tensor:
-        """Return the embeddings of an item, with the words between its tokens and, where needed, positions."""
-        positions, span = places.positions, places.span
-        if layout.numel():
-            ids, embedded = layout[0], layout[1].bool()
-            positions, span = among_words(places, embedded)
+    def _placed(self, tokens: Tensor, stay: Tensor | None, item: _Item) -> Tensor:
+        """Return the embeddings (B, K, D) of items like `item`, with the words between their tokens and positions.
+
+        Args:
+            tokens: (B, K, D) that stay.
+            stay: (B, K) their places; None: all stay.
+            item: one of them.
+        """
+        positions, span = item.places.positions, item.places.span
+        if item.layout.numel():
+            ids, embedded = item.layout[0], item.layout[1].bool()
+            positions, span = among_words(item.places, embedded)
             words = self._words(ids[~embedded].to(tokens.device), tokens)
             visual = embedded.nonzero()[:, 0].to(tokens.device)
             between = (~embedded).nonzero()[:, 0].to(tokens.device)
-            stay, order = torch.cat([between, _taken(visual, stay)]).sort()
-            tokens = torch.cat([words, tokens])[order]
+            tokens, stay = _merged(
+                words.expand(len(tokens), -1, -1), between, tokens, _taken(visual, stay)
+            )
         if not self.channelled:
             return tokens
-        if setting.positions == "renumbered":
-            stay, span = None, len(tokens)
+        if item.setting.positions == "renumbered":
+            stay, span = None, tokens.shape[1]
             positions = torch.arange(span).unsqueeze(1).expand(-1, 3)
         # Checked and written on the host for all tokens, so that nothing waits for those that stay.
         table = digits.encode(torch.cat([positions, torch.full((len(positions), 1), span)], dim=1))
-        return digits.append(tokens, _taken(table.to(tokens.device), stay))
+        numbers = _taken(table.to(tokens.device), stay)
+        return digits.append(tokens, numbers.expand(len(tokens), -1, -1))
 
     def _words(self, ids: Tensor, tokens: Tensor) -> Tensor:
         """Return the embeddings of words in the width of an item's tokens."""
         words = self.word_embeddings(ids)
-        filled = tokens.new_zeros(len(ids), tokens.shape[1])
+        filled = tokens.new_zeros(len(ids), tokens.shape[2])
         filled[:, : words.shape[1]] = words
         return filled
 
@@ -208,84 +238,131 @@ class PrunedModel:
         return embeddings, positions, end - positions.shape[1]
 
 
+@dataclass(frozen=True, eq=False)
 class _Item:
-    """One picture or video on its way through a method."""
+    """One picture or video of a batch: its `number` there, tokens (T, D), and what is done with them.
 
-    def __init__(
-        self,
-        model: Any,
-        places: Places,
-        tokens: Tensor,
-        setting: Setting,
-        signals: TowerSignals | None,
-        first: int,
-        question: Tensor,
-    ) -> None:
-        self._model = model
-        self._places = places
-        self._tokens = tokens
-        self._setting = setting
-        self._signals = signals
-        self._units = slice(first, first + places.units)
-        self._question = question
+    Attributes:
+        units: its inputs of the projector, among those of the batch.
+        site: where its method acts; None: every token stays.
+        kept: tokens that stay.
+        layout: words between its tokens.
+        question: ids of the prompt's words, where the method reads them.
+    """
 
-    def reduced(self, site: Site | None, kept: int) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens that stay, merged as the method merges, and (K,) their places; None: all stay."""
-        tokens, prunable = self._tokens, None
+    number: int
+    tokens: Tensor
+    places: Places
+    units: slice
+    setting: Setting
+    site: Site | None
+    kept: int
+    layout: Tensor
+    question: Tensor
+
+    def is_like(self, item: _Item) -> bool:
+        """Return whether the items differ only in their values and in chance."""
+        return self._call == item._call and all(map(torch.equal, self._shape, item._shape))
+
+    @property
+    def _call(self) -> tuple[Any, ...]:
+        setting = self.setting
+        return self.kept, setting.reducer, setting.positions, self.question.shape
+
+    @property
+    def _shape(self) -> tuple[Tensor, ...]:
+        places = self.places
+        return places.grid, places.tile, places.prunable, places.positions, self.layout
+
+
+class _ItemGroup:
+    """Items that are alike on their way through their method, which chooses for all of them in one call.
+
+    Args:
+        model: that encodes them.
+        signals: of the tower, over the batch.
+    """
+
+    def __init__(self, model: Any, signals: TowerSignals | None) -> None:
+        self._model, self._signals = model, signals
+        self.items: list[_Item] = []
+
+    def takes(self, item: _Item) -> bool:
+        """Return whether an item belongs to the group, and the group stays small enough for its memory."""
+        pairs = (1 + len(self.items)) * len(item.tokens) ** 2
+        return item.site is not None and pairs <= PAIRS and self.items[0].is_like(item)
+
+    def reduced(self) -> tuple[Tensor, Tensor | None]:
+        """Return the tokens (B, K, D) that stay, merged if the method merges, and (B, K) their places (None: all)."""
+        item, tokens = self.items[0], _stacked([item.tokens for item in self.items])
+        site, places, prunable = item.site, item.places, None
         if site is None:
             return tokens, None
-        if not self._places.prunable.all():
-            prunable = self._places.prunable.nonzero()[:, 0].to(tokens.device)
-        visual = _taken(tokens, prunable)
+        if not places.prunable.all():
+            prunable = places.prunable.nonzero()[:, 0].to(tokens.device)
+        visual = tokens if prunable is None else tokens[:, prunable]
         # Features for the decoder's first layers follow the embedding.
-        main = visual[:, : self._model.config.get_text_config().hidden_size]
-        blended = self._places.blended
+        main = visual[:, :, : self._model.config.get_text_config().hidden_size]
         features = self._of_units("features") if site.where == "vision" else main
         view = View(
             site=site,
-            tokens=features[None],
-            grid=self._places.grid[None].to(tokens.device),
+            tokens=features,
+            grid=places.grid.to(tokens.device).expand(len(tokens), -1, -1),
             signals={
-                need.key: self._signal(need, main)[None]
-                for need in self._setting.reducer.needs(site)
+                need.key: self._signal(need, main) for need in item.setting.reducer.needs(site)
             },
-            generators=[self._setting.generator()],
+            generators=[item.setting.generator() for item in self.items],
         )
-        plan = self._setting.reducer.answer(view, kept)
-        index = plan.kept[0]
-        values = visual[index]
+        plan = item.setting.reducer.answer(view, item.kept)
+        values = visual.take_along_dim(plan.kept.unsqueeze(2), dim=1)
         if plan.merge is not None:
-            onto = main if blended else features
-            merged = plan.merge.apply(onto[None], kept)[0]
-            if site.where == "vision" and not blended:
-                merged = self._model.tower.project(merged)
-            deeper = plan.merge.apply(visual[None, :, main.shape[1] :], kept)[0]
-            values = torch.cat([merged.to(visual), deeper.to(visual)], dim=1)
+            merged = plan.merge.apply(main if places.blended else features, item.kept)
+            if site.where == "vision" and not places.blended:
+                projected = self._model.tower.project(merged.flatten(0, 1))
+                merged = projected.unflatten(0, merged.shape[:2])
+            deeper = plan.merge.apply(visual[:, :, main.shape[2] :], item.kept)
+            values = torch.cat([merged.to(visual), deeper.to(visual)], dim=2)
         if prunable is None:
-            return values, index
-        fixed = (~self._places.prunable).nonzero()[:, 0].to(tokens.device)
-        stay, order = torch.cat([fixed, prunable[index]]).sort()
-        return torch.cat([tokens[fixed], values])[order], stay
+            return values, plan.kept
+        fixed = (~places.prunable).nonzero()[:, 0].to(tokens.device)
+        return _merged(tokens[:, fixed], fixed, values, prunable[plan.kept])
 
     def _of_units(self, key: str) -> Tensor:
+        """Return (B, N, ...) of a value for each unit of the projector."""
         assert self._signals is not None  # the batch watches what its items need
-        return self._places.of_units(self._signals[key][self._units])
+        values = self._signals[key]
+        return _stacked([item.places.of_units(values[item.units]) for item in self.items])
 
     def _signal(self, need: Need, main: Tensor) -> Tensor:
-        """Return (N, ...) of a signal."""
+        """Return (B, N, ...) of a signal."""
         if need.signal in OF_TOWER:
             return self._of_units(need.key)
         if need.signal == "tile":
-            return self._places.tile.to(main.device)
+            return self.items[0].places.tile.to(main.device).expand(len(main), -1)
         if need.signal == "text_embeddings":
-            words: Tensor = self._model.word_embeddings(self._question.to(main.device))
+            ids = torch.cat([item.question for item in self.items]).to(main.device)
+            words: Tensor = self._model.word_embeddings(ids).unflatten(0, (len(main), -1))
             return words
         return main
 
 
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors as one, without a copy of a single one."""
+    return torch.stack([*tensors]) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+
+
 def _taken(values: Tensor, index: Tensor | None) -> Tensor:
-    """Return the values at an index; None: all of them."""
-    return values if index is None else values[index]
+    """Return the values (B, K, ...) at an index (B, K); None: all of them, (1, N, ...)."""
+    return values.unsqueeze(0) if index is None else values[index]
+
+
+def _merged(
+    first: Tensor, first_places: Tensor, second: Tensor, second_places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return two runs of tokens (B, ., D) as one by their ascending places, (F,) and (B, K), and the places."""
+    places = torch.cat([first_places.expand(len(first), -1), second_places], dim=1)
+    stay, order = places.sort(dim=1)
+    return torch.cat([first, second], dim=1).take_along_dim(order.unsqueeze(2), dim=1), stay
 
 
 def tower_name(name: str) -> str:

@@ -130,12 +130,12 @@ def encoder_kernels() -> int:
 
 #: Most kernels of a picture, and waits of the host: one for the conditions of a batch, and the method's own.
 CEILINGS = {
-    "random": (70, 1),
-    "uniform": (121, 1),
-    "fastervlm": (127, 1),
-    "visionzip": (112, 1),
-    "divprune": (357, 2),
-    "cdpruner": (796, 1),
+    "random": (67, 1),
+    "uniform": (119, 1),
+    "fastervlm": (122, 1),
+    "visionzip": (102, 1),
+    "divprune": (356, 2),
+    "cdpruner": (790, 1),
 }
 
 
@@ -152,7 +152,9 @@ def test_choosing_waits_once_and_starts_as_few_kernels(
         assert spent[1] <= waits
         assert spent[2] <= 5
         assert slow or spent[0] < encoder_kernels() / 4
-    assert cost(monkeypatch, method, 576, 3)[1] == (waits if waits == 1 else 4)
+    # Pictures that are alike are chosen together.
+    assert cost(monkeypatch, method, 576, 3)[0] < 1.3 * cost(monkeypatch, method, 576)[0] + 9
+    assert cost(monkeypatch, method, 576, 3)[1] == waits
 
 
 def test_a_method_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
