@@ -12,7 +12,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +34,9 @@ from tests.serve.running_server import (
     ON,
     PYTHON,
     RUN,
-    answered,
     ready,
     row_of,
+    run_beside_death,
     serving,
     stop,
 )
@@ -216,15 +215,8 @@ def test_replicas_behind_a_router_answer_as_the_harness_does(
         assert requests == expected_counts()
         assert min(by_engine) > 0
         whole = row_of(run_espalier(tmp_path / "whole", *RUN, *length, f"backend.url={router}"))
-        command = [sys.executable, "-m", "espalier", "run", f"store={store}", *RUN, *length]
-        with subprocess.Popen(
-            [*command, f"backend.url={router}"], stderr=subprocess.PIPE, encoding="utf-8"
-        ) as running:
-            while running.poll() is None and answered(store) < 3:
-                time.sleep(0.05)
-            stop(server)
-            _, errors = running.communicate()
-        print(f"run after a death: {running.returncode}, {errors.strip()[-300:]}", end=" ")
+        exit_code, errors = run_beside_death(store, server, *length, f"backend.url={router}")
+        print(f"run after a death: {exit_code}, {errors.strip()[-300:]}", end=" ")
         assert "Traceback" not in errors
         row = row_of(run_espalier(store, *RUN, *length, f"backend.url={router}"))
     assert row["extra"]["answers"] == whole["extra"]["answers"]

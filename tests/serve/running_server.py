@@ -108,6 +108,17 @@ def espalier(store: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
 
 
+def run_beside_death(store: Path, server: subprocess.Popen, *argv: str) -> tuple[int, str]:
+    """The exit code and errors of a run during which a server is killed after three answers."""
+    command = [sys.executable, "-m", "espalier", "run", f"store={store}", *RUN, *argv]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8") as running:
+        while running.poll() is None and answered(store) < 3:
+            time.sleep(0.05)
+        stop(server)
+        _, errors = running.communicate()
+    return running.returncode, errors
+
+
 def row_of(done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -219,15 +230,8 @@ def test_a_server_without_the_plug_in_is_refused(
 def test_a_run_goes_on_after_its_server_has_died(code: Path, tmp_path: Path) -> None:
     store, length = tmp_path / "store", ("limit=40", "engine.batch_size=1")
     with serving(code, tmp_path / "log", *ON) as (url, server):
-        command = [sys.executable, "-m", "espalier", "run", f"store={store}", *RUN, *length]
-        with subprocess.Popen(
-            [*command, f"backend.url={url}"], stderr=subprocess.PIPE, encoding="utf-8"
-        ) as running:
-            while running.poll() is None and answered(store) < 3:
-                time.sleep(0.05)
-            stop(server)
-            _, errors = running.communicate()
-    assert running.returncode != 0
+        exit_code, errors = run_beside_death(store, server, *length, f"backend.url={url}")
+    assert exit_code != 0
     assert f"the server at backend.url='{url}' ended" in errors
     assert "Traceback" not in errors
     assert answered(store) >= 3

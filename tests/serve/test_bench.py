@@ -301,9 +301,3 @@ def test_bad_input_is_one_line(argv, line, monkeypatch, capsys):
     assert main([f"backend.python={sys.executable}", *argv]) == 2
     (printed,) = capsys.readouterr().err.splitlines()
     assert line in printed
-
-
-def test_a_wrong_option_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["--in-flight", "0"])
-    assert "'0'; valid: numbers above 0" in capsys.readouterr().err

@@ -99,37 +99,30 @@ def test_each_picture_keeps_the_tokens_of_its_setting(pictures: Tensor) -> None:
 
 
 @pytest.mark.parametrize("method", ["divprune", "random", "rtprune", "cdpruner"])
+@pytest.mark.parametrize(("most", "calls"), [(2**24, [4, 1]), (2 * PATCHES**2, [2, 2, 1])])
 def test_pictures_that_are_alike_are_chosen_in_one_call(
-    method: str, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
+    method: str, most: int, calls: list[int], pictures: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others of the batch go by themselves, and each picture keeps what it keeps alone."""
     pictures = torch.cat([pictures, pictures + 1, pictures * 3])
-    samples = [Setting(method, keep=5, sample=name) for name in "abab"]
-    settings = (samples[0], Setting(), *samples[1:3], Setting(method, keep=4), samples[3])
+    settings = [Setting(method, keep=5, sample=name) for name in "abab"]
+    settings[1:1], settings[4:4] = [Setting()], [Setting(method, keep=4)]
+    monkeypatch.setattr("espalier.serve.model.PAIRS", most)
     kind, sizes = type(settings[0].reducer), []
-    answer = kind.answer
-
-    def counted(self: Any, view: View, keep: int) -> Any:
-        sizes.append(len(view.tokens))
-        return answer(self, view, keep)
-
-    monkeypatch.setattr(kind, "answer", counted)
-    model, question = Model(), (1, 2, 3) if method == "cdpruner" else ()
-    together = model.embed_multimodal(
-        pixel_values=pictures, **fields_of(*settings, question=question)
+    monkeypatch.setattr(
+        kind,
+        "answer",
+        lambda *args, answer=kind.answer: sizes.append(len(args[1].tokens)) or answer(*args),
     )
-    assert sizes == [4, 1]
-    for picture, setting, embeddings in zip(pictures, settings, together, strict=True):
-        fields = fields_of(setting, question=question)
-        (alone,) = model.embed_multimodal(pixel_values=picture[None], **fields)
+    question = (1, 2, 3) if method == "cdpruner" else ()
+    model, fields = Model(), fields_of(*settings, question=question)
+    together = model.embed_multimodal(pixel_values=pictures, **fields)
+    assert sizes == calls
+    for number, embeddings in enumerate(together):
+        own = {name: values[number : number + 1] for name, values in fields.items()}
+        (alone,) = model.embed_multimodal(pixel_values=pictures[number : number + 1], **own)
         torch.testing.assert_close(embeddings, alone)
         assert torch.equal(split(embeddings)[1], split(alone)[1])
-    monkeypatch.setattr("espalier.serve.model.PAIRS", 2 * PATCHES**2)
-    sizes.clear()
-    again = model.embed_multimodal(pixel_values=pictures, **fields_of(*settings, question=question))
-    assert sizes == [2, 2, 1]
-    for first, second in zip(together, again, strict=True):
-        torch.testing.assert_close(first, second)
 
 
 def test_renumbered_tokens_have_no_gaps(pictures: Tensor) -> None:
