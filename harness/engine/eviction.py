@@ -162,8 +162,8 @@ class ScoredEviction:
         with Blame(compressor, "score", Site("cache", view.layer)):
             scores = compressor.score(view)
             # A copy would cost more, and the layer's attention runs after this on the same tensors.
-            unwritten = ((before == _sums(view)) | ~before.isfinite()).all()
-            require_all([Condition(unwritten, lambda: PlanError(WRITTEN))])
+            written = ((before != _sums(view)) & before.isfinite()).any()
+            require_all([Condition(~written, lambda: PlanError(WRITTEN))])
             shape = (None, len(view.candidates))
             require_tensor("what `score` returns", scores, shape, view.keys.device, real=True)
             if scores.shape[0] not in (1, kv_heads, heads):

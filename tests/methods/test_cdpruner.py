@@ -97,7 +97,7 @@ def test_a_tiny_quality_does_not_hide_what_is_new():
 def test_a_kernel_that_is_not_finite_is_refused():
     similarity, quality = random_kernel(1, 5, 8, 0)
     similarity[0, 2, 2] = float("nan")
-    with pytest.raises(MethodError, match="similarities: 1 of 5"):
+    with pytest.raises(MethodError, match="similarities: NaN or infinite among 5"):
         dpp_map(Held(similarity), quality, 2)
 
 
