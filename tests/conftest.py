@@ -30,10 +30,10 @@ VARIANTS = (
 #: planes, merged patches with positions on three axes, pixel shuffle, and tokens that see one another.
 USUAL = ("llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl", "gemma3")
 #: Of its other families a test has one in so many in the everyday run, drawn by its name.
-FAMILY_SHARE = 4
+FAMILY_SHARE = 8
 
 #: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many; of families one in
-#: two, so that CI and the everyday run have each test on five families in eight.
+#: two, so that CI and the everyday run have each test on nine families in sixteen.
 CI_SHARE, FAMILY_CI_SHARE = 10, 2
 
 

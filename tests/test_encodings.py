@@ -35,6 +35,7 @@ def bare(tree: ast.AST) -> Iterator[str]:
             yield f"line {node.lineno}: {ast.unparse(node)[:80]}"
 
 
+@pytest.mark.slow
 def test_no_text_depends_on_the_locale() -> None:
     assert {
         path.relative_to(ROOT).as_posix(): calls

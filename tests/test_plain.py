@@ -54,6 +54,7 @@ def test_letters_that_steer_are_escaped(text: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == f"error: {shown}\n{shown}\n"
 
 
+@pytest.mark.slow
 def test_commands_escape_typed_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, shown = tmp_path / "a\x1b[31mb", f"{tmp_path}/a\\x1b[31mb"
     store = ["--store", str(DEMO)]

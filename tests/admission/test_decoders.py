@@ -164,6 +164,7 @@ def test_every_key_of_a_model_is_reworded_for_the_draft(key: str) -> None:
 # ------------------------------------------------------------------ the job
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: str) -> None:
     job = job_of(tmp_path, f"method={name}", "ratio=0.9", "engine.batch_size=8")

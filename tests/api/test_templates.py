@@ -140,6 +140,7 @@ def test_a_folder_is_asked_in_its_own_format(
         assert templates.local_template(spec) == template
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_familys_own_format_is_told_where_the_folder_has_another(
     layout: str, tmp_path: Path, lines: list[str]

@@ -198,6 +198,7 @@ def test_methods_may_be_open_inside_one_another():
         assert plain.ask(**request).text == single.text
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [

@@ -205,6 +205,7 @@ PROBLEMS: list[tuple[Answer, float, float, float]] = [
 ]
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", ["mathvision", "mathvision_testmini"])
 @pytest.mark.parametrize(("answer", "right", "released", "unparsed"), PROBLEMS)
 def test_mathvision_reads_what_the_released_script_misses(
@@ -216,6 +217,7 @@ def test_mathvision_reads_what_the_released_script_misses(
     assert metrics["unparsed"] == unparsed
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     "name", ["gqa", "chartqa", "vqav2", "textvqa", "okvqa", "vizwiz", "docvqa"]
 )

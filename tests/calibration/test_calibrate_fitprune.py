@@ -171,6 +171,7 @@ def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, 
             assert float(from_image) == pytest.approx(masses[layer - 1][1], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_larger_alpha_removes_more(folder: Path):
     adapter = tiny.load_llava(folder)
     images = [tiny.picture(seed) for seed in range(3)]

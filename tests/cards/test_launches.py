@@ -64,6 +64,7 @@ def launches(name: str, samples: int, keep: int) -> int:
     return cards.kernels
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", PICKS)
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_pick_launches_as_few_kernels_as_it_did(name: str, samples: int) -> None:
@@ -118,6 +119,7 @@ def test_places_on_a_card_are_those_of_the_host(count: int) -> None:
     assert on_card.equal(farthest_places(grid, count))
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("pivots", [0, 1, 10])
 @pytest.mark.parametrize("width", [0.0, 0.01, 0.2, 2.0])
 @pytest.mark.parametrize("keep", [10, 11, 60, 120])

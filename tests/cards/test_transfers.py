@@ -116,6 +116,7 @@ def test_a_question_waits_as_rarely_as_it_did(method: str) -> None:
     assert (later[0] - waits, later[1] - sends) == (1, 0)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("method", ["fastv", "snapkv", "lookm", "aircache"])
 def test_the_layers_of_a_model_add_no_waits(method: str, tmp_path: Path) -> None:
     facts = replace(LLAVA.facts, text=replace(LLAVA.facts.text, layers=9))
@@ -164,6 +165,7 @@ def test_a_denoising_step_waits_once_and_sends_once(name: str, method: str) -> N
     assert (many[0] - few[0], many[1] - few[1]) == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["none", "fastv"])
 def test_a_step_on_a_canvas_waits_no_more_than_the_library_does(method: str) -> None:
     """Its own loop reads four times a step and sends once."""

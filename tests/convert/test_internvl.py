@@ -368,6 +368,7 @@ def test_an_output_head_tied_to_the_embedding_may_be_absent(tmp_path: Path) -> N
 # ---------------------------------------------------------------------- the same tokens
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -> None:
     _, spec = release(tmp_path / "release", kind)
@@ -403,6 +404,7 @@ def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -
     assert (ids[0, 0] == tokenizer.bos_token_id) == (not kind.startswith("qwen"))
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize(
     "text",
@@ -443,6 +445,7 @@ def test_ids_of_phi3_lose_white_space_after_special_tokens(tmp_path: Path) -> No
 # ---------------------------------------------------------------------- refusals
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -483,6 +486,7 @@ def test_tensors_must_be_those_of_the_model(source: Path, change: Any, words: st
     assert not (source.parent / "refused").exists()
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("file", "changes", "words"),
     [
@@ -578,6 +582,7 @@ def test_the_command_line_reports_and_refuses_in_one_line(source: Path, capsys) 
 # ---------------------------------------------------------------------- the config files
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     "name", ["internvl2_1b", "internvl2_4b", "internvl2_8b", "internvl2_26b", "internvl2_5_8b"]
 )

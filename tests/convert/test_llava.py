@@ -183,6 +183,7 @@ def refusal(typed: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", SPECS)
 def test_a_converted_release_answers_as_the_model_it_holds(
     sources: dict[str, tuple[Path, Any]], version: str, tmp_path: Path

@@ -127,6 +127,7 @@ def answer(
     return run
 
 
+@pytest.mark.slow
 def test_a_row_has_the_energy_of_its_answers_and_no_other_number_changes(
     answer: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -69,6 +69,7 @@ def adapter():
     return loaded("float32")
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_class_and_steps_are_counted(adapter):
     texts = adapter.encode([chat("w1 w2"), chat("w3 w4 w5 w6 w7")])
     for inputs in (*(batch_of(adapter, rows) for rows in ROWS[:2]), texts):
@@ -105,6 +106,7 @@ def test_rows_end_at_their_own_canvas(adapter, monkeypatch):
     assert len(generated.records[1].canvases["steps"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 def test_ratio_zero_is_bit_identical(adapter, gather, monkeypatch):
     if gather:
@@ -188,6 +190,7 @@ def by_hand(adapter, inputs, dropped, first):
     ]
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("size", [(20, 28), (28, 28), (60, 20)])
 @pytest.mark.parametrize("where", [("prefix",), (2,)])
 def test_dropping_equals_handwritten_masks(where, size):

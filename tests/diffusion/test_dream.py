@@ -212,6 +212,7 @@ def test_places_of_origin_have_their_own_steps() -> None:
         answers(chats, prefix_cache=False, block_cache=True, **how)
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("parts", [(3, "ab", 2), ("a", 4, "b", 1, "c")])
 def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> None:

@@ -112,6 +112,7 @@ def test_what_leaves_the_prompt_is_seen_by_nobody_behind_that_layer(adapter) -> 
         assert (logits[row] - expected).abs().max() < 1e-9
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     "method", [FastV(K=2), Scatter(("prefix", 3)), Scatter(("vision", 2), merge=True)]
 )

@@ -182,6 +182,7 @@ def compare(adapter, monkeypatch, loop, **how):
     return rows
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("words", [(), ("w",), ("w", "ww")])
 @pytest.mark.parametrize("steps", [12, 6])
 def test_places_behind_a_stop_freeze_as_in_llada_v(adapter, monkeypatch, words, steps) -> None:
@@ -220,6 +221,7 @@ def test_nothing_stops_lavida(adapter, monkeypatch, remasking, schedule) -> None
     assert any(models.END in expected[:-1] for _, expected in rows)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("schedule", ["linear", "shift"])
 @pytest.mark.parametrize("steps", [9, 4])
 @pytest.mark.parametrize("parts", TEXTS)

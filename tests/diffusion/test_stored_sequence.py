@@ -167,6 +167,7 @@ def test_with_every_place_a_part_is_the_whole_answer(adapter) -> None:
         assert (same.logits - whole.logits).abs().max() < 1e-10
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("cache", CACHES)
 def test_what_a_reducer_drops_stays_away_until_the_next_whole_step(adapter, cache) -> None:
     method = FastV(K=2)

@@ -197,6 +197,7 @@ def test_a_row_says_where_later_steps_take_longer_than_the_whole_one() -> None:
     assert step_times([untimed]) == {"first": None, "later": None, "longer": None}
 
 
+@pytest.mark.slow
 def test_times_of_a_step_do_not_hold_its_pass(adapter, monkeypatch) -> None:
     """A pass has the tensors of a prompt, and an answer as many passes as steps."""
     passes: list[ReferenceType[Pass]] = []

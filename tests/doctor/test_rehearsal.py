@@ -49,6 +49,7 @@ def test_a_card_holds_weights_and_cache_as_by_hand() -> None:
     assert card.weights < card.tower <= card.peak
 
 
+@pytest.mark.slow
 def test_two_cards_share_the_layers() -> None:
     arguments = ("model=llava_ov_0_5b", "model.device_map=auto", "method=snapkv", "ratio=0.5")
     rehearsal = rehearse(*arguments, "benchmark=pope", "engine.batch_size=1", cards="2x3")
@@ -57,6 +58,7 @@ def test_two_cards_share_the_layers() -> None:
     assert rehearsal.fits
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("method", ["fastv", "snapkv"])
 def test_shapes_give_the_counts_and_peaks_of_values(method: str) -> None:
     """The seedling with its weights and all values, and with every float of more than 128 numbers a shape."""
@@ -84,6 +86,7 @@ def test_the_largest_number_fits_and_one_more_does_not() -> None:
         assert max(peaks(number + 1)) > room
 
 
+@pytest.mark.slow
 def test_the_predicted_batch_fits() -> None:
     arguments = (*SMALL, "method=none")
     batch = rehearse(*arguments, cards="1x4").batch
@@ -102,6 +105,7 @@ def test_cards_are_named_by_size_or_kind() -> None:
         assert f"cards={text!r}" in refused(read_cards, text)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_each_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("model=seedling", "method=none,fastv", "ratio=0.5")
     assert run.main(["-m", *words, "--rehearse", "cards=1x80"]) == 0

@@ -296,6 +296,7 @@ def test_the_key_tells_the_two_apart_and_a_row_without_the_setting_stands_beside
 # ------------------------------------------------------------------------------------ drafts
 
 
+@pytest.mark.sampled(4, 1)
 @pytest.mark.parametrize("separators", ["keep", "candidates"])
 @pytest.mark.parametrize("method", [ParallelVLM(gamma=2), STD(gamma=3)])
 def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):

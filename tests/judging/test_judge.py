@@ -148,6 +148,7 @@ PASSING = {
 }
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_is_asked_again(name: str, server: JudgeServer, tmp_path: Path) -> None:
     server.next(PASSING[name], PASSING[name])

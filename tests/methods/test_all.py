@@ -142,6 +142,7 @@ def test_a_batch_equals_its_rows_alone(method: TokenReducer):
             assert torch.allclose(outcome(part, alone)[0], merged[row], atol=1e-6)
 
 
+@pytest.mark.sampled(3, 1)
 @every_method
 def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(method: TokenReducer):
     first = make_view(method)
@@ -151,6 +152,7 @@ def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(method: TokenRedu
     assert all(torch.equal(first.signals[key], value) for key, value in before[1].items())
 
 
+@pytest.mark.sampled(3, 1)
 @every_method
 def test_half_precision_inputs_are_decided_in_fp32(method: TokenReducer):
     view = make_view(method)
@@ -219,6 +221,7 @@ def test_schedules_fall_from_site_to_site_and_grow_with_the_share(method: TokenR
         assert all(a <= b + 1e-12 for a, b in zip(lower, higher, strict=True))
 
 
+@pytest.mark.sampled(3, 1)
 @every_method
 def test_a_token_that_is_not_finite_is_an_error_or_not_read(method: TokenReducer, case: Case):
     view = make_view(method)
@@ -238,6 +241,7 @@ def test_a_token_that_is_not_finite_is_an_error_or_not_read(method: TokenReducer
             assert torch.equal(kept, clean)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("case", STEADY, ids=case_id)
 def test_half_precision_changes_one_choice_in_ten_at_most(method: TokenReducer):
     view = make_view(method)

@@ -239,6 +239,7 @@ def test_a_single_reading_has_the_name_of_what_it_follows(path: Path):
     assert not follows_code or "Differs: " in text
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", METHODS.names())
 def test_harness_and_server_build_the_same_method_for_a_name(name: str):
     register()
@@ -251,6 +252,7 @@ def test_harness_and_server_build_the_same_method_for_a_name(name: str):
         assert served(name, sets) == build_method(name, section["params"])
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", setting_names())
 def test_a_label_says_which_of_two_readings_ran_and_nothing_that_it_sets(name: str):
     config = config_of(name)
@@ -301,6 +303,7 @@ def specs(*argv: str) -> list[tuple[str, str, Any]]:
     return [(method.name, method.variant, method.params) for method in built]
 
 
+@pytest.mark.slow
 def test_methods_import_torch_and_each_other_alone():
     blocked = ("hydra", "omegaconf", "transformers", "lmms_eval", "espalier.harness")
     script = (

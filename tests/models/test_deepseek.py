@@ -100,6 +100,7 @@ def test_crops_are_one_plane_before_the_whole_image():
 # ---------------------------------------------------------------------- token counts
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "size", "cells", "positions"),
     [
@@ -359,6 +360,7 @@ STATED = {
 }
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -412,6 +414,7 @@ def test_the_released_names_load_with_equal_logits(original, release):
 LIBRARY = "model.language_model.layers"
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "line"),
     [

@@ -250,6 +250,7 @@ def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> 
     assert tower_flops(adapter.facts, item.work) == sum(counts.values())
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "billions"),
     [

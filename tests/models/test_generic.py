@@ -221,6 +221,7 @@ def save_stack(outer: type[tf.PreTrainedConfig], stack: str, folder: Path) -> Pa
     return save_model(replace(entry, config=outer, arguments=arguments), folder)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_text_stack_of_another_shape_is_one_line_at_loading(stack: str, tmp_path: Path) -> None:
     folder = save_stack(tf.LlavaConfig, stack, tmp_path / "model")

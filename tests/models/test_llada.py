@@ -118,6 +118,7 @@ def close(actual: Tensor, wanted: Tensor, bound: float = 1e-10) -> None:
 # ------------------------------------------------------------------ the model against its description
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", list(DENOISING))
 def test_the_prompt_in_front_of_the_decoder_is_the_one_of_the_description(name: str) -> None:
     adapter = adapter_of(name)

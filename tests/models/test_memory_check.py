@@ -104,6 +104,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "cards", "fits"),
     [
@@ -150,6 +151,7 @@ def plan_of(skeleton: torch.nn.Module, spec: ModelSpec, free: dict) -> set[str]:
     return {str(place) for place in places.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cards")
 @pytest.mark.parametrize(
     ("name", "plans"),

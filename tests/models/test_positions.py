@@ -122,6 +122,7 @@ def random_batch(rng: np.random.Generator, pictures: tuple[int, ...]) -> dict[st
     return batch | {name: torch.tensor(shapes) for name, shapes in named.items() if shapes}
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("pace", [None, 1.0, 2.0, 3.0, 25.0])
 def test_positions_equal_the_slow_rule_on_random_prompts(pace):
     rng = np.random.default_rng(0)
@@ -267,6 +268,7 @@ def test_the_librarys_own_rule_is_refused(name, backend):
         session.generate(inputs, max_new_tokens=1, do_sample=False)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kind", ["images", "videos"])
 def test_text_in_another_place_is_refused_in_every_family_with_axes(name, kind):

@@ -552,6 +552,7 @@ def test_config_files_build_the_published_architectures(file, billions):
         assert config.vision_config.window_size == 112
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("file", "parameters"),
     [

@@ -269,6 +269,7 @@ LATER = [{"role": "assistant", "content": [{"type": "text", "text": " Two. "}]},
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("thinking", "lead"),
     [(None, "<think>\n"), ("budget:99", "<think>\n"), ("off", "<think>\n\n</think>\n\n")],
@@ -293,6 +294,7 @@ def random_spec(file: str) -> ModelSpec:
     return model_of(f"model={file}", "model.weights=random", "method=none", "ratio=0")
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("file", "parameters"),
     [

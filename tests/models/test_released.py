@@ -265,6 +265,7 @@ def converted_internvl(folder: Path, stack: str) -> ModelSpec:
     )
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("stack", ["qwen2", "internlm2", "internlm2_6b", "phi3", "phi3_long"])
 def test_every_stack_of_internvl2_answers_as_its_release(tmp_path: Path, stack: str) -> None:
     spec = converted_internvl(tmp_path, stack)

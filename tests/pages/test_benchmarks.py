@@ -72,6 +72,7 @@ def test_every_key_of_a_file_is_explained(text: str) -> None:
         assert f"| `{key}` |" in keys
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--write", str(tmp_path / "page.md")]) == 0
     assert main([]) == 0

@@ -226,6 +226,7 @@ def test_the_page_is_whole_and_needs_nothing(root: Path) -> None:
     assert "&lt;/script&gt;&lt;b&gt;&amp;" in page
 
 
+@pytest.mark.slow
 def test_a_store_without_rows_is_an_error_of_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def run_py(site: Path, folder: Path, *line: str) -> list[dict[str, Any]]:
     return [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
 
 
+@pytest.mark.slow
 def test_its_files_are_installed(site: Path) -> None:
     files = {path.relative_to(EXAMPLE) for path in (EXAMPLE / "espalier_example").rglob("*.*")}
     installed = {path.relative_to(site) for path in (site / "espalier_example").rglob("*.*")}

@@ -304,6 +304,7 @@ def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: P
     assert between < page.index("| random_layer2 |") < page.index("| fastv_paper |")
 
 
+@pytest.mark.slow
 def test_the_overview_has_a_sign_for_each_ratio(against: Path, tmp_path: Path) -> None:
     text = report_of(against, tmp_path / "report")["README.md"]
     signs = {"divprune": "++", "hired_official": "--", "visionzip_paper": "..", "uniform": ". "}

@@ -164,6 +164,7 @@ def full_store(root: Path) -> None:
     guided(root, 0, params={"guidance": "none"}, **taking_turns)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::UserWarning")  # a picture whose panels find no room
 def test_everything_is_written_from_a_full_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -185,6 +186,7 @@ def test_everything_is_written_from_a_full_store(
     assert "tiny with small as draft; abacus; 1 thread; float32; 2 answers a row" in page
 
 
+@pytest.mark.slow
 def test_the_table_has_the_figures_of_the_rows(tmp_path: Path) -> None:
     full_store(tmp_path / "store")
     REPORT.write(tmp_path / "store", tmp_path / "out")

@@ -80,6 +80,7 @@ def test_tables_have_a_column_of_numbers(root: Path) -> None:
     assert kept.isna()[0.5]
 
 
+@pytest.mark.slow
 def test_a_number_has_one_column_in_latex_and_in_the_file(root: Path, tmp_path: Path) -> None:
     add_run(root, "clever", 0.5, 0.85)
     table = results.compare(root).to_latex()

@@ -45,6 +45,7 @@ def test_filters_keep_what_methods_are_compared_with(root: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_several_models_have_files_each(root: Path, tmp_path: Path) -> None:
     add_run(root, "none", 0.0, 0.9, layer=None, model="huge")
     paths, _ = write_selection(read_selection([root], []), tmp_path / "page")

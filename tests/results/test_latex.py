@@ -40,6 +40,7 @@ def plain(cell: str) -> float:
     return float(cell.split()[0])
 
 
+@pytest.mark.slow
 def test_every_cell_is_the_score_of_its_point(points: PointFrame) -> None:
     head, *lines = lines_of(points.to_latex())
     assert head == ["Visual tokens kept", r"50\,\%", r"25\,\%", r"10\,\%", r"5\,\%"]
@@ -146,6 +147,7 @@ def test_what_stands_beside_scores(points: PointFrame) -> None:
         assert ends in lines[below][at]
 
 
+@pytest.mark.slow
 def test_points_are_drawn_as_in_a_report(points: PointFrame, tmp_path: Path) -> None:
     file = tmp_path / "points.svg"
     figure = points.plot(file)

@@ -99,6 +99,7 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
     check_cells(commands.cells_of(*line, "refused=skip"), dry=False)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     "benchmark", [*(name for name in choices("benchmark") if "seedling" in name), "latency"]
 )

@@ -273,6 +273,7 @@ def test_broken_samples_are_named_and_only_the_others_are_scored(
     assert mended.last["extra"]["resumed_samples"] == 3
 
 
+@pytest.mark.slow
 def test_short_videos_marks_in_texts_and_samples_without_a_picture_are_answered(
     root: Path, media: Path, model_of: Overrides
 ) -> None:

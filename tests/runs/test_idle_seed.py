@@ -65,11 +65,13 @@ def keys_of(store: Path, argv: tuple[str, ...]) -> set[str]:
     return {admit(spec, Digests()).key for spec in specs}
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("argv", DRAWN.values(), ids=DRAWN)
 def test_what_is_drawn_runs_once_a_seed(tmp_path: Path, argv: tuple[str, ...]) -> None:
     assert len(keys_of(tmp_path, argv)) == 3
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("argv", STILL.values(), ids=STILL)
 def test_seeds_without_chance_are_one_run(tmp_path: Path, argv: tuple[str, ...]) -> None:
     assert len(keys_of(tmp_path, argv)) == 1
@@ -92,6 +94,7 @@ def test_only_two_methods_of_the_catalogue_draw() -> None:
     assert drawing == {"random", "random_kv"}
 
 
+@pytest.mark.slow
 def test_a_sweep_plans_each_of_them_once(tmp_path: Path) -> None:
     argv = ["-m", "method=none,fastv,random,divprune", "ratio=0.9", "seed=0,1", "limit=2"]
     result = subprocess.run(

@@ -94,6 +94,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
 # ---------------------------------------------------------------- what changes keys
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "runs"),
     [

@@ -70,6 +70,7 @@ def silent_hub() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.sampled(2, 1)
 @pytest.mark.parametrize("answers", ["refuses", "is silent"])
 def test_without_a_network_a_run_ends_in_one_line_within_seconds(
     answers: str, silent_hub: str, tmp_path: Path
@@ -94,6 +95,7 @@ def test_without_a_network_a_run_ends_in_one_line_within_seconds(
         assert f"or its copy in {tmp_path / 'hub'} from another machine" in error
 
 
+@pytest.mark.slow
 def test_a_run_fetches_what_it_needs_once(
     hub: Hub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_what_is_suggested_runs(
     assert "cannot run" not in capsys.readouterr().out
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     "line",
     [

@@ -309,6 +309,7 @@ def tiny_recipe() -> dict:
     return recipe
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_continues_as_if_it_had_not_been(tmp_path: Path, tiny_recipe):
     train_crowd(Worker(0, 1), tiny_recipe, tmp_path / "whole")
     half = {**tiny_recipe, "crowd": {**tiny_recipe["crowd"], "validate_every": 100}}

@@ -81,6 +81,7 @@ def test_tags_before_commits_and_several_commits_are_names(
     assert keys(tmp_path) == KEYS[:2]
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -180,6 +180,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize("key", ["model", "benchmark", "method", "variant", "budget_rule", "seed"])
 def test_a_name_in_a_row_is_no_command_line(
     plain_row: dict[str, Any], tmp_path: Path, key: str
@@ -246,6 +247,7 @@ def test_a_setting_that_cannot_be_made_again_is_named(
     assert path[-1] in refused(job_of_row, row, made)
 
 
+@pytest.mark.slow
 def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:
     job = job_of_row(row_of(made, "fastv"), made)
     adapter = Pool().adapter(job.spec.model)

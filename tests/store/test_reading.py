@@ -131,6 +131,7 @@ def test_rows_are_those_of_the_files(what: str, store: Path) -> None:
     assert indexed(store) == changed
 
 
+@pytest.mark.slow
 def test_rows_of_many_bytes_are_indexed(store: Path) -> None:
     row = json.loads((store / "runs" / "full_rec" / "row.json").read_text())
     row["extra"]["failures"] = ["f" * 4_000_000]
@@ -154,6 +155,7 @@ def test_a_file_is_read_once_and_a_damaged_one_each_time(
         assert set(read) == again
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_made_anew(store: Path) -> None:
     expected, path = indexed(store), store / NAME
     whole = path.read_bytes()

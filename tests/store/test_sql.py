@@ -128,6 +128,7 @@ def test_readers_and_writers_at_once_see_whole_rows(tmp_path: Path) -> None:
     assert not [path for path in store.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_served_needs_no_index() -> None:
     """DuckDB is for overviews: neither the store nor a run imports it."""
     code = "import sys; import espalier.harness.cli.run, espalier.harness.runs.runner; print('duckdb' in sys.modules)"

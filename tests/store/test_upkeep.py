@@ -131,6 +131,7 @@ def test_ls_names_runs_apart_that_differ_in_their_prompt_alone(
     assert "prompt" not in methods["a"] + methods["b"]
 
 
+@pytest.mark.slow
 def test_ls_fits_a_terminal_of_80_columns_and_loses_nothing(store: Path) -> None:
     long = {"model": "llava_onevision1_5_8b", "benchmark": "longvideobench_describe"}
     add(store, "cccccccccccccccc", [1, 0], n_samples=100, **long)

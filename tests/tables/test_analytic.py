@@ -194,6 +194,7 @@ def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
     assert exact["RTPrune", "235.7"] == pytest.approx((235.6878336e9 - spared + routers) / 1e9)
 
 
+@pytest.mark.sampled(3, 1)
 @pytest.mark.parametrize(
     ("name", "old", "new", "cell"),
     [
@@ -266,6 +267,7 @@ def test_every_misprint_says_why_and_where() -> None:
     assert len({misprint.key for misprint in misprints(FOLDER / "misprints.csv")}) == len(lines)
 
 
+@pytest.mark.slow
 def test_no_model_library_is_loaded() -> None:
     code = (
         "import sys; from lab.analytic import formulas; "
