@@ -56,13 +56,13 @@ class PrunedModel:
         if fields[SETTING] is None:
             return super().embed_multimodal(**kwargs)  # type: ignore[misc]
         number = len(fields[SETTING])
-        read = [read_fields({k: v[n] for k, v in fields.items()}) for n in range(number)]
-        sites = [self._site(setting, counts) for setting, counts, _, _ in read]
-        signals = self._signals([setting for setting, *_ in read], sites)
+        entries = [read_fields({k: v[n] for k, v in fields.items()}) for n in range(number)]
+        sites = [self._site(setting, counts) for setting, counts, _, _ in entries]
+        signals = self._signals([setting for setting, *_ in entries], sites)
         with nullcontext() if signals is None else signals.watching():
             encoded = super().embed_multimodal(**kwargs)  # type: ignore[misc]
         groups: list[_ItemGroup] = []
-        for item in self._items(read, sites, encoded, kwargs):
+        for item in self._items(entries, sites, encoded, kwargs):
             group = next((group for group in groups if group.takes(item)), None)
             if group is None:
                 groups.append(group := _ItemGroup(self, signals))
@@ -84,14 +84,14 @@ class PrunedModel:
 
     def _items(
         self,
-        read: Sequence[tuple[Setting, tuple[int, int, int], Tensor, Tensor]],
+        entries: Sequence[tuple[Setting, tuple[int, int, int], Tensor, Tensor]],
         sites: Sequence[Site | None],
         encoded: Sequence[Tensor],
         data: Mapping[str, Any],
     ) -> Iterator[_Item]:
-        """Yield the items of a batch, from what was read of each, and vLLM's fields `data` of all."""
+        """Yield the items of a batch, from the fields of this package and vLLM's fields `data` of all."""
         modality, first = "video" if any("video" in name for name in data) else "image", 0
-        for n, (setting, counts, layout, question) in enumerate(read):
+        for n, (setting, counts, layout, question) in enumerate(entries):
             tokens = encoded[n].reshape(-1, encoded[n].shape[-1])
             shapes = {name: data[name][n] for name in SHAPES if name in data}
             places = FAMILIES[self.architecture].places(self.config, modality, shapes, len(tokens))
