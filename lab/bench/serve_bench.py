@@ -51,7 +51,7 @@ from espalier.harness.runs.served.engine_process import EngineProcess
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.commands import PlainParser, command, print_error
 from espalier.harness.specs.hub_cache import go_offline
-from espalier.harness.specs.run_spec import CHECKPOINT, PRUNERS
+from espalier.harness.specs.run_spec import PRUNERS
 from espalier.harness.stats import Interval, ratio_interval
 from espalier.harness.store.files import durable
 from espalier.methods.base import TokenReducer
@@ -263,7 +263,7 @@ def _life(
 
 def title(model: ModelSpec) -> str:
     """Return a model's name, with its depth and width if its weights are random."""
-    if model.weights == CHECKPOINT:
+    if model.weights != "random":
         return model.name
     text = model.facts.text
     return f"{model.name} (random weights, {text.layers} layers of {text.hidden})"

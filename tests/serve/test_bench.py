@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from espalier.harness.config.build_spec import specs_of
 from espalier.harness.errors import UserError
 from espalier.harness.runs.served import backend_check
 from espalier.harness.stats import Interval
@@ -29,6 +30,7 @@ from lab.bench.serve_bench import (
     page,
     sentence,
     summary,
+    title,
     write,
 )
 from lab.pages.serve_page import MEASURED
@@ -93,8 +95,7 @@ def test_a_closed_loop_keeps_its_number_in_flight(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(load_module, "cache_use", lambda: [0.25])
     (_, load) = Loads([4], [1.0], requests=30, seconds=60, tokens=1).closed()
     entries = asyncio.run(engine._closed(Load([1], 8, 0, tokens=1, **load), range(40)))
-    assert len(entries) == load["requests"] == 40
-    assert set(engine._shares) == {0.25}
+    assert (len(entries), load["requests"], set(engine._shares)) == (40, 40, {0.25})
     # It fills once, and is four at each end of an answer until the last request has been sent.
     assert fake.numbers[:4] == [1, 2, 3, 4]
     assert set(fake.numbers[4:-3]) == {4}
@@ -116,9 +117,8 @@ def test_ramp_up_and_drain_are_cut_off() -> None:
     assert {name: figures[name] for name in exact} == pytest.approx(exact)
     # All answers of an open loop are timed, since the last ones are the slowest.
     figures = summary(reply(*burst, *middle, *drain), 45, None, 1.0)
-    assert (figures["timed"], figures["seconds"]) == (14, 15)
-    assert figures["requests_per_second"] == pytest.approx(12 / 15)
-    assert figures["in_time"] == pytest.approx(10 / 14)
+    exact = {"timed": 14, "seconds": 15, "requests_per_second": 12 / 15, "in_time": 10 / 14}
+    assert {name: figures[name] for name in exact} == pytest.approx(exact)
 
 
 def test_figures_of_a_load() -> None:
@@ -263,6 +263,14 @@ def test_rates_and_limit_follow_from_the_first_life() -> None:
     for wait in (0.1, 0.3):  # a later life changes nothing
         loads.settle([summary(loop(seconds), 45, 1, None) for seconds in (wait, 0.05)])
     assert (loads.rates, loads.limit) == (pytest.approx([2, 8]), pytest.approx(0.4))
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [("trained", "seedling"), ("random", "seedling (random weights, 6 layers of 192)")],
+)
+def test_rows_name_random_weights(weights: str, words: str) -> None:
+    assert title(specs_of("model=seedling", f"model.weights={weights}")[0].model) == words
 
 
 def test_arrivals_last_a_minute() -> None:
