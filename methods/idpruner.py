@@ -22,7 +22,7 @@ import torch
 
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.checks import require, require_finite
-from espalier.methods.select.cosines import Held, cosines
+from espalier.methods.select.cosines import Held, cosines, fits
 from espalier.methods.select.greedy import greedy_picks, rows_for_picks
 
 EPSILON = 1e-6
@@ -64,10 +64,12 @@ class IDPruner(TokenReducer):
         require_finite(similarity.diagonal(), "tokens")
         share, merit = 1 - self.mmr_lambda, self.mmr_lambda * importance
         first = importance.argmax(dim=1)  # the first of equal ones
-        if importance.is_cuda and isinstance(similarity, Held):  # as in `farthest_first`
+        matrix = similarity.matrix if isinstance(similarity, Held) else None
+        # As in `farthest_first`.
+        if importance.is_cuda and matrix is not None and fits(4 * matrix.numel(), matrix.device):
             # The negative of what is maximised falls with the likeness, also when rounded: its largest value is that
             # of the largest likeness.
-            rows = rows_for_picks(similarity.matrix).mul_(share).sub_(merit.unsqueeze(1))
+            rows = rows_for_picks(matrix).mul_(share).sub_(merit.unsqueeze(1))
             picks = greedy_picks(rows, -share - merit, first, keep)
             return Plan(picks.sort(dim=1).values, scores=weight)
         likeness, pick = torch.full_like(importance, -1.0), first.unsqueeze(1)

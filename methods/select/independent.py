@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from espalier.methods.select.cosines import fits
 from espalier.methods.select.greedy import greedy_picks, rows_for_picks
 from espalier.methods.select.topk import Chosen, filled_up, ranking, rows_of
 
@@ -73,9 +74,10 @@ def independent_set(scores: Tensor, graph: Graph, n_keep: int, n_pivots: int = 0
     for start in range(0, n_pivots, TOGETHER):
         blocked |= graph.rows(pivots[:, start : start + TOGETHER]).any(dim=1)
     n_picks = n_keep - n_pivots
-    if isinstance(graph, Within) and rank.is_cuda and n_picks:
+    table = graph.table if isinstance(graph, Within) and rank.is_cuda and n_picks else None
+    if table is not None and fits(4 * table.numel(), table.device):
         pool = rank.float().masked_fill_(blocked, torch.inf)
-        return filled_up(kept | _picked(graph.table, pool, n_picks), order, n_keep)
+        return filled_up(kept | _picked(table, pool, n_picks), order, n_keep)
     merit = (
         (n_tokens - rank).float().masked_fill_(blocked, 0)
     )  # positive for the tokens in the pool

@@ -153,8 +153,8 @@ def test_choosing_waits_once_and_starts_as_few_kernels(
         assert spent[2] <= 5
         assert slow or spent[0] < encoder_kernels() / 4
     # Pictures that are alike are chosen together.
-    alone, three = (cost(monkeypatch, method, 576, pictures) for pictures in (1, 3))
-    assert (three[0] < 1.3 * alone[0] + 9, three[1]) == (True, waits)
+    single, batch = (cost(monkeypatch, method, 576, pictures) for pictures in (1, 3))
+    assert (batch[0] < 1.3 * single[0] + 9, batch[1]) == (True, waits)
 
 
 def test_a_method_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

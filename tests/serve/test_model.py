@@ -119,10 +119,12 @@ def test_pictures_that_are_alike_are_chosen_in_one_call(
     together = model.embed_multimodal(pixel_values=pictures, **fields)
     assert sizes == calls
     for number, embeddings in enumerate(together):
-        own = {name: values[number : number + 1] for name, values in fields.items()}
-        (alone,) = model.embed_multimodal(pixel_values=pictures[number : number + 1], **own)
-        torch.testing.assert_close(embeddings, alone)
-        assert torch.equal(split(embeddings)[1], split(alone)[1])
+        item_fields = {name: values[number : number + 1] for name, values in fields.items()}
+        (expected,) = model.embed_multimodal(
+            pixel_values=pictures[number : number + 1], **item_fields
+        )
+        torch.testing.assert_close(embeddings, expected)
+        assert torch.equal(split(embeddings)[1], split(expected)[1])
 
 
 def test_renumbered_tokens_have_no_gaps(pictures: Tensor) -> None:
