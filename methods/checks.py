@@ -61,7 +61,7 @@ def require_finite(values: Tensor, name: str) -> Tensor:
 
 
 def are_finite(values: Tensor) -> Tensor:
-    """Return () whether no value is NaN or infinite. Cost: one pass, an eighth of the time of `isfinite`."""
+    """Return () whether no value is NaN or infinite. Cost: one pass; a count takes 5 to 9 times as long."""
     low, high = values.aminmax()  # a NaN is both
     return low - low == high - high
 
