@@ -31,7 +31,7 @@ SHAPES = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "pixel_values"),
 )
 
-#: Pairs of tokens in a group of items, whose similarities a method may hold: 64 MiB in fp32.
+#: Most pairs of tokens in a group of items: a method may hold a similarity of each, 64 MiB in fp32.
 PAIRS = 2**24
 
 
@@ -78,7 +78,7 @@ class PrunedModel:
                 embeddings = self._placed(tokens, stay, group.items[0])
             results |= dict(zip((item.number for item in group.items), embeddings, strict=True))
         self.stopwatch.end_batch()
-        # The host waits for the device here alone, once for the batch.
+        # Besides a method's own reads the host waits for the device here alone, once for the batch.
         conditions.settle()
         return tuple(results[n] for n in range(number))
 
