@@ -318,7 +318,9 @@ class ScoredEviction:
                         place, size = row_scores.device, tuple(row_scores.shape)
                         require_tensor("what `merge` returns", merge_targets, size, place)
                         inside = ((merge_targets >= -1) & (merge_targets < n_entries)).all()
-                        require_all([Condition(inside, partial(_outside, n_entries))])
+                        require_all(
+                            [Condition(inside, partial(PlanError, TARGETS.format(n_entries)))]
+                        )
                 alive.index_fill_(1, row.candidates, False)
                 alive.scatter_(1, row.candidates[kept].expand(heads, -1), True)
             stays = indices_of(alive, length - len(row.candidates) + budget)
@@ -389,10 +391,6 @@ class ScoredEviction:
             )
         keys, values = (entries.repeat_interleave(copies, dim=1) for entries in cache_layer.entries)
         return keys, values
-
-
-def _outside(n_entries: int) -> PlanError:
-    return PlanError(TARGETS.format(n_entries))
 
 
 def _sums(view: CacheView) -> Tensor:

@@ -178,8 +178,7 @@ class LayerTypes:
         return {name: self._types.index(name) for name in dict.fromkeys(self._types)}
 
     def _window(self, layer: int) -> int | None:
-        window: int | None = self._config.sliding_window if self.slides(layer) else None
-        return window
+        return self._config.sliding_window if self.slides(layer) else None
 
     def _tables(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
         return rotary_tables(self._embedding, hidden, positions, self._types[layer])

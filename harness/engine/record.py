@@ -137,14 +137,12 @@ def answer_lengths(ids: Tensor, ends: Sequence[int]) -> list[int]:
     """
     is_end = _are_ends(ids, ends)
     ends_before = is_end.long().cumsum(1) - is_end.long()
-    lengths: list[int] = (ends_before == 0).sum(1).tolist()
-    return lengths
+    return (ends_before == 0).sum(1).tolist()
 
 
 def rows_ended(ids: Tensor, ends: Sequence[int]) -> list[bool]:
     """Return whether each row of (B, T) contains an end of sequence."""
-    row_ended: list[bool] = _are_ends(ids, ends).any(1).tolist()
-    return row_ended
+    return _are_ends(ids, ends).any(1).tolist()
 
 
 def _are_ends(ids: Tensor, ends: Sequence[int]) -> Tensor:

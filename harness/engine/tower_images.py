@@ -89,8 +89,7 @@ def share_out(sizes: Sequence[int], total: int) -> list[int]:
     rank = torch.arange(int(size.sum())) - torch.repeat_interleave(size.cumsum(0) - size, size)
     quotient = size[owner].double() / (2 * rank + 1)
     winners = quotient.argsort(descending=True, stable=True)[:total]
-    shares: list[int] = torch.bincount(owner[winners], minlength=len(sizes)).tolist()
-    return shares
+    return torch.bincount(owner[winners], minlength=len(sizes)).tolist()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from lmms_eval.api.instance import GenerationResult, Instance, TokenCounts
 from lmms_eval.api.model import lmms
@@ -38,9 +38,7 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings, settings_of
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.answer_digest import Key
-
-if TYPE_CHECKING:
-    from espalier.harness.store.files.journal import Journal
+from espalier.harness.store.files.journal import Journal
 
 #: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]

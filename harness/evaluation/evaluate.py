@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "Failure", "Sample", "SampleErrors", "evaluate", "evaluate_session"]
 
+#: Called with (finished samples, all samples) at the start and after each batch.
 Progress = Callable[[int, int], None]
 
 

@@ -32,6 +32,7 @@ from espalier.harness.evaluation.metric_scores import (
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec, Cluster, Derived
 from espalier.harness.specs.comparable import grouped
 from espalier.harness.stats import by_unit
+from espalier.harness.stats.interval import Array
 from espalier.harness.store.answer_digest import Key
 
 #: {doc id: the first doc id of its unit}.
@@ -154,7 +155,6 @@ PROBES = 3
 #: Seconds that all leave-one-out evaluations of an aggregate may take.
 PATIENCE = 300.0
 
-Array = NDArray[np.float64]
 Aggregate = Callable[[list[Any]], Any]
 
 

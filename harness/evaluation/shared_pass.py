@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmms_eval.api.instance import Instance
 from lmms_eval.evaluator import simple_evaluate
@@ -34,10 +34,8 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.specs.generation import Settings
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.answer_digest import Key
+from espalier.harness.store.files.journal import Journal
 from espalier.methods.base import Method, TokenReducer
-
-if TYPE_CHECKING:
-    from espalier.harness.store.files.journal import Journal
 
 log = logging.getLogger(__name__)
 

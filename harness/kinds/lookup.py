@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from espalier.harness.config.method_names import methods_of
 from espalier.harness.errors import UserError
 from espalier.harness.kinds.compressor import COMPOSITION, COMPRESSOR
 from espalier.harness.kinds.decoder import DECODER
 from espalier.harness.kinds.denoiser import CANVAS_REDUCER, DENOISER, DENOISING_ONLY
-from espalier.harness.kinds.kind import Kind, label
+from espalier.harness.kinds.kind import Kind, M, label
 from espalier.harness.kinds.reducer import CAPPED, COMBINED, REDUCER
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.conflicts import refuse
@@ -20,8 +20,6 @@ from espalier.methods.capped import CappedReducer
 from espalier.methods.composed import Combined, Composed
 from espalier.methods.compressor import CacheCompressor
 from espalier.methods.denoiser import DenoisingReducer
-
-M = TypeVar("M", bound=Method)
 
 #: By the base class of the method, and by whether the model denoises its answers.
 KINDS: Mapping[tuple[type[Any], bool], Kind[Any]] = {

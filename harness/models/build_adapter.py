@@ -43,6 +43,7 @@ from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec
 from espalier.harness.store.files.digests import Digests
 
 KEY = "tie_word_embeddings"
+#: The output head, in all models and in releases of LLaVA.
 HEAD = "lm_head.weight"
 
 

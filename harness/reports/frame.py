@@ -15,15 +15,13 @@ import pandas as pd
 
 from espalier.harness.errors import tell_once
 from espalier.harness.evaluation.journal_scores import SampleScores, read_scorings
-from espalier.harness.specs.comparable import name, policy
+from espalier.harness.specs.comparable import Row, name, policy
 from espalier.harness.specs.run_spec import METERS
 from espalier.harness.store import RunDir
 from espalier.harness.store.answer_digest import Key
 from espalier.harness.store.exports import JournalEntry, dated_rows, is_table, read_scores
 from espalier.harness.store.index import ReadRun, Walk, walk
 from espalier.harness.store.row_text import is_marked
-
-Row = Mapping[str, Any]
 
 #: Types of columns.
 TEXT, NUMBER, COUNT, FLAG = "string", "float64", "int64", "boolean"

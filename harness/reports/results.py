@@ -14,7 +14,7 @@ stderr.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,6 @@ from espalier.harness.reports.frame import (
 from espalier.harness.specs.comparable import identity, passed_over, settings_digest
 from espalier.harness.store.files.folder_checks import existing_store
 from espalier.harness.store.index import ReadRun, memoized
-
-Row = Mapping[str, Any]
 
 
 def load(path: str | Path = DEFAULT_STORE) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import numpy as np
 
 from espalier.harness.seedling import vocabulary
 from espalier.harness.seedling.counter_random import DrawStream, Item, draws
-from espalier.harness.seedling.scene_benchmarks import exact_match, question_record, words
+from espalier.harness.seedling.scene_benchmarks import DIGITS, exact_match, question_record, words
 from espalier.harness.seedling.scene_questions import SceneQuestion, shapes_of
 from espalier.harness.seedling.scenes import (
     CELL,
@@ -305,10 +305,9 @@ def ask(
 CYCLE = ("count", "relation", "number", "attribute", "relation", "count", "number", "relation")
 """Question families, used cyclically over the scenes; existence is left out, since chance is right in half of them."""
 
-_DIGITS = tuple(str(value) for value in range(10))
 _WORDS = {
-    "count": _DIGITS,
-    "number": _DIGITS,
+    "count": DIGITS,
+    "number": DIGITS,
     "relation": COLOUR_NAMES,
     "attribute": (*COLOUR_NAMES, *SHAPES),
 }

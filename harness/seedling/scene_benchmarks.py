@@ -124,9 +124,9 @@ FAMILY_CYCLES: dict[str, tuple[str, ...]] = {
 }
 """Question families of a benchmark, used cyclically over its scenes."""
 
-_DIGITS = tuple(str(value) for value in range(10))
+DIGITS = tuple(str(value) for value in range(10))
 _ONE_WORD = {
-    "digit_of_frame": _DIGITS,
+    "digit_of_frame": DIGITS,
     "colour_of_shape": COLOUR_NAMES,
     "colour_of_digit": COLOUR_NAMES,
     "shape_of_colour": SHAPES,
@@ -207,7 +207,7 @@ def vqa_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Return the metrics of a short answer, also by family and template."""
     right = exact_match(answer, sample["answer"])
     family, template = sample["family"], sample["template"]
-    valid = ("yes", "no") if family == "exist" else _ONE_WORD.get(template, _DIGITS)
+    valid = ("yes", "no") if family == "exist" else _ONE_WORD.get(template, DIGITS)
     parsed = is_one_of(answer, valid)
     return {
         "accuracy": right,
@@ -245,7 +245,7 @@ def rec_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
 def ocr_metrics(sample: dict[str, Any], answer: str) -> dict[str, float]:
     """Return the metrics of digits read in order."""
     tokens = words(answer)
-    parsed = bool(tokens) and all(word in _DIGITS for word in tokens)
+    parsed = bool(tokens) and all(word in DIGITS for word in tokens)
     return {
         "one_minus_ned": reading_score(answer, sample["answer"]),
         "all_read": exact_match(answer, sample["answer"]),

@@ -9,6 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
+#: Number of values drawn at once, 40 MB of float64.
+BLOCK = 5_000_000
+
 
 @dataclass(frozen=True)
 class Interval:

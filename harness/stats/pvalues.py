@@ -8,14 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from espalier.harness.stats.interval import Array, is_binary, paired
+from espalier.harness.stats.interval import BLOCK, Array, is_binary, paired
 
 #: Number of swaps drawn if there are more; the smallest p-value is then 0.0001, so that 500 tests fit a table.
 RESAMPLES = 9999
 SMALLEST = 1 / (RESAMPLES + 1)
-
-#: Maximum number of values in memory while drawing swaps.
-BLOCK = 5_000_000
 
 
 def paired_pvalue(ours: ArrayLike, theirs: ArrayLike) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from espalier.harness.stats.interval import Array, Interval, checked, is_binary, paired
+from espalier.harness.stats.interval import BLOCK, Array, Interval, checked, is_binary, paired
 
 #: Largest root of the tail, maximum number of Newton steps, and of steps outwards from the estimate.
 FAR, STEPS, OUTWARDS = 38.0, 60, 60
@@ -101,9 +101,6 @@ RESAMPLES = 4000
 
 #: Share of an unobserved sample that several benchmarks have together.
 UNSEEN = 2 / 3
-
-#: Number of weights drawn at once, 40 MB.
-BLOCK = 5_000_000
 
 
 def mean_interval(values: ArrayLike, level: float = 0.95) -> Interval:

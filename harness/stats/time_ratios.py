@@ -9,13 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from espalier.harness.stats.interval import Array, Interval, paired
+from espalier.harness.stats.interval import BLOCK, Array, Interval, paired
 
 #: Default number of resamples, the usual choice for 95 % percentile intervals.
 RESAMPLES = 9999
-
-#: Maximum number of values in memory while resampling, about 80 MB of float64 with its indices.
-BLOCK = 5_000_000
 
 
 def rate_ratio_interval(

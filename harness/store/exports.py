@@ -28,6 +28,7 @@ from espalier.harness.store.files.folder_checks import check_file, check_folder
 from espalier.harness.store.index import (
     TABLES,
     OpenIndex,
+    Row,
     add_rows,
     add_samples,
     open_index,
@@ -65,7 +66,6 @@ ENDINGS = (".csv", ".json", ".parquet")
 #: Level 19 makes the files a tenth smaller, and takes twenty times as long.
 FORMAT = "(format parquet, compression zstd, compression_level 9)"
 
-Row = Mapping[str, Any]
 JournalEntry = Mapping[str, Any]
 
 

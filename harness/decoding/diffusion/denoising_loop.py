@@ -320,8 +320,7 @@ class AnswerProgress:
             return answer_lengths(self.ids, self._facts.end_ids)
         last = self.ids.gather(1, self._stop.clamp(max=self._settings.length - 1).unsqueeze(1))
         ended = torch.isin(last[:, 0], self.ids.new_tensor(self._facts.end_ids))
-        lengths: list[int] = (self._stop + (ended & (self._stop < self._settings.length))).tolist()
-        return lengths
+        return (self._stop + (ended & (self._stop < self._settings.length))).tolist()
 
     def _reveals_of(self, row: int) -> tuple[int, ...]:
         settings = self._settings

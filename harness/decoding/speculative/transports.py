@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from espalier.harness.decoding.speculative.state_machine import (
     DrafterLost,
     Lap,
     Meter,
+    Result,
     TimedRound,
 )
 from espalier.harness.errors import UserError
@@ -77,9 +78,6 @@ class SequentialTransport:
         """Verify without drafting."""
         target_rows, verifying = self._target.run(rows)
         return TimedRound(EMPTY_DRAFT, target_rows, verifying.wall, verifying=verifying)
-
-
-Result = TypeVar("Result")
 
 
 class ThreadTransport(SequentialTransport):

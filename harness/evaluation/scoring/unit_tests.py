@@ -14,6 +14,7 @@ from lxml import etree
 from rapidfuzz import fuzz
 
 from espalier.harness.errors import FOREIGN, UserError
+from espalier.harness.evaluation.scoring.documents.markdown_blocks import PICTURE
 from espalier.harness.evaluation.scoring.text_scores import near_matches
 
 #: Searched in this order; matches are removed before the next search.
@@ -385,7 +386,6 @@ DISALLOWED = re.compile(
     "[\u4e00-\u9fff\u3040-\u309f\u30a0-\u30ff\U0001f600-\U0001f64f\U0001f300-\U0001f5ff\U0001f680-\U0001f6ff"
     "\U0001f1e0-\U0001f1ff]"
 )
-PICTURE = re.compile(r"!\[.*?\]\(.*?\)")
 #: Longest n-gram of characters that is checked for repetition, and largest number of repetitions at an answer's end.
 NGRAM, REPEATS = 5, 30
 

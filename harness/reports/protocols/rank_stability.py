@@ -10,7 +10,6 @@ from statistics import fmean
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy import stats
 
 from espalier.harness.errors import UserError
@@ -26,9 +25,9 @@ from espalier.harness.reports.protocols.protocol_table import (
     kept_text,
 )
 from espalier.harness.stats import Interval
+from espalier.harness.stats.interval import Array
 from espalier.harness.store.answer_digest import Key
 
-Array = NDArray[np.float64]
 Setting = Mapping[str, str | None]
 
 #: What two rankings may differ in, in the order of the table.

@@ -17,13 +17,11 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from espalier.harness.errors import UserError, foreign, print_lines
+from espalier.harness.models.build_adapter import HEAD
 from espalier.harness.models.checkpoint_files import INDEX, check_shards
 from espalier.harness.specs.commands import command_parser, print_error
 
 Shape = tuple[int, ...]
-
-#: The output head, in releases of LLaVA and in all models.
-HEAD = "lm_head.weight"
 
 #: From a name of the release and its tensor to the model's tensors; none if the model computes it, None for an unknown
 #: name. Of a tensor on the meta device, it gives the shapes.

@@ -28,10 +28,10 @@ from transformers import (
 
 from espalier.harness.errors import UserError, foreign
 from espalier.harness.models.architectures.llava_releases import RENAMES
+from espalier.harness.models.build_adapter import HEAD
 from espalier.harness.models.conversations import TAGGED, template_of
 from espalier.harness.models.loader import pretrained, require_settings
 from espalier.harness.tools.convert.checkpoint_writer import (
-    HEAD,
     Release,
     Say,
     Shape,
