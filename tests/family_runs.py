@@ -23,7 +23,9 @@ from tests.linear_attention import in_doubles
 from tests.tiny import Recorder, load_tiny, save_tiny
 
 STEPS = 6
-NONE = Budget("kept", 0.0)
+NONE, HALF, MOST = Budget("kept", 0.0), Budget("kept", 0.5), Budget("kept", 0.6)
+#: One greedy token.
+ONE_TOKEN = {"max_new_tokens": 1, "do_sample": False}
 #: The chats of a family.
 ROWS = (0, 1, 2)
 

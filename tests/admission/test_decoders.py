@@ -28,10 +28,9 @@ from espalier.harness.specs.catalogue import build_method, names_of
 from espalier.harness.specs.run_spec import MODEL_KEYS, ModelSpec, in_words_of_the_draft
 from espalier.harness.store.files.digests import Digests
 from espalier.methods.base import Decoder, TokenReducer
-from tests.commands import cells_of, spec_of
+from tests.commands import MODELS, cells_of, spec_of
 
 DRAFT = ROOT / "harness/seedling/weights/seedling_draft"
-MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 DECODERS = names_of(Decoder)
 WITH_DRAFT = [name for name in DECODERS if build_method(name, {}).source == "model"]  # type: ignore[attr-defined]
 

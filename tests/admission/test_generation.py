@@ -13,7 +13,6 @@ from transformers import GenerationConfig
 from espalier.harness.config.composer import compose_section
 from espalier.harness.config.model_section import model_spec
 from espalier.harness.errors import UserError
-from espalier.harness.paths import CONF
 from espalier.harness.specs.generation import (
     CANVAS,
     DENOISING,
@@ -23,6 +22,7 @@ from espalier.harness.specs.generation import (
     settings,
 )
 from tests import commands
+from tests.commands import MODELS
 from tests.family_runs import Tiny, saved
 from tests.tiny import CHATS, LLAVA, load_tiny
 
@@ -40,7 +40,6 @@ INHERITED = {
     "max_new_tokens": 2,
 }
 
-MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 PENALTIES = {"hunyuan_ocr_1b": 1.08}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import espalier
 from espalier.harness.api.argument_errors import in_python_terms
 from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.session import Session
+from espalier.harness.paths import ROOT
 from espalier.harness.seedling.scene_benchmarks import sample_scene, samples
 from espalier.methods.base import Plan, Site, TokenReducer, View
 from espalier.methods.fastv import FastV
@@ -23,8 +23,6 @@ from tests.families.qwen import clip
 from tests.family_runs import saved
 from tests.refused import refused
 from tests.tiny import picture
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

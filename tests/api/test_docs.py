@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 import espalier
+from espalier.harness.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"(?:<!-- (\w+) -->\n)?```python\n(.*?)```", re.DOTALL)
 
 

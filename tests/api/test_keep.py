@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from espalier.harness.errors import tell_once
 from espalier.harness.specs.catalogue import names_of
 from espalier.methods.base import TokenReducer
 from espalier.methods.compressor import CacheCompressor
+from tests.methods.engine import COUNTS
 from tests.refused import refused
 
 COUNT, ALL = 20, 144
 
 #: What a refusal says that a method can reach.
-REACHED = re.compile(r"reaches (\d+) <= keep <= (\d+) ")
 
 #: Without the one that compares the frames of a video, which tests/methods/test_matrix.py has.
 REDUCERS = [name for name in names_of(TokenReducer) if name not in ("none", "dycoke")]
@@ -39,8 +38,8 @@ def check_reducer(model: espalier.Model, name: str, scene: tuple[Any, str]) -> N
     except espalier.UserError as error:
         line = str(error)
         assert "\n" not in line
-        if REACHED.search(line):
-            ((low, high),) = REACHED.findall(line)
+        if COUNTS.search(line):
+            ((low, high),) = COUNTS.findall(line)
             assert not int(low) <= COUNT <= int(high)
             assert ask(model, name, scene, keep=int(low)).kept == int(low)
         else:  # not on this model, whatever the budget

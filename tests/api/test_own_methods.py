@@ -16,6 +16,7 @@ import torch
 import espalier
 import run
 from espalier.harness.api.questions import question_chat
+from espalier.harness.paths import ROOT
 from espalier.methods.base import (
     Assignment,
     Attended,
@@ -32,7 +33,6 @@ from espalier.methods.select.topk import top
 from espalier.methods.uniform import Uniform
 
 PICTURE = np.zeros((144, 144, 3), dtype=np.uint8)
-ROOT = Path(__file__).resolve().parents[2]
 LAYER = (Site("layer", 2),)
 
 

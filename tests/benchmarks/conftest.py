@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 from espalier.harness.evaluation.lmms_tasks import scoring

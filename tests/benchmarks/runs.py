@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +20,9 @@ from espalier.harness.store import Store
 from tests import commands
 from tests.benchmarks.answering import AnsweringModel
 from tests.benchmarks.fixtures import ARGUMENTS, FIXTURES, Answer
+
+#: Writes a benchmark's data set and returns the folder of all of them.
+Repositories = Callable[[str], Path]
 
 #: Benchmarks of conf/benchmark whose samples are drawn by the harness, not read from a data set.
 DRAWN = "seedling_"

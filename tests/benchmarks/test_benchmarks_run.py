@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,7 @@ import run
 from espalier.harness.config.group_lists import read_choice
 from espalier.harness.store import Store
 from tests.benchmarks.fixtures import ANSWERS, ARGUMENTS, FIXTURES, NOTHING, WORTH, WRONG
-from tests.benchmarks.runs import BENCHMARKS, RUN, arguments, metrics_of, spec_of
-
-Repositories = Callable[[str], Path]
+from tests.benchmarks.runs import BENCHMARKS, RUN, Repositories, arguments, metrics_of, spec_of
 
 
 def test_every_benchmark_has_a_fixture() -> None:

@@ -16,8 +16,7 @@ from espalier.harness.cli.benchmarks import main
 from espalier.harness.config.group_table import listing
 from espalier.harness.tools.benchmarks.benchmark_check import check
 from espalier.harness.tools.doctor.machine_report import Finding
-
-Repositories = Callable[[str], Path]
+from tests.benchmarks.runs import Repositories
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:

@@ -16,9 +16,6 @@ from espalier.harness.store import Store
 from tests.benchmarks.fixtures import FIXTURES
 from tests.benchmarks.runs import arguments
 
-#: Changes a table; None: leaves it.
-Damage = Callable[[pa.Table], pa.Table]
-
 Run = Callable[[str, Callable[[Path], None]], tuple[int, str]]
 
 

@@ -20,9 +20,7 @@ from tests import commands
 from tests.benchmarks.fixtures import ANSWERS, FIXTURES, NOTHING, WRONG
 from tests.benchmarks.hub import picture
 from tests.benchmarks.noise import ILLEGIBLE, LOOPS, NOISE
-from tests.benchmarks.runs import DRAWN, SHELF, Scored, evaluation_of, spec_of
-
-Repositories = Callable[[str], Path]
+from tests.benchmarks.runs import DRAWN, SHELF, Repositories, Scored, evaluation_of, spec_of
 
 #: Benchmarks of this repository's own files: `latency` is scored by the clock.
 EMBEDDED = sorted(path.stem for path in (CONF / "benchmark").glob(f"{DRAWN}*.yaml"))

@@ -11,10 +11,9 @@ import pytest
 from tests.benchmarks.fixtures import ANSWERS, Answer
 from tests.benchmarks.fixtures import answer as right_answer
 from tests.benchmarks.fixtures.choices import denied
-from tests.benchmarks.runs import Scored, metrics_of, spec_of
+from tests.benchmarks.runs import Repositories, Scored, metrics_of, spec_of
 
 Open = Callable[[str], Scored]
-Repositories = Callable[[str], Path]
 
 
 def saying(text: str) -> Answer:

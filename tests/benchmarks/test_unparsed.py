@@ -15,9 +15,7 @@ from espalier.harness.specs.generation import spoken
 from tests.benchmarks.fixtures import ANSWERS, Answer, answer
 from tests.benchmarks.fixtures.choices import denied
 from tests.benchmarks.hub import PICTURE, TEXT, picture, write_repository
-from tests.benchmarks.runs import evaluation_of, metrics_of, spec_of
-
-Repositories = Callable[[str], Path]
+from tests.benchmarks.runs import Repositories, evaluation_of, metrics_of, spec_of
 
 LETTERS = ("ai2d", "scienceqa_img", "mmbench_en", "mmbench_cn", "mmstar")
 YES_NO = ("pope", "mme")

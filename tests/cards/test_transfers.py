@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.decoding.speculative.drafts import draw_from
 from espalier.harness.decoding.speculative.state_machine import Meter
 from espalier.harness.engine import generation_loop
@@ -36,9 +35,8 @@ from espalier.methods.top_p import TopP
 from tests.cards.cells import PLACEMENTS, adapter_of, outcome
 from tests.cards.simulated import Cards, spread
 from tests.families import FAMILIES, llada
+from tests.family_runs import NONE
 from tests.tiny import LLAVA, load_tiny, save_tiny
-
-WHOLE = Budget("kept", 0.0)
 
 #: Methods by the most waits of a prompt with its first token, on LLaVA with five decoder layers; they may only fall.
 #: Two waits are the library's, and one its check of masks where tokens go before the decoder. The method's own are
@@ -180,7 +178,7 @@ def test_answers_on_the_host_are_judged_on_the_card() -> None:
         model = spread(adapter_of("llava"), *PLACEMENTS["one"])
         with (
             model.open_spec(model.spec) as adapter,
-            Session(adapter, NoReduction(), WHOLE) as session,
+            Session(adapter, NoReduction(), NONE) as session,
         ):
             inputs = adapter.encode(list(FAMILIES["llava"].chats[:1]))
             answered = Rescored(adapter, session).generate(inputs, max_new_tokens=3)

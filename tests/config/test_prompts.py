@@ -18,9 +18,9 @@ from espalier.harness.specs.catalogue import METHODS
 from espalier.harness.specs.question_templates import checked_template, is_given, question_text
 from espalier.harness.specs.run_spec import ModelSpec, PromptSpec, VideoSpec
 from tests import commands
+from tests.commands import MODELS
 from tests.refused import refused
 
-MODELS = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
 NAMES = {"original", "lmms_eval", "hub", "vlmevalkit"}
 #: Sets of OCR models for what a picture shows.
 BLOCKS = {"text", "table", "formula", "chart"}

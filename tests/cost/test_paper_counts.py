@@ -11,7 +11,8 @@ from espalier.harness.cost.facts import ModelFacts, StackFacts, Work
 from espalier.harness.cost.flops import PAPERS, d2pruner, d3tom, flops_block, rtprune, sample_flops
 from espalier.methods.d3tom import D3ToM
 from espalier.methods.d3tom_t import D3ToMT
-from lab.analytic.denoising_cost import DenoisingCost, even, rising
+from lab.analytic.d3tom_formulas import PAPER
+from lab.analytic.denoising_cost import even, rising
 
 #: DeepSeek-OCR's decoder: 6 experts of 896 and two shared ones a token, layer 0 dense.
 OCR = StackFacts(12, 1280, 6 * 896 + 2 * 896, 10, 10, 128, True, True, 0, 6848, 64)
@@ -60,7 +61,6 @@ def test_a_row_of_deepseek_ocr_says_what_rtprune_prints() -> None:
 
 
 #: LLaDA-8B, 64 tokens in 32 steps; sizes that the paper does not print are those that all its figures fit.
-PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.667, 0.9])

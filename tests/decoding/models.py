@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -61,6 +62,19 @@ def running(
             return session.prefill(inputs, into)
 
     return prefill
+
+
+def fed_counts(stack: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The list to which each pass through a stack from now on adds its number of tokens."""
+    counts: list[int] = []
+    run = stack.run
+
+    def watched(ids: Any, places: Any, seen: Any = None) -> Any:
+        counts.append(len(places))
+        return run(ids, places, seen)
+
+    monkeypatch.setattr(stack, "run", watched)
+    return counts
 
 
 def side(

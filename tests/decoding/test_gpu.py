@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -15,20 +13,16 @@ from espalier.harness.models.build_adapter import load_adapter
 from espalier.harness.runs import admission
 from espalier.harness.store.files.digests import Digests
 from lab.bench.speculative_bench import chat_of
-from tests import commands
-
-GREEDY = {"do_sample": False, "max_new_tokens": 40}
+from tests.commands import caption_spec
+from tests.decoding.test_speculation import GREEDY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 
-spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_caption")
-
-
 def answered(*overrides: str) -> tuple[str, list[DecodingRecord]]:
     """Two answers with the ids of `generate` on the same device, and the transport."""
-    job = admission.admit(spec_of(*overrides), Digests())
+    job = admission.admit(caption_spec(*overrides), Digests())
     adapter, records = load_adapter(job.spec.model), []
     with Speculation(job.spec, adapter, job.method) as speculation:
         for scene in (3, 4):
@@ -69,7 +63,7 @@ def test_steps_that_are_graphs_say_the_same(name: str) -> None:
 def test_a_graph_is_the_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the end of a recording and back."""
     monkeypatch.setattr(fixed, "BUCKET", 8)
-    adapter = load_adapter(spec_of("method=none", "model.device=cuda:0").model)
+    adapter = load_adapter(caption_spec("method=none", "model.device=cuda:0").model)
     stacks = [TextStack(adapter, 40, graphs) for graphs in (None, CudaGraphs(adapter.device))]
     ids = torch.arange(30, device=adapter.device)[None]
     for stack in stacks:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from espalier.harness.errors import UserError
+from espalier.harness.paths import ROOT
 from tests.forks import Forks
 
-ROOT = Path(__file__).resolve().parents[2]
 ASK = """
 import espalier, numpy as np
 def ask(**more):

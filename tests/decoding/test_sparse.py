@@ -13,6 +13,7 @@ from tests.decoding.models import (
     LIMIT,
     NAMES,
     encoded,
+    fed_counts,
     in_doubles,
     known_side,
     plain,
@@ -83,14 +84,7 @@ def test_verified_tokens_are_copied_and_refused_ones_dropped() -> None:
 def test_only_what_the_target_does_not_hold_is_fed(monkeypatch) -> None:
     target = side("llava")
     drafter = sparse("llava", target, 0.9)
-    fed: list[int] = []
-    run = drafter._side.stack.run
-
-    def watched(ids, places, seen=None):
-        fed.append(len(places))
-        return run(ids, places, seen)
-
-    monkeypatch.setattr(drafter._side.stack, "run", watched)
+    fed = fed_counts(drafter._side.stack, monkeypatch)
     trace = Machine(drafter, target, Greedy(), SequentialTransport(), 4).run(LIMIT)
     assert fed == [1] * 3 + [1] * 4 * (len(trace.rounds) - 1)
 

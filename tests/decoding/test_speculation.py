@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from espalier.methods.base import Decoder, MethodError, Positions
 from espalier.methods.none import NoReduction
 from espalier.methods.parallelvlm import ParallelVLM
 from lab.bench.speculative_bench import chat_of
-from tests import commands
+from tests.commands import caption_spec
 
 GREEDY = {"do_sample": False, "max_new_tokens": 40}
 
@@ -51,15 +51,12 @@ DECODERS = (
 
 @cache
 def target():
-    return load_adapter(spec_of("method=none").model)
-
-
-spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_caption")
+    return load_adapter(caption_spec("method=none").model)
 
 
 def speculation(name: str, *overrides: str) -> Speculation:
     method, *more = name.split()
-    job = admission.admit(spec_of(f"method={method}", *more, *overrides), Digests())
+    job = admission.admit(caption_spec(f"method={method}", *more, *overrides), Digests())
     return Speculation(job.spec, target(), job.method)
 
 

@@ -13,7 +13,7 @@ from espalier.harness.engine.text_stack import text_only_prefill
 from espalier.harness.errors import UserError
 from espalier.methods.base import TokenReducer
 from espalier.methods.uniform import Uniform
-from tests.decoding.models import LIMIT, NAMES, in_doubles, known_side, plain, side
+from tests.decoding.models import LIMIT, NAMES, fed_counts, in_doubles, known_side, plain, side
 
 #: Two first tokens; the first has two children, the second one; one chain goes five deep.
 BUSHY = (-1, -1, 0, 0, 1, 2, 2, 3, 5, 8)
@@ -75,14 +75,7 @@ def test_the_accepted_path_is_kept_and_only_news_are_fed(
     tree = Draft((5, 6, 7, 8, 9, 3), parents=(-1, -1, 0, 0, 1, 3))
     target.rows([4], tree)
     tokens = [4, *(tree.tokens[node] for node in path), 11]
-    fed: list[int] = []
-    run = target.stack.run
-
-    def watched(ids, places, seen=None):
-        fed.append(len(places))
-        return run(ids, places, seen)
-
-    monkeypatch.setattr(target.stack, "run", watched)
+    fed = fed_counts(target.stack, monkeypatch)
     assert target.rows(tokens, Draft(())) == reference.rows(tokens, Draft(()))
     assert fed == [1]
     for mine, theirs in zip(target.cache.layers, reference.cache.layers, strict=True):

@@ -18,7 +18,7 @@ from espalier.methods.pyramiddrop_denoising import PyramidDropDenoising
 from espalier.methods.random import Random
 from espalier.methods.uniform import Uniform
 from espalier.methods.visionzip import VisionZip
-from lab.analytic.denoising_cost import DenoisingCost
+from lab.analytic.d3tom_formulas import PAPER
 from tests.diffusion import dropping, models
 from tests.diffusion.test_step import LENGTH, answering, plain, run
 from tests.tiny import CHATS, model_of
@@ -133,7 +133,6 @@ def test_visionzip_is_the_appendix_written_out(adapter, folder) -> None:
 
 
 #: LLaDA 8B as the paper counts it: 1000 visual tokens, 128 others, 32 steps.
-PAPER = DenoisingCost(4096, 12288, 32, 32, 1000, 128)
 
 
 @pytest.fixture(scope="module")

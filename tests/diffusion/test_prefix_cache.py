@@ -34,9 +34,9 @@ from espalier.methods.select.entries import (
 from tests.diffusion import models, prefix_oracle
 from tests.diffusion.oracle import reveal
 from tests.diffusion.test_step import LENGTH, answering
+from tests.family_runs import NONE
 from tests.tiny import CHATS, Scatter
 
-WHOLE = Budget("kept", 0.0)
 HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4, "prefix_cache": True}
 
 
@@ -53,7 +53,7 @@ def one_step(adapter, method, budget, answer, chats=CHATS, **options):
 
 def entered(adapter, chat, ids):
     """Return (L, D) what one sample's sequence is when it enters the decoder, and the tokens of its prompt."""
-    with DenoisingSession(adapter, NoReduction(), WHOLE) as session:
+    with DenoisingSession(adapter, NoReduction(), NONE) as session:
         prompt = session.prompt(adapter.encode([chat])).arguments["inputs_embeds"][0]
     return torch.cat([prompt, adapter.model.get_input_embeddings()(ids)]).detach(), len(prompt)
 
@@ -170,7 +170,7 @@ def test_each_step_merges_the_whole_cache_anew(adapter) -> None:
 def cached_steps(adapter, method, steps, chats=CHATS, **options):
     """Return logits and records of steps, pairs of an answer and a ratio, of one cached prompt."""
     names = [str(n) for n in range(len(chats))]
-    with DenoisingSession(adapter, method, WHOLE, **options) as session:
+    with DenoisingSession(adapter, method, NONE, **options) as session:
         cached = session.cache_prompt(session.prompt(adapter.encode(chats)), names, LENGTH)
         return [
             session.denoise_cached(cached, answer, names, Budget("kept", ratio))
@@ -248,7 +248,7 @@ def test_flops_of_a_step_that_keeps_a_choice_are_those_that_torch_counts(folder)
     """Such a step has no other product than its count; eager attention, since the counter sees its products in full."""
     adapter, method, chats = models.load(folder, "float32"), D3ToM(K=1, every=2), CHATS[:1]
     choosing, holding = (answer_at(step, 1) for step in (1, 2))
-    with DenoisingSession(adapter, method, WHOLE) as session:
+    with DenoisingSession(adapter, method, NONE) as session:
         cached = session.cache_prompt(session.prompt(adapter.encode(chats)), ["0"], LENGTH)
         budget = Budget("kept", 0.5)
         session.denoise_cached(cached, choosing, ["0"], budget)

@@ -7,9 +7,9 @@ import torch
 
 from espalier.harness.specs.catalogue import build_method
 from tests.diffusion.models import denoised
+from tests.diffusion.test_loop import HOW
 from tests.families.llada import DENOISING, adapter_of
 
-HOW = {"max_new_tokens": 6, "block_length": 3, "steps": 4}
 CHATS = list(DENOISING["lavida"].chats)
 
 

@@ -14,9 +14,9 @@ from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.random import Random
 from tests.diffusion import models, oracle
+from tests.family_runs import NONE
 from tests.tiny import CHATS, Scatter
 
-WHOLE = Budget("kept", 0.0)
 LENGTH = 6
 
 
@@ -37,7 +37,7 @@ def run(adapter, method, budget, chats=CHATS, answer=None, **options):
 def plain(adapter, chats, answer):
     """The model's own forward, with a mask of zeros where every real token is seen."""
     inputs = adapter.encode(chats)
-    with Session(adapter, NoReduction(), WHOLE) as session:
+    with Session(adapter, NoReduction(), NONE) as session:
         prompt = session.prompt(inputs)
     words = adapter.model.get_input_embeddings()(answer.ids)
     x = torch.cat([prompt.arguments["inputs_embeds"], words], 1)
@@ -56,7 +56,7 @@ def plain(adapter, chats, answer):
     "method", [NoReduction(), D3ToM(K=1, state="entering", similarity="normed"), FastV()]
 )
 def test_ratio_0_is_the_plain_model_to_the_bit(adapter, method) -> None:
-    logits, records = run(adapter, method, WHOLE)
+    logits, records = run(adapter, method, NONE)
     assert torch.equal(logits, plain(adapter, CHATS, answering(3))[1])
     assert all(set(record.kept) <= {record.visual} for record in records)
 
@@ -121,4 +121,4 @@ def test_the_model_is_itself_again(adapter) -> None:
 
 def test_who_decides_is_unknown_outside_a_step(adapter) -> None:
     with pytest.raises(MethodError, match="sessions run token reducers only"):
-        Session(adapter, D3ToM(K=1), WHOLE)
+        Session(adapter, D3ToM(K=1), NONE)

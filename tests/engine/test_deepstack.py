@@ -13,13 +13,12 @@ from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prefill import FEATURES, MASK, DeepStack, extract_features
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Assignment, Mixture, Plan, Site, TokenReducer, View
-from tests.family_runs import ROWS, Tiny
+from tests.family_runs import HALF, ROWS, Tiny
 from tests.tiny import Scatter
 
 NAMES = ("qwen3_vl", "qwen3_vl_video", "qwen3_vl_mixed", "qwen3_vl_moe_mixed")
 #: Features are added after layers 0, 1 and 2.
 LAYERS = 3
-HALF = Budget("kept", 0.5)
 
 
 class Watch:

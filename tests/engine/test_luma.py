@@ -13,11 +13,10 @@ from espalier.harness.engine.model_parts import PixelGrids
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site, View
 from espalier.methods.select.sobel import edge_share
+from tests.api.test_seen import SQUARE
 from tests.families import FAMILIES
 from tests.family_runs import adapter_of, shown
 from tests.tiny import chat
-
-NAMES = ("llava", "llava_next", "internvl", "deepseek_ocr", "deepseek_ocr_gundam")
 
 
 def watched(name: str, chats: list) -> list[View]:
@@ -65,7 +64,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SQUARE)
 def test_global_views_are_cut_where_their_tokens_stand(name: str):
     """Row by row of the batch, regardless of the tower's earlier images."""
     adapter, (cells, side) = adapter_of(name), CELLS[name]
@@ -123,7 +122,7 @@ def test_crops_are_cut_by_the_projectors_units(name: str):
     assert (view.grid[0, :, 1] > 0).any()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SQUARE)
 def test_a_batch_gives_the_pixels_of_single_rows(name: str):
     chats = list(FAMILIES[name].chats)
     alone = [watched(name, [chat])[0] for chat in chats]

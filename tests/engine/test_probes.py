@@ -16,18 +16,17 @@ from espalier.harness.engine.prompt import idle
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Need, Site
+from tests.engine.test_session import IMAGE_ID
 from tests.families import FAMILIES
+from tests.family_runs import ONE_TOKEN
 from tests.tiny import CHATS, Recorder, chat, load_tiny, save_tiny
 
 #: Of the tiny models' tokenizer.
-IMAGE_ID = 3
-
-PLAIN = {"max_new_tokens": 1, "do_sample": False}
 
 
 def record(adapter, recorder, chats, ratio=0.0, **options):
     with Session(adapter, recorder, Budget("kept", ratio), **options) as session:
-        session.generate(adapter.encode(chats), **PLAIN)
+        session.generate(adapter.encode(chats), **ONE_TOKEN)
     return recorder.views
 
 
@@ -173,7 +172,7 @@ class Drawer(Recorder):
 def test_generators_depend_on_run_seed_and_sample_alone(single):
     def draws(samples, seed=0):
         with Session(single, recorder := Drawer(), Budget("kept", 0.0), seed=seed) as session:
-            session.generate(single.encode([CHATS[0]] * len(samples)), samples, **PLAIN)
+            session.generate(single.encode([CHATS[0]] * len(samples)), samples, **ONE_TOKEN)
         return [torch.rand(3, generator=g).tolist() for v in recorder.views for g in v.generators]
 
     first = draws(["a", "b"])

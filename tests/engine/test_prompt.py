@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prompt import Prompt
 from espalier.harness.engine.record import GeneratedBatch, SampleRecord
 from espalier.harness.engine.session import Session, shared_prompt
@@ -18,10 +17,9 @@ from espalier.harness.errors import UserError
 from espalier.harness.specs.catalogue import build_method
 from espalier.methods.base import MethodError, Need, Site, TokenReducer
 from tests.families import FAMILIES
-from tests.family_runs import ROWS, Tiny, generation
+from tests.family_runs import HALF, ROWS, Tiny, generation
 from tests.tiny import Recorder, Scatter, chat
 
-HALF = Budget("kept", 0.5)
 #: Methods that start from a prompt: no reduction, scores inside the decoder, choices before it by states and at random.
 SHARING = ("none", "fastv", "divprune", "random")
 PLACES = (("vision",), ("prefix",), (0,), (2,), (1, 3))

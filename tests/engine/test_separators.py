@@ -33,7 +33,7 @@ from espalier.methods.parallelvlm import ParallelVLM
 from espalier.methods.std import STD
 from tests.engine.test_eviction import noted, places, whole_cache_logits
 from tests.families import FAMILIES
-from tests.family_runs import Tiny, adapter_of, generation
+from tests.family_runs import NONE, Tiny, adapter_of, generation
 
 #: One model for each kind of separators: rows, rows of frames, the end alone, rows and the end of all views.
 NAMES = (
@@ -44,7 +44,6 @@ NAMES = (
     "deepseek_ocr",
     "molmo2",
 )
-WHOLE = Budget("kept", 0.0)
 STEPS = 4
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -57,7 +56,7 @@ def asked_of(name, method, engine=CANDIDATES, **changes):
     return AnswerSpec(model, MethodSpec(method, **changes), Budget("kept", 0.5), engine)
 
 
-def ran(name, method=None, evicting=None, rows=(0, 1, 2), dtype="float64", budget=WHOLE, **options):
+def ran(name, method=None, evicting=None, rows=(0, 1, 2), dtype="float64", budget=NONE, **options):
     tiny = Tiny(name, dtype)
     inputs, ids = tiny.inputs(*rows), [str(row) for row in rows]
     settings = generation(tiny.adapter, inputs, max_new_tokens=STEPS)
@@ -107,7 +106,7 @@ def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch,
         with noted(monkeypatch) as caches:
             generated = ran(name, evicting=evicting, rows=(row,), separators="candidates")
         full_cache = DynamicCache()
-        with Session(tiny.adapter, NoReduction(), WHOLE) as session:
+        with Session(tiny.adapter, NoReduction(), NONE) as session:
             session.prefill(inputs, full_cache)
         stores = zip(full_cache.layers, caches[0], strict=True)
         masks = [places(layer.keys[0], keys[0]) for layer, (keys, _) in stores]
@@ -133,7 +132,7 @@ def test_of_a_whole_prompt_that_may_go_the_separators_left_are_counted(monkeypat
         with noted(monkeypatch) as caches:
             (record,) = ran("llava_next", evicting=evicting, rows=(row,)).records
         full_cache = DynamicCache()
-        with Session(tiny.adapter, NoReduction(), WHOLE) as session:
+        with Session(tiny.adapter, NoReduction(), NONE) as session:
             session.prefill(inputs, full_cache)
         layout = tiny.adapter.layout(inputs)
         special = torch.ones(inputs["input_ids"].shape[1], dtype=torch.bool)

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.engine_guards import check_text_config
 from espalier.harness.engine.record import answer_lengths
 from espalier.harness.engine.session import Session
 from espalier.harness.errors import UserError
 from espalier.methods.base import Plan, PlanError
+from tests.family_runs import MOST, NONE
 from tests.tiny import CHATS, Scatter, chat
 
 #: Of the tiny models' tokenizer.
@@ -25,8 +25,6 @@ GENERATION = {
     "suppress_tokens": [IMAGE_ID],
 }
 PLACES = [("prefix",), ("vision",), (1,), (2,), (1, 3), ("prefix", 2), (0,)]
-NONE = Budget("kept", 0.0)
-MOST = Budget("kept", 0.6)
 
 
 def plain(adapter, inputs, **extra):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from espalier.harness.cost.budget import Budget, frame_of
 from espalier.harness.engine.forward_pass import KINDS
 from espalier.harness.engine.session import Session
+from espalier.harness.paths import ROOT
 from espalier.methods.base import MethodError, Plan, Site, TokenReducer, View
 from tests.family_runs import Tiny
 from tests.tiny import tiny_spec
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

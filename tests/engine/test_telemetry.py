@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine import attention_probe as probe
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.engine.session import Session
@@ -22,14 +21,13 @@ from espalier.harness.store import Journal
 from espalier.methods.base import Need, Plan, Site, TokenReducer, View
 from espalier.methods.none import NoReduction
 from tests.arithmetic import Calculator, make_spec, sums, write_task
-from tests.family_runs import adapter_of
+from tests.family_runs import HALF, adapter_of
 from tests.tiny import CHATS, DEPTH, Scatter, chat
 
 #: Duration of one call of each part, in milliseconds.
 TOWER, PROJECTOR, LAYER, ROWS, PLAN = 120, 30, 12, 42, 60
 STEPS = 3
 GENERATION = {"max_new_tokens": STEPS + 1, "do_sample": False, "suppress_tokens": [3]}
-HALF = Budget("kept", 0.5)
 LAYER_2 = Site("layer", 2)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +13,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests import commands
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from espalier.harness.evaluation.evaluate import Evaluation, SampleErrors, evaluate
 from espalier.harness.evaluation.metered import time_medians
 from espalier.harness.kinds.sample_counts import token_means
@@ -26,6 +21,7 @@ from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store import Journal
 from espalier.methods.base import TokenReducer
+from tests import commands
 
 LIMIT = 8
 

@@ -19,17 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.harness.paths import ROOT
-from tests import commands
-
-os.environ["HF_HUB_OFFLINE"] = "1"
-
 from espalier.harness.evaluation import prefetch as feeding
 from espalier.harness.evaluation.evaluate import SampleErrors, evaluate, evaluate_session
 from espalier.harness.evaluation.prefetch import AHEAD, ReadingTimes, batches_ahead, read_ahead
 from espalier.harness.kinds.lookup import kind_of, method_of
 from espalier.harness.models.build_adapter import load_adapter
+from espalier.harness.paths import ROOT
 from espalier.harness.store import Journal
+from tests import commands
 from tests.arithmetic import Calculator, make_spec, sums, write_task
 from tests.families import FAMILIES
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from espalier.methods.fastv import FastV
 from espalier.methods.none import NoReduction
 from espalier.methods.uniform import Uniform
 from espalier.methods.vanilla_sd import VanillaSD
-from tests import commands
+from tests.commands import caption_spec
 from tests.kinds.idle import (
     CacheReducer,
     DropDenoising,
@@ -50,12 +50,9 @@ SCENES = (0, 1, 2)
 FASTV = FastV(K=2)
 
 
-spec_of = partial(commands.spec_of, "model=seedling", "benchmark=seedling_caption")
-
-
 @cache
 def adapter() -> Adapter:
-    return load_adapter(spec_of("method=none").model)
+    return load_adapter(caption_spec("method=none").model)
 
 
 def chat_of(index: int) -> list[dict[str, Any]]:
@@ -79,7 +76,7 @@ def walked(method: Method, store: Path, *overrides: str) -> Walked:
     """Take a method all the way from the command line to the row; a decoder answers one chat at a time, so all do."""
     name = "vanilla_sd" if method.drafts else "uniform"
     settings = ("ratio=0.875", f"store={store}", "engine.transport=sequential")
-    job = admit(spec_of(f"method={name}", *settings, *overrides), Digests(), method=method)
+    job = admit(caption_spec(f"method={name}", *settings, *overrides), Digests(), method=method)
     kind = kind_of(job.method, job.spec)
     ids: list[tuple[int, ...]] = []
     samples: list[Sample] = []
@@ -142,7 +139,7 @@ EVERY_KIND |= {
 
 
 def test_every_kind_of_the_lookup_is_walked() -> None:
-    spec = spec_of("method=none")
+    spec = caption_spec("method=none")
     assert {id(kind_of(method, spec)) for method, _, _ in EVERY_KIND.values()} == {
         id(kind) for (_, denoises), kind in KINDS.items() if not denoises
     }
@@ -211,7 +208,7 @@ def test_a_composition_answers_as_its_reducer_and_names_both(store: Path) -> Non
 def test_what_is_not_carried_out_is_refused_in_one_line(
     method: Method, line: str, store: Path
 ) -> None:
-    spec = spec_of("method=fastv", "ratio=0.5", f"store={store}")
+    spec = caption_spec("method=fastv", "ratio=0.5", f"store={store}")
     with pytest.raises((UserError, MethodError), match=line) as error:
         admit(spec, Digests(), method=method)
     assert "\n" not in str(error.value)
@@ -238,7 +235,7 @@ def test_a_session_carries_token_reducers_only(method: Any) -> None:
 
 
 def test_a_cache_that_lost_entries_is_told() -> None:
-    spec = spec_of("method=none")
+    spec = caption_spec("method=none")
     depth = spec.model.facts.text.layers
     record = SampleRecord("s", 16, 4, (), (), (16,) * depth, 16 * depth, 64, 3)
     short = replace(record, kv_entries=16 * depth - 1)

@@ -7,7 +7,6 @@ CARRIERS says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +16,10 @@ from espalier.harness.engine.signals.table import SIGNALS
 from espalier.methods.base import TokenReducer, View
 from tests.methods.cases import BLOCKS, CASES, DEPTH, build, case_id, make_view, replaced
 from tests.methods.runs import recall
+from tests.methods.test_all import Case
 
 N_TOKENS = 144
 Plant = Callable[[View, Tensor], View]
-Case = tuple[str, dict[str, Any]]
 
 
 def scores_in(*keys: str, **flat: float) -> Plant:

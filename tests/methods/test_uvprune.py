@@ -13,10 +13,9 @@ from espalier.methods.base import Need, Site, View
 from espalier.methods.uvprune import Criterion, UVPrune
 from tests.family_runs import adapter_of, shown
 from tests.methods.cases import make_view
+from tests.methods.test_cdpruner import SQUARE
 from tests.methods.twins import best, check_method, seeded
 from tests.tiny import CHATS
-
-SQUARE = [((0, 0, 6, 8),)]
 
 
 def slow_uvprune(method: UVPrune, view: View, row: int, keep: int) -> list[int]:

@@ -30,7 +30,6 @@ from tests.tiny import chat, full_model, load_tiny, model_of, picture, save_tiny
 
 NAMES = list(FAMILIES)
 MODES = ("tiny", "small", "base", "large", "gundam")
-ONE = {"max_new_tokens": 1, "do_sample": False}
 
 
 def mode(name):

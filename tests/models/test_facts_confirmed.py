@@ -18,8 +18,8 @@ from espalier.harness.models.build_adapter import build_skeleton, load_adapter
 from espalier.harness.models.families import ADAPTERS
 from espalier.harness.models.measured_facts import UNCONFIRMED, check_facts
 from espalier.harness.models.random_weights import byte_tokenizer
-from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ModelSpec
+from tests.commands import MODELS
 from tests.families import FAMILIES
 from tests.families.onevision import video, watch
 from tests.family_runs import saved
@@ -178,9 +178,6 @@ def test_methods_inside_the_tower_are_not_promised_where_there_are_no_blocks() -
     spec = FAMILIES["qwen2_vl"].spec
     line = refused(load_adapter, replace(spec, facts=replace(spec.facts, patch_tokens=True)))
     assert "model.facts.patch_tokens=true" in line
-
-
-MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
 
 
 @cache

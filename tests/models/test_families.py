@@ -11,7 +11,6 @@ from itertools import product
 import pytest
 import torch
 
-from espalier.harness.cost.budget import Budget
 from espalier.harness.engine.prefill import Decision
 from espalier.harness.engine.session import Session
 from espalier.methods.base import Need, Site
@@ -19,6 +18,7 @@ from espalier.methods.none import NoReduction
 from tests.families import FAMILIES
 from tests.families.onevision import video, watch
 from tests.family_runs import (
+    MOST,
     NONE,
     ROWS,
     Tiny,
@@ -35,7 +35,6 @@ from tests.family_runs import (
 )
 from tests.tiny import DEPTH, Scatter, chat
 
-MOST = Budget("kept", 0.6)
 PLACES = [("prefix",), ("vision",), (0,), (1,), (2,), (1, 3)]
 NAMES = list(FAMILIES)
 #: To hide tokens from linear attention is not to drop them (tests/models/test_qwen3_5.py).

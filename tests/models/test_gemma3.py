@@ -27,6 +27,7 @@ from espalier.harness.models.gemma3 import Gemma3Adapter
 from tests.families import FAMILIES
 from tests.families.gemma3 import TYPES, WINDOW, sees
 from tests.family_runs import (
+    MOST,
     ROWS,
     Tiny,
     answered,
@@ -39,7 +40,6 @@ from tests.family_runs import (
 from tests.tiny import Scatter, chat, load_tiny
 
 TINY = Tiny("gemma3")
-MOST = Budget("kept", 0.6)
 
 
 def rotary(places: Tensor, layer: int) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,6 @@ from tests.tiny import (
 )
 
 SPECS = {"internvl": QWEN, "internvl_6b": LLAMA}
-PLAIN = {"max_new_tokens": 1, "do_sample": False}
 #: Pictures of one tile and of several, videos of two and three frames, and both in one chat.
 CHATS = (*SHAPES, *VIDEOS)
 

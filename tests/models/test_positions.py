@@ -26,14 +26,13 @@ from espalier.harness.models.build_adapter import load_adapter
 from espalier.methods.none import NoReduction
 from tests.api.families import loaded
 from tests.families import FAMILIES
-from tests.families.qwen import QWEN2, QWEN3, QWEN25, VIDEOS, clip, video_chat
-from tests.family_runs import ROWS, STEPS, Tiny, saved
+from tests.families.qwen import VIDEOS, clip, video_chat
+from tests.family_runs import NONE, ROWS, STEPS, Tiny, saved
+from tests.models.test_qwen import SPECS
 from tests.tiny import Scatter, chat
 
-SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
 RELEASED = ("qwen2_vl", "qwen2_5_vl")
 WITH_VIDEOS = ("qwen2_vl_video", "qwen2_5_vl_video", "qwen2_5_vl_mixed")
-NONE = Budget("kept", 0.0)
 SIDE = 2
 
 #: 5.6 seconds at 8 frames a second: times reach further than the sides of a frame.

@@ -41,12 +41,11 @@ from tests.families.qwen import (
     clip,
     video_chat,
 )
-from tests.family_runs import calls_of, placed_units, shown
+from tests.family_runs import ONE_TOKEN, calls_of, placed_units, shown
 from tests.tiny import Recorder, chat, full_model, load_tiny, model_of, picture, save_tiny
 
 SPECS = {"qwen2_vl": QWEN2, "qwen2_5_vl": QWEN25, "qwen3_vl": QWEN3}
 CHATS = {"images": IMAGES, "videos": VIDEOS, "mixed": MIXED}
-PLAIN = {"max_new_tokens": 1, "do_sample": False}
 VISION = (Site("vision"),)
 
 
@@ -315,7 +314,7 @@ def test_merged_features_are_projected_as_the_tower_does(adapter):
 def prompt_positions(adapter, inputs):
     """The (axes, B, L) positions that enter the decoder at the prefill of `generate`."""
     with calls_of(adapter.decoder) as calls, torch.inference_mode():
-        adapter.model.generate(**inputs, **PLAIN)
+        adapter.model.generate(**inputs, **ONE_TOKEN)
     return calls[0].kwargs["position_ids"]
 
 

@@ -29,14 +29,13 @@ from espalier.methods.none import NoReduction
 from tests import commands
 from tests.engine.test_eviction import METHODS, built, places
 from tests.families import FAMILIES
-from tests.family_runs import NONE, ROWS, Tiny, extended, generated, positions, saved
+from tests.family_runs import MOST, NONE, ROWS, Tiny, extended, generated, positions, saved
 from tests.linear_attention import delta_rule, in_doubles
 from tests.methods.cases import CASES, DEPTH, build, case_id, signals_of
 from tests.methods.runs import kept_by
 from tests.tiny import Recorder, Scatter, chat, full_model, load_tiny, model_of, save_tiny
 
 NAMES = ("qwen3_5", "qwen3_5_video", "qwen3_5_mixed", "qwen3_5_moe", "minicpm_v")
-MOST = Budget("kept", 0.6)
 FULL = FAMILIES["qwen3_5"].full_layers
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from espalier.harness.paths import ROOT
+
 TEMPLATES = ROOT / "harness" / "reports" / "templates"
 PAGES = sorted(
     page

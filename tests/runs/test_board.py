@@ -1,12 +1,13 @@
-"""The board of a sweep: what it counts, and the time that it states."""
+"""The board of a sweep: what it counts, and the time that it states; the time column of progress lines."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from rich.progress import Progress
 
-from espalier.harness.runs.progress_bar import Board
+from espalier.harness.runs.progress_bar import Board, TimeLeft
 
 
 def row(status: str = "done", key: str = "key") -> dict[str, Any]:
@@ -52,3 +53,16 @@ def test_the_time_left_follows_from_finished_runs(name: str) -> None:
 def test_stored_cells_take_no_time() -> None:
     sweep = Board(3, {"a": "rec"})
     assert sweep.left("a", elapsed=1.0, share=0.5) == pytest.approx(1.0)
+
+
+def test_a_line_shows_the_time_left_or_until_that_is_known_the_time_passed() -> None:
+    now = [0.0]
+    lines = Progress(get_time=lambda: now[0])
+    lines.add_task("title", total=10)
+    now[0] = 65.0
+    texts = [str(TimeLeft().render(lines.tasks[0]))]
+    for done in (1, 2):
+        now[0] += 10.0
+        lines.update(lines.tasks[0].id, completed=done)
+    texts.append(str(TimeLeft().render(lines.tasks[0])))
+    assert texts == ["1:05", "1:20 left"]

@@ -15,9 +15,8 @@ from espalier.harness.paths import ROOT
 from espalier.harness.runs import admission
 from espalier.harness.store.files.folder_checks import check_folder
 from tests.arithmetic import sums, write_task
+from tests.fuzz.files import WEIGHTS
 from tests.runs.helpers import Bench
-
-WEIGHTS = ROOT / "harness/seedling/weights/seedling"
 
 
 def copy_weights(folder: Path) -> Path:

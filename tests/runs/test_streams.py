@@ -1,4 +1,4 @@
-"""Signals and standard streams by themselves, without a run: what a command turns them into, and gives back."""
+"""Signals, standard streams and the line of the current step by themselves, without a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch
 
 from espalier.harness.runs import streams
 from espalier.harness.runs.model_pool import threads
-from espalier.harness.runs.streams import OutputLost, Stopped, stoppable
+from espalier.harness.runs.streams import OutputLost, StatusLine, Stopped, stoppable
+from tests.runs.terminal import Terminal, screen
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -108,3 +109,49 @@ def test_threads_are_those_of_before_after_a_run() -> None:
         with threads(number):
             assert torch.get_num_threads() == number or before
         assert torch.get_num_threads() == before
+
+
+@pytest.fixture(autouse=True)
+def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_it_comes_changes_and_goes_also_before_an_error() -> None:
+    stream = Terminal()
+
+    def fail() -> None:
+        with StatusLine(stream) as waiting:
+            for text in ("loading a lot of things", "checking"):
+                waiting.say(text)
+                assert screen(stream.getvalue(), 80) == [text]
+            raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        fail()
+    assert screen(stream.getvalue(), 80) == [""]
+    assert "\n" not in stream.getvalue()
+
+
+def test_a_line_that_is_too_long_does_not_wrap() -> None:
+    stream = Terminal()
+    StatusLine(stream).say("x" * 200)
+    assert [len(line) for line in screen(stream.getvalue(), 80)] == [79]
+
+
+@pytest.mark.parametrize("why", ["no terminal", "quiet", "dumb"])
+def test_it_is_silent_where_nobody_reads_it(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO() if why == "no terminal" else Terminal()
+    if why == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    with StatusLine(stream, quiet=why == "quiet") as waiting:
+        waiting.say("anything")
+    assert stream.getvalue() == ""
+
+
+def test_a_stream_that_takes_nothing_is_no_error() -> None:
+    class Full(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(28, "full")
+
+    with StatusLine(Full()) as waiting:
+        waiting.say("anything")

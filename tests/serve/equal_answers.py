@@ -31,10 +31,9 @@ from espalier.methods.base import MethodError
 from espalier.serve.families import PLAIN
 from espalier.serve.setting import KEY
 from tests.serve.families import FAMILIES
+from tests.serve.running_server import PYTHON
 from tests.serve.second_runner import add_interpreter
 from tests.tiny import chat, load_tiny, picture, save_tiny
-
-PYTHON = Path(os.environ.get("SERVE_PYTHON", ".venv-serve/bin/python"))
 
 #: Which of vLLM's model runners; the second one takes minutes for each cell.
 RUNNER = os.environ.get("SERVE_RUNNER", "1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from espalier.harness.store import SCHEMA, Store
 from espalier.harness.store.answer_view import compare, write
 from espalier.harness.store.stored_answers import find_run, read_answers
 from tests.refused import refused
+from tests.runs.terminal import Terminal
 
 Scores = Sequence[float]
 
@@ -250,11 +250,6 @@ def test_journals_of_earlier_versions_have_answers_without_questions(
     add(tmp_path, "aa", [1, 0], with_question=False)
     assert main(["show", "aa", "--wrong", "--store", str(tmp_path)]) == 0
     assert printed(capsys)[0][1] == ["t/1", "0", "", "wrong 1", "", ""]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_at_a_terminal_there_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

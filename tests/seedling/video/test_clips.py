@@ -17,8 +17,7 @@ from espalier.harness.seedling.video.clips import (
 )
 from espalier.harness.seedling.video.dialogues import dialogue_stream, dialogues
 from espalier.harness.seedling.video.events import PLACES
-
-SPLITS = ("train", "val", "test")
+from tests.seedling.test_scenes import SPLITS
 
 
 @pytest.fixture(scope="module")
