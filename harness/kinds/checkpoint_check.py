@@ -12,6 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from espalier.harness.config.checkpoint_names import GROUP
+from espalier.harness.config.group_lists import choices, read_choice
+from espalier.harness.config.model_section import model_spec
 from espalier.harness.cost.flops import quadratic
 from espalier.harness.cost.memory import DeviceMemory
 from espalier.harness.errors import Refused, UserError, foreign, unknown_name
@@ -19,7 +22,7 @@ from espalier.harness.models.checkpoint_files import check_checkpoint, check_sha
 from espalier.harness.models.families import ADAPTERS, own_family
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import cached_file, require_cached
-from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec, RunSpec
+from espalier.harness.specs.run_spec import CHECKPOINT, ORIGINAL, ModelSpec, RunSpec
 from espalier.harness.store.files.digests import Digests, read_bytes
 
 #: Bytes of weights up to which `model.check_weights=auto` reads the values: seconds.
@@ -30,10 +33,12 @@ CHUNK = 2**24
 GIB = 2**30
 
 
-def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
+def check_model(
+    model: ModelSpec, offline: bool, digests: Digests, tasks: tuple[str, ...] = ()
+) -> None:
     """Raise UserError unless the model's family, precision, settings and checkpoint allow it to be loaded.
 
-    A checkpoint of the hub is downloaded, unless `offline`.
+    A checkpoint of the hub is downloaded, unless `offline`. `tasks` are kind and name of the benchmark.
 
     Cost: one read of weight files with a checksum, or with values to check (`model.check_weights`); of others the
     headers.
@@ -45,13 +50,9 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
     if model.adapter not in ADAPTERS.names():
         own_family(model.adapter)
     check_precision(model)
-    if model.processor:
-        # Imports the family's code, which takes seconds; most models state settings, and a run needs it anyway.
-        ADAPTERS.load(model.adapter).check_settings(model)
-    # The checkpoint's template itself is not here yet; nor is the family's code imported for it.
-    conversation = None if model.conversation == CHECKPOINT else model.conversation
-    if conversation is not None or model.prompt.join is not None:
-        ADAPTERS.load(model.adapter).format(conversation, model.prompt.join)
+    names = model.adapter, model.name, model.prompt.name, model.weights, tasks
+    settings = repr((_family_settings(model), names))
+    digests.once(settings, lambda: _check_settings(model, tasks))
     if model.weights == "random":
         refuse("random weights", {"model": model})
         return
@@ -65,6 +66,38 @@ def check_model(model: ModelSpec, offline: bool, digests: Digests) -> None:
 
         folder = checkpoint_folder(model.hub or "", model.revision)
     _once(digests, model, folder, partial(check_shards, folder, f"model.hub={model.hub!r}"))
+
+
+def _check_settings(model: ModelSpec, tasks: tuple[str, ...]) -> None:
+    """Raise UserError for settings that the model's family does not take.
+
+    Those of its file in conf/model are valid (tests/models/test_shipped_settings.py): a dry run need not import the
+    family's code for them, which takes seconds.
+    """
+    if _family_settings(model) == _shipped_settings(model, tasks):
+        return
+    family = ADAPTERS.load(model.adapter)
+    family.check_settings(model)
+    # The checkpoint's template itself is not here yet.
+    conversation = None if model.conversation == CHECKPOINT else model.conversation
+    family.format(conversation, model.prompt.join)
+
+
+def _family_settings(model: ModelSpec) -> tuple[Any, ...]:
+    """Return all that `check_settings` and `format` of a family read."""
+    prompt = model.conversation, model.prompt.join
+    return model.processor, model.architecture, model.attention, *prompt
+
+
+def _shipped_settings(model: ModelSpec, tasks: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """Return the settings of the model's file in conf/model with its prompt set; None: there is no such file or set."""
+    if model.name not in choices(GROUP):
+        return None
+    part, prompt = read_choice(GROUP, model.name), model.prompt.name
+    if model.adapter != part["adapter"] or {ORIGINAL: {}, **part["prompts"]}.get(prompt) is None:
+        return None
+    shipped = {**part, "prompt": prompt, "weights": model.weights}
+    return _family_settings(model_spec(shipped, tasks))
 
 
 def _once(

@@ -140,7 +140,8 @@ def _checked(spec: RunSpec, method: Method, digests: Digests) -> Job:
     # What is fitted to a model below, such as a schedule, is not part of the label.
     identity = kind.identity(spec, method)
     check_meters(identity.engine, spec.engine.meters)
-    check_model(spec.model, spec.offline, digests)
+    tasks = spec.benchmark.kind, spec.benchmark.name
+    check_model(spec.model, spec.offline, digests, tasks)
     check_lengths(spec)
     resolved = kind.resolve(spec, method, digests)
     method = resolved.method

@@ -26,6 +26,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+#: A sweep that runs nothing, over a model without a checkpoint here and a method that reads the tower.
+DRY = "-m --dry model=qwen2_5_vl_7b method=none,visionzip ratio=0.5,0.9 benchmark=gqa,mme"
+
+
 def imports_of(line: str, store: Path) -> set[str]:
     place = [] if line == "--help" else [f"store={store}"]
     result = subprocess.run(
@@ -44,3 +48,10 @@ def test_the_start_imports_little(store: Path, line: str, most: int) -> None:
     assert len(modules) <= most
     assert not HEAVY & modules
     assert ("hydra" in modules) == (line != "--help")
+
+
+def test_a_dry_run_imports_no_model_family(tmp_path: Path) -> None:
+    modules = imports_of(DRY, tmp_path)
+    assert "torch" in modules
+    assert not {"transformers", "pandas", "espalier.harness.models.adapter"} & modules
+    assert "transformers" in imports_of(f"{DRY} model.processor.max_pixels=200704", tmp_path)
