@@ -70,8 +70,22 @@ def refers(value: Any) -> bool:
     return isinstance(value, str) and ("${" in value or value == "???")
 
 
-def resolved(pieces: Mapping[str, Piece], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return the config of these pieces as plain data, of `keys` or all; those without references stay as they are.
+def empty_config() -> DictConfig:
+    """Return a config into which nodes move from the last one: copying them costs ten times as much."""
+    return OmegaConf.create({}, flags={"no_deepcopy_set_nodes": True})
+
+
+def resolved(
+    pieces: Mapping[str, Piece],
+    keys: Iterable[str] | None = None,
+    config: DictConfig | None = None,
+) -> dict[str, Any]:
+    """Return the config of these pieces as plain data; those without references stay as they are.
+
+    Args:
+        pieces: by key.
+        keys: those to return; None: all.
+        config: in which they are resolved, after those of another cell; None: one of their own.
 
     Raises:
         UserError: a reference leads nowhere, or a value is missing.
@@ -79,16 +93,28 @@ def resolved(pieces: Mapping[str, Piece], keys: Iterable[str] | None = None) -> 
     keys = pieces if keys is None else keys
     if not any(pieces[key].refers for key in keys):
         return {key: pieces[key].written for key in keys}
+    config = empty_config() if config is None else config
     try:
-        # Nodes move into this config from the last one: copying them costs ten times as much.
-        config = OmegaConf.create({}, flags={"no_deepcopy_set_nodes": True})
-        for key, piece in pieces.items():
-            config[key] = piece.node
+        fill(config, {key: piece.node for key, piece in pieces.items()})
         return {
             key: _plain(config, key) if pieces[key].refers else pieces[key].written for key in keys
         }
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key or 'config'}: {str(error).splitlines()[0]}") from error
+
+
+def fill(config: DictConfig, nodes: Mapping[str, Node]) -> None:
+    """Make these nodes the content of a config; a node that it already holds costs nothing."""
+    present = {str(key): config._get_node(key) for key in config}
+    for key, node in present.items():
+        if nodes.get(key) is not node:
+            assert isinstance(node, Node)
+            # One that still belongs to the config would be copied when it comes back.
+            node._set_parent(None)
+            del config[key]
+    for key, node in nodes.items():
+        if present.get(key) is not node or node._get_parent() is not config:
+            config[key] = node
 
 
 def _plain(config: DictConfig, key: str) -> Any:
@@ -111,6 +137,7 @@ class Composer:
         self._parsed: dict[str, Override] = {}
         self._pieces: dict[tuple[Any, ...], Piece | None] = {}
         self._checked: set[tuple[Choice, str]] = set()
+        self._config = empty_config()
 
     def cell(self, overrides: Iterable[str]) -> Cell:
         """Return the resolved config of a cell. Cost: 1 ms, and some milliseconds for each file read.
@@ -118,7 +145,7 @@ class Composer:
         Raises:
             UserError: what is wrong with the overrides.
         """
-        return resolved(settled_pieces(self.pieces(overrides)))
+        return resolved(settled_pieces(self.pieces(overrides)), config=self._config)
 
     def pieces(self, overrides: Iterable[str]) -> dict[str, Piece]:
         """Return the unresolved piece of each key of a config, those of the sweep among them.
