@@ -28,6 +28,9 @@ PLUS = "+"
 #: Returns a value in its final type, given the config key and the value as it is in the config.
 Reader = Callable[[str, Any], Any]
 
+#: The same for a value of an annotated type, as `read_value`.
+ValueReader = Callable[[str, Any, Any], Any]
+
 #: `field(metadata=COMPUTED)`: the program fills in this field of a section, the config does not have it.
 COMPUTED: Mapping[str, Any] = {"computed": True}
 
@@ -97,16 +100,40 @@ def read_value(key: str, value: Any, hint: Any) -> Any:
         raise UserError(f"{key}={value!r} must be {mismatch}") from None
 
 
-def read_section(section: type[Section], key: str, part: Any) -> Section:
+def shared_reader() -> ValueReader:
+    """Return a `read_value` that reads a table once: the cells of a command share equal sections."""
+    tables: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def read(key: str, value: Any, hint: Any) -> Any:
+        if not isinstance(value, dict):
+            return read_value(key, value, hint)
+        place = key, id(value)
+        if place not in tables:
+            # The table stays with its result: no other one can get its id.
+            tables[place] = value, read_value(key, value, hint)
+        return tables[place][1]
+
+    return read
+
+
+def read_section(
+    section: type[Section], key: str, part: Any, read: ValueReader = read_value
+) -> Section:
     """Return a table of the config as its dataclass.
 
     Raises:
         UserError: as `read_fields`, or what the dataclass raises when its fields contradict each other.
     """
-    return section(**read_fields(section, key, part))
+    return section(**read_fields(section, key, part, read=read))
 
 
-def read_fields(section: type, key: str, part: Any, mistakes: Iterable[str] = ()) -> dict[str, Any]:
+def read_fields(
+    section: type,
+    key: str,
+    part: Any,
+    mistakes: Iterable[str] = (),
+    read: ValueReader = read_value,
+) -> dict[str, Any]:
     """Return the values of a table of the config, by the fields of the section's dataclass.
 
     Args:
@@ -114,6 +141,7 @@ def read_fields(section: type, key: str, part: Any, mistakes: Iterable[str] = ()
         key: the config key of the table, "" at the top.
         part: the table.
         mistakes: further error lines about the table.
+        read: reads the value of a field.
 
     Raises:
         UserError: one line with every key that is unknown, missing or has a wrong value.
@@ -123,13 +151,16 @@ def read_fields(section: type, key: str, part: Any, mistakes: Iterable[str] = ()
     return gather(
         {name: (_dotted(key, name), values[name], hint) for name, hint in present.items()},
         [*key_mistakes(key, values, declared), *mistakes],
+        read,
     )
 
 
 def gather(
-    values: Mapping[str, tuple[str, Any, Any]], mistakes: Iterable[str] = ()
+    values: Mapping[str, tuple[str, Any, Any]],
+    mistakes: Iterable[str] = (),
+    read: ValueReader = read_value,
 ) -> dict[str, Any]:
-    """Return what `read_value` makes of each entry (key, value, annotation).
+    """Return what `read` makes of each entry (key, value, annotation).
 
     Raises:
         Mistakes: values are wrong, or there are `mistakes` already; one line names all of them.
@@ -138,7 +169,7 @@ def gather(
     lines = list(mistakes)
     for name, entry in values.items():
         try:
-            results[name] = read_value(*entry)
+            results[name] = read(*entry)
         except UserErrors as error:
             lines += error.lines
         except UserError as error:

@@ -342,10 +342,10 @@ def admit(
 ) -> Runner:
     """Admit every cell before the first one runs; return what runs them."""
     # Only this way of running needs them: help and mistakes are printed without them.
-    from espalier.harness.config.build_spec import build_spec
+    from espalier.harness.config.build_spec import build_specs
     from espalier.harness.runs.runner import Runner
 
-    specs = [build_spec(cell, folders=command.folders) for cell in settings]
+    specs = build_specs(settings, command.folders)
     runner = Runner(command.sweep, ranks, command.argv, waiting, command.lines)
     runner.admit(specs)
     if command.sweep:

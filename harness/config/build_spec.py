@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from espalier.harness.config.model_section import check_texts, model_spec, with_
 from espalier.harness.cost.budget import RULES, Budget
 from espalier.harness.cost.facts import ModelFacts
 from espalier.harness.errors import UserError, tell_once
-from espalier.harness.settings import (
-    choice,
-)
+from espalier.harness.settings import choice, shared_reader
 from espalier.harness.specs.benchmark_spec import BenchmarkSpec
 from espalier.harness.specs.catalogue import METHODS, build_method, method_class
 from espalier.harness.specs.generation import Thinking
@@ -119,10 +117,22 @@ def build_spec(
     )
 
 
+def build_specs(cells: Iterable[CellSettings], folders: Sequence[Path] = ()) -> list[RunSpec]:
+    """Return the runs of a command's cells, as `build_spec`; a model is read once for each benchmark."""
+    models: dict[tuple[int, str, str], ModelSpec] = {}
+    specs = []
+    for cell in cells:
+        key = (id(cell.model), cell.benchmark.kind, cell.benchmark.name)
+        if key not in models:
+            models[key] = model_spec(cell.model, key[1:])
+        specs.append(build_spec(cell, models[key], folders=folders))
+    return specs
+
+
 def specs_of(*argv: str, typed: bool = False) -> list[RunSpec]:
     """Return the runs of a command line, `typed` by a person or made by a program; errors as of both steps."""
-    command = read_command(argv, typed)
-    return [build_spec(cell, folders=command.folders) for cell in command.cells]
+    command, read = read_command(argv, typed), shared_reader()
+    return build_specs([read_settings(cell, read) for cell in command.cells], command.folders)
 
 
 def read_budget(rule: str, ratio: Any, keep: Any, drafts: bool, facts: ModelFacts) -> Budget:

@@ -19,6 +19,7 @@ from espalier.harness.settings import (
     OneOf,
     Ratio,
     Text,
+    ValueReader,
     defaults,
     read_section,
     read_value,
@@ -121,8 +122,8 @@ class CellSettings(RunOptions):
 RUN_KEYS = tuple(setting_hints(CellSettings))
 
 
-def read_settings(cell: Cell) -> CellSettings:
-    """Return the settings of a cell's run.
+def read_settings(cell: Cell, read: ValueReader = read_value) -> CellSettings:
+    """Return the settings of a cell's run; cells of a command have one `read`, a `shared_reader`.
 
     Raises:
         UserError: one line with the config key, the value and what is valid.
@@ -130,7 +131,7 @@ def read_settings(cell: Cell) -> CellSettings:
     Cost: 0.5 ms.
     """
     part = {key: value for key, value in cell.items() if key not in NOT_OF_A_RUN}
-    settings = read_section(CellSettings, "", part)
+    settings = read_section(CellSettings, "", part, read)
     benchmark = part["benchmark"]
     if is_own_data(benchmark) and benchmark["path"] is None:
         line = f"benchmark.path=null: benchmark={benchmark['name']} needs data; valid: {VALID}"

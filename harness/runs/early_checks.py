@@ -18,7 +18,7 @@ from espalier.harness.config.group_lists import choices, merged, read_choice
 from espalier.harness.config.method_names import method_kind, methods_of
 from espalier.harness.errors import Refused, UserError
 from espalier.harness.paths import located
-from espalier.harness.settings import table
+from espalier.harness.settings import shared_reader, table
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import (
     data_set_cached,
@@ -51,11 +51,11 @@ def check_cells(cells: Iterable[Cell], dry: bool) -> list[CellSettings]:
 
     Cost: 0.5 ms a cell; once for each model, benchmark and method 0.1 s if one is looked up in the hub's cache.
     """
-    settings, checked = [], set()
+    settings, checked, read = [], set(), shared_reader()
     wanted: dict[tuple[str, str | None], Callable[[], AbstractContextManager[None]]] = {}
     go_offline()
     for cell in cells:
-        values = read_settings(cell)
+        values = read_settings(cell, read)
         settings.append(values)
         # A draft can do without every token.
         kind = "decoder" if values.method.code else method_kind(values.method.name)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from espalier.harness.config import composer as composed
-from espalier.harness.config.build_spec import build_spec
+from espalier.harness.config.build_spec import build_specs
 from espalier.harness.config.cell_settings import NOT_OF_A_RUN, CellSettings
 from espalier.harness.config.compose import Command
 from espalier.harness.errors import FOREIGN, StoreLost, first_words, tell_once
@@ -79,8 +79,7 @@ def cells_of(
     """
     # Without GPUs a worker of this machine computes on its CPU, whatever the model requests.
     has_gpus, cells = not cluster.on_this_machine or bool(devices()), []
-    for config, values in zip(command.cells, settings, strict=True):
-        spec = build_spec(values, folders=command.folders)
+    for config, spec in zip(command.cells, build_specs(settings, command.folders), strict=True):
         resources = resources_of(config, spec, cluster)
         gpus = resources.gpus if has_gpus else 0
         cells.append(ClusterCell(config, on_its_machine(config, spec, gpus), resources))
