@@ -18,4 +18,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from espalier.harness.runs.process import run_process
+
+    run_process(main)

@@ -81,5 +81,12 @@ commands:
   espalier store ls"""
 
 
+def program() -> None:
+    """Run one command as a process."""
+    from espalier.harness.runs.process import run_process
+
+    run_process(main)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

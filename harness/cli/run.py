@@ -33,6 +33,7 @@ from espalier.harness.errors import (
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process, join
 from espalier.harness.runs import streams
+from espalier.harness.runs.process import resting_collector
 from espalier.harness.runs.streams import (
     OutputLost,
     StatusLine,
@@ -123,7 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         check_environment()
-        with stoppable(), StatusLine(quiet=not is_main_process()) as waiting:
+        with (
+            stoppable(),
+            resting_collector(),
+            StatusLine(quiet=not is_main_process()) as waiting,
+        ):
             code = dispatch(arguments, waiting)
             flush()
         return code

@@ -21,6 +21,7 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
+from espalier.harness.runs.process import collect_again
 from espalier.harness.runs.progress_bar import Board
 from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
@@ -113,6 +114,7 @@ class OnePass:
                 for cell, directory in zip(jobs, directories, strict=True)
             ]
             bar.phase(title)
+            collect_again()
             answer_together(sharers, adapter, loaded, bar.samples, ranks)
         counts_by_rank = ranks.gather([cell.fresh for cell in sharers])
         for job, counts in zip(jobs, zip(*counts_by_rank, strict=True), strict=True):

@@ -23,6 +23,7 @@ from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
+from espalier.harness.runs.process import collect_again
 from espalier.harness.runs.progress_bar import Board
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.served.engine_pool import EnginePool
@@ -213,6 +214,7 @@ class CellRunner:
                 served = self.engines.model(spec)
             adapter = self.pool.adapter(spec.model) if served is None else served.adapter
             bar.phase(title)
+            collect_again()
 
             def report(finished: int, total: int) -> None:
                 bar.samples(finished, total)
