@@ -7,17 +7,19 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; Ctrl-C while the program is still being imported is one line, too."""
+    """Run; Ctrl-C while the program is still being imported is one line, too.
+
+    Without `argv` the command line is that of this process, which ends with the returned code.
+    """
     try:
         from espalier.harness.cli import run
+        from espalier.harness.runs.process import run_process
 
-        return run.main(argv)
+        return run_process(run.main) if argv is None else run.main(argv)
     except KeyboardInterrupt:
         print("error: stopped", file=sys.stderr)
         return 130
 
 
 if __name__ == "__main__":
-    from espalier.harness.runs.process import run_process
-
-    run_process(main)
+    sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from espalier.version import __version__
 
@@ -47,7 +48,10 @@ complete -o default -F _espalier espalier
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; exit code 2 and one line if there is none of that name."""
+    """Run one command; exit code 2 and one line if there is none of that name.
+
+    Without `argv` the command line is that of this process, which ends with the returned code.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments == ["--version"]:
         print(f"espalier {__version__}")
@@ -58,9 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     modules = {name: module for name, (module, _) in COMMANDS.items()}
     try:
         # Imported here: Ctrl-C while the program is still being imported is one line, too.
+        from espalier.harness.runs.process import run_process
         from espalier.harness.specs.commands import dispatch
 
-        return dispatch("command", modules, usage(), arguments, MEANT)
+        command = partial(dispatch, "command", modules, usage(), arguments, MEANT)
+        return run_process(command) if argv is None else command()
     except KeyboardInterrupt:
         print("error: stopped", file=sys.stderr)
         return 130
@@ -81,12 +87,5 @@ commands:
   espalier store ls"""
 
 
-def program() -> None:
-    """Run one command as a process."""
-    from espalier.harness.runs.process import run_process
-
-    run_process(main)
-
-
 if __name__ == "__main__":
-    program()
+    sys.exit(main())

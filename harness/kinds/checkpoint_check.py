@@ -80,7 +80,8 @@ def _check_settings(model: ModelSpec, tasks: tuple[str, ...]) -> None:
     family.check_settings(model)
     # The checkpoint's template itself is not here yet.
     conversation = None if model.conversation == CHECKPOINT else model.conversation
-    family.format(conversation, model.prompt.join)
+    if conversation is not None or model.prompt.join is not None:
+        family.format(conversation, model.prompt.join)
 
 
 def _family_settings(model: ModelSpec) -> tuple[Any, ...]:

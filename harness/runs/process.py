@@ -13,8 +13,8 @@ from contextlib import contextmanager
 USUAL, RARE = gc.get_threshold(), (10**6, 10, 10)
 
 
-def run_process(main: Callable[[], int]) -> None:
-    """Run a program, and end the process with its exit code after all hooks.
+def run_process(main: Callable[[], int]) -> int:
+    """Return the exit code of a program; the process ends with it after all hooks.
 
     Python would free every object of torch and transformers first, which takes two seconds.
     """
@@ -29,7 +29,7 @@ def run_process(main: Callable[[], int]) -> None:
     # The hook that is registered first is called last.
     atexit.register(end)
     codes.append(main())
-    sys.exit(codes[0])
+    return codes[0]
 
 
 @contextmanager

@@ -123,3 +123,12 @@ def test_command_lines(data: st.DataObject) -> None:
     for _ in range(3):
         chosen = [f"{key}={data.draw(st.sampled_from(CHOICES[key]))}" for key in groups]
         check(composer, data.draw(st.permutations([*chosen, *values])))
+
+
+def test_a_section_between_two_cells_changes_neither() -> None:
+    composer, line = Composer(Catalogue()), ("method=d2pruner", "benchmark=refcoco_val")
+    check(composer, line)
+    # It takes the nodes that it shares with the cell, and has another kind of task.
+    section = composer.section("method", "d2pruner")
+    assert section["params"]["K"] != composer.cell(line)["method"]["params"]["K"]
+    check(composer, line)

@@ -28,7 +28,7 @@ def main():
     print("x" * 100_000)
     {end}
 
-run_process(main)
+sys.exit(run_process(main))
 """
 
 
