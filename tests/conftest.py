@@ -26,15 +26,17 @@ VARIANTS = (
     "qwen3_5_moe_mixed",
 )
 
-#: Families that every test of families has in the everyday run: a raster and a class token, crops and newlines, packed
-#: planes, merged patches with positions on three axes, pixel shuffle, and tokens that see one another.
+#: Families that every test of families has in CI: a raster and a class token, crops and newlines, packed planes, merged
+#: patches with positions on three axes, pixel shuffle, and tokens that see one another.
 USUAL = ("llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl", "gemma3")
-#: Of its other families a test has one in so many in the everyday run, drawn by its name.
-FAMILY_SHARE = 8
+#: Of these families, and of its others, a test has one in so many in the everyday run, drawn by its name.
+USUAL_SHARE, FAMILY_SHARE = 2, 8
 
-#: Of the instances of variants and sampled tests that are not everyday's, CI takes one in so many; of families one in
-#: two, so that CI and the everyday run have each test on nine families in sixteen.
+#: Of the instances of variants and of a test `sampled(n)` that are not everyday's, CI takes one in so many; of other
+#: families one in two, so that CI and the everyday run have each test on nine of them in sixteen.
 CI_SHARE, FAMILY_CI_SHARE = 10, 2
+#: Of a test `sampled` without a number the everyday run takes one instance in so many, and CI the others.
+SAMPLE = 6
 
 
 #: Which part of the slow tests a run takes, and how many parts there are: CI takes one of three, by its commit.
@@ -53,7 +55,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the everyday run leaves of variants, of families, and of sampled tests as slow or exhaustive."""
     seen: Counter[str] = Counter()
-    rare = set(getattr(sys.modules.get("tests.families"), "FAMILIES", ())) - set(USUAL)
+    families = set(getattr(sys.modules.get("tests.families"), "FAMILIES", ()))
     for item in items:
         values = set(map(str, getattr(getattr(item, "callspec", None), "params", {}).values()))
         sampled, ci_share = item.get_closest_marker("sampled"), CI_SHARE
@@ -61,12 +63,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             is_everyday = False
         elif sampled is not None:
             test = item.nodeid.partition("[")[0]
-            is_everyday = seen[test] % sampled.args[0] == 0
-            ci_share = sampled.args[1] if len(sampled.args) > 1 else ci_share
+            stride, ci_share = (*(sampled.args or (SAMPLE, 1)), CI_SHARE)[:2]
+            is_everyday = seen[test] % stride == 0
             seen[test] += 1
-        elif not values.isdisjoint(rare):
-            is_everyday = crc32(f"family {item.nodeid}".encode()) % FAMILY_SHARE == 0
-            ci_share = FAMILY_CI_SHARE
+        elif not values.isdisjoint(families):
+            rare = values.isdisjoint(USUAL)
+            share, ci_share = (FAMILY_SHARE, FAMILY_CI_SHARE) if rare else (USUAL_SHARE, 1)
+            is_everyday = crc32(f"family {item.nodeid}".encode()) % share == 0
         else:
             continue
         if not is_everyday:
