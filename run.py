@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         from espalier.harness.cli import run
-        from espalier.harness.runs.process import run_process
+        from espalier.harness.specs.commands import run_process
 
         return run_process(run.main) if argv is None else run.main(argv)
     except KeyboardInterrupt:

@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     modules = {name: module for name, (module, _) in COMMANDS.items()}
     try:
         # Imported here: Ctrl-C while the program is still being imported is one line, too.
-        from espalier.harness.runs.process import run_process
-        from espalier.harness.specs.commands import dispatch
+        from espalier.harness.specs.commands import dispatch, run_process
 
         command = partial(dispatch, "command", modules, usage(), arguments, MEANT)
         return run_process(command) if argv is None else command()

@@ -33,7 +33,6 @@ from espalier.harness.errors import (
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import RankLost, Ranks, is_main_process, join
 from espalier.harness.runs import streams
-from espalier.harness.runs.process import resting_collector
 from espalier.harness.runs.streams import (
     OutputLost,
     StatusLine,
@@ -42,7 +41,7 @@ from espalier.harness.runs.streams import (
     speak_plainly,
     stoppable,
 )
-from espalier.harness.specs.commands import check_environment, short_of_memory
+from espalier.harness.specs.commands import check_environment, resting_collector, short_of_memory
 from espalier.harness.specs.hub_cache import downloads
 from espalier.harness.specs.secrets import masked, typed
 

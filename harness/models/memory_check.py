@@ -1,11 +1,9 @@
-"""Check that a model and its longest prompt fit into memory, before weights are read; what rehearsals measured."""
+"""Check that a model and its longest prompt fit into memory, before weights are read."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 import torch
 from transformers import PreTrainedModel
@@ -13,8 +11,8 @@ from transformers.integrations.accelerate import _get_device_map
 
 from espalier.harness.cost.facts import StackFacts
 from espalier.harness.cost.memory import free_memory
+from espalier.harness.cost.rehearsed import PATCHES, rehearsed_bytes
 from espalier.harness.errors import UserError
-from espalier.harness.paths import CONF
 from espalier.harness.specs.run_spec import ModelSpec
 
 #: Free bytes by number of the GPU, or `cpu`.
@@ -26,39 +24,6 @@ SLOW = {"cpu", "disk"}
 #: Vectors of the hidden size that a layer holds at once for each token: residual stream, its norm, queries, keys,
 #: values and the output of attention.
 ROWS_OF_STREAM = 6
-
-#: What `make rehearsals` measured, a line a run.
-REHEARSALS = CONF / "rehearsals.csv"
-#: The benchmark of those that are rehearsed with a video beside a picture.
-VIDEOS = "mvbench"
-
-#: Patches of the tower per visual token, if the projector merges 2 x 2.
-PATCHES = 4
-
-
-@cache
-def _rehearsed() -> list[dict[str, str]]:
-    """Return the lines of unpruned prompts."""
-    with REHEARSALS.open(encoding="utf-8") as file:
-        return [line for line in csv.DictReader(file) if line["method"] == "none"]
-
-
-def rehearsed_bytes() -> Mapping[str, int]:
-    """Return the bytes beside weights of an unpruned picture or video, of the models rehearsed on one card."""
-    return {
-        line["model"]: int((float(line["peak"]) - float(line["weights"])) * 2**30)
-        for line in _rehearsed()
-        if line["cards"] == "1" and line["benchmark"] != VIDEOS
-    }
-
-
-def frame_tokens() -> Mapping[str, float]:
-    """Return the visual tokens of a video's frame, of the models rehearsed with one."""
-    return {
-        line["model"]: int(line["visual"]) / int(line["clip"])
-        for line in _rehearsed()
-        if line["clip"]
-    }
 
 
 def free_bytes() -> FreeMemory:

@@ -21,8 +21,8 @@ from espalier.harness.ranks import Ranks
 from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
-from espalier.harness.runs.process import collect_again
 from espalier.harness.runs.progress_bar import Board
+from espalier.harness.specs.commands import collect_again
 from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.run_spec import MethodSpec, RunSpec
 from espalier.harness.store import RunDir, Store

@@ -23,11 +23,11 @@ from espalier.harness.runs import progress_bar as progress
 from espalier.harness.runs.admission import Job
 from espalier.harness.runs.model_pool import Pool, threads
 from espalier.harness.runs.onepass import OnePass, begin, journal_of
-from espalier.harness.runs.process import collect_again
 from espalier.harness.runs.progress_bar import Board
 from espalier.harness.runs.result_row import build_row
 from espalier.harness.runs.served.engine_pool import EnginePool
 from espalier.harness.runs.wandb_log import Mirror
+from espalier.harness.specs.commands import collect_again
 from espalier.harness.specs.comparable import settings_digest
 from espalier.harness.store import RunDir, Store, Unreadable
 from espalier.harness.store.answer_digest import digest_of

@@ -13,9 +13,9 @@ from typing import Any
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.cost.rehearsed import REHEARSALS, VIDEOS
 from espalier.harness.errors import UserError
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.memory_check import REHEARSALS, VIDEOS
 from espalier.harness.paths import CONF
 from espalier.harness.specs.commands import command
 from espalier.harness.tools.rehearsal.real_sizes import RealSizes

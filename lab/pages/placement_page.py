@@ -16,10 +16,11 @@ from transformers.integrations import accelerate
 
 from espalier.harness.config.build_spec import build_spec
 from espalier.harness.config.compose import read_command
+from espalier.harness.cost.rehearsed import REHEARSALS
 from espalier.harness.errors import UserError
 from espalier.harness.models.build_adapter import build_skeleton, weight_bytes
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.models.memory_check import REHEARSALS, check_memory, prompt_bytes
+from espalier.harness.models.memory_check import check_memory, prompt_bytes
 from espalier.harness.models.random_weights import byte_tokenizer
 from espalier.harness.paths import CONF
 from espalier.harness.specs.commands import command

@@ -6,11 +6,11 @@ import gc
 import subprocess
 import sys
 
-from espalier.harness.runs.process import RARE, collect_again, resting_collector
+from espalier.harness.specs.commands import RARE, collect_again, resting_collector
 
 PROGRAM = """
 import atexit, sys, threading, time
-from espalier.harness.runs.process import run_process
+from espalier.harness.specs.commands import run_process
 
 class Freed:
     def __del__(self):

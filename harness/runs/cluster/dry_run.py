@@ -23,6 +23,7 @@ from espalier.harness.cost.flops import (
     text_flops,
     tower_flops,
 )
+from espalier.harness.cost.rehearsed import PATCHES, frame_tokens
 from espalier.harness.decoding.diffusion.answer_flops import answer_flops, canvas_of
 from espalier.harness.decoding.diffusion.denoising_settings import Denoising
 from espalier.harness.decoding.diffusion.step_budgets import step_budgets
@@ -30,7 +31,6 @@ from espalier.harness.engine.artifacts import with_scheme
 from espalier.harness.errors import NotCached, Refused, UserError, print_lines
 from espalier.harness.kinds.checkpoint_check import decoder_bytes, entry_bytes
 from espalier.harness.kinds.lookup import kind_of, label_of, method_of
-from espalier.harness.models.memory_check import PATCHES, frame_tokens
 from espalier.harness.paths import CONF
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs import streams
