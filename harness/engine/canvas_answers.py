@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -129,8 +129,7 @@ class CanvasHooks:
             generation_config=self._adapter.canvas_config(settings),
             logits_processor=LogitsProcessorList([FiniteScores()]),
         )
-        ids: Tensor = output.sequences[:, inputs["input_ids"].shape[1] :]
-        return ids
+        return cast("Tensor", output.sequences[:, inputs["input_ids"].shape[1] :])
 
     def completed(self, records: Sequence[SampleRecord]) -> tuple[SampleRecord, ...]:
         """Return the records with steps and attended pairs of each canvas, up to the one that ends the answer."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -512,8 +512,7 @@ def _row(
         prunable[:] = True
 
     def join(parts: list[np.ndarray], like: np.ndarray) -> np.ndarray:
-        joined: np.ndarray = np.concatenate([like, *parts])[prunable]
-        return joined
+        return cast("np.ndarray", np.concatenate([like, *parts])[prunable])
 
     no_slots, no_units = np.zeros(0, dtype=np.int64), np.zeros((0, units), dtype=np.int64)
     tiles = [item.grid[:, 1] if item.tile is None else item.tile for item in row_items]

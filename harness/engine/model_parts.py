@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -73,8 +73,7 @@ class ModelParts(ABC):
             MethodError: the layer has linear attention; the line names the nearest layers that have scores.
         """
         check_full(self.facts.text, layer)
-        attention: nn.Module = self.decoder.layers[layer].self_attn
-        return attention
+        return cast("nn.Module", self.decoder.layers[layer].self_attn)
 
     @property
     @abstractmethod
@@ -216,8 +215,7 @@ class ModelParts(ABC):
     @property
     def device(self) -> torch.device:
         """Device of the first parameter, where inputs go."""
-        device: torch.device = next(self.model.parameters()).device
-        return device
+        return cast("torch.device", next(self.model.parameters()).device)
 
     @cached_property
     def devices(self) -> tuple[torch.device, ...]:
@@ -252,8 +250,7 @@ class TowerBlock:
     def values(self, hidden: Tensor) -> Tensor:
         """Return (P, H, S, Dh) the values that the attention computes from the residual stream (P, S, D)."""
         flat = self.attention.v_proj(self.module.layer_norm1(hidden))
-        values: Tensor = flat.unflatten(2, (self.attention.num_heads, -1)).transpose(1, 2)
-        return values
+        return cast("Tensor", flat.unflatten(2, (self.attention.num_heads, -1)).transpose(1, 2))
 
     def transform(self, hidden: Tensor) -> Tensor:
         """Return the residual stream (P, S, D) after the MLP."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -148,8 +148,7 @@ class TextForward:
             past_key_values=cache,
             use_cache=True,
         ).last_hidden_state
-        logits: Tensor = self.head(hidden)
-        return logits
+        return cast("Tensor", self.head(hidden))
 
     @classmethod
     def of(cls, adapter: ModelParts) -> TextForward:

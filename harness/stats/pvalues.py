@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,8 +89,7 @@ def permutation_pvalue(
 
 def _moved(swaps: NDArray[np.integer], gaps: Array) -> Array:
     """Return the absolute sum of gaps, with the sign of swapped ones reversed."""
-    sums: Array = np.abs(gaps.sum() - 2 * (swaps.astype(np.float64) @ gaps))
-    return sums
+    return cast("Array", np.abs(gaps.sum() - 2 * (swaps.astype(np.float64) @ gaps)))
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:

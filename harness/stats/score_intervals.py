@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from statistics import fmean
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -270,5 +271,4 @@ def by_unit(values: Array, units: Sequence[Hashable]) -> Array:
         return values
     mean = values.mean()
     sums = np.bincount([place[unit] for unit in units], weights=values - mean)
-    unit_values: Array = mean + sums * (len(place) / len(values))
-    return unit_values
+    return cast("Array", mean + sums * (len(place) / len(values)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -109,5 +110,4 @@ def _rates(
     times: Array, tokens: Array, other_times: Array, other_tokens: Array, axis: int = -1
 ) -> Array:
     rate = times.sum(axis=axis) / tokens.sum(axis=axis)
-    ratio: Array = rate / (other_times.sum(axis=axis) / other_tokens.sum(axis=axis))
-    return ratio
+    return cast("Array", rate / (other_times.sum(axis=axis) / other_tokens.sum(axis=axis)))

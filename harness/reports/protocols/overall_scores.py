@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -150,8 +151,7 @@ def effivlm(results: Sequence[StoredResult]) -> ProtocolTable:
 
 def _root_mean_square(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the root mean square over the first axis, benchmarks."""
-    combined: NDArray[np.float64] = np.sqrt(np.square(shares).mean(axis=0))
-    return combined
+    return cast("NDArray[np.float64]", np.sqrt(np.square(shares).mean(axis=0)))
 
 
 def _plots(lines: pd.DataFrame, *columns: str) -> list[Plot]:

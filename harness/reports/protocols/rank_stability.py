@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -63,8 +64,7 @@ class Ranking:
     def means(self, methods: Sequence[str], weights: Array) -> Array:
         """Return weighted mean scores (draws, methods), for weights (draws, samples)."""
         table = np.stack([self.scores[name] for name in methods], axis=1)
-        means: Array = weights @ table / weights.sum(axis=1, keepdims=True)
-        return means
+        return cast("Array", weights @ table / weights.sum(axis=1, keepdims=True))
 
 
 def rank_stability(results: Sequence[StoredResult]) -> ProtocolTable:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 from unittest.mock import patch
 from weakref import WeakValueDictionary
 
@@ -354,8 +354,7 @@ class SimulatedCards(TorchDispatchMode):
 
     def copy(self, func: Any, content: Tensor, kwargs: Any, place: torch.device) -> Tensor:
         """Return a copy of a content for another device, perhaps of another type."""
-        copied: Tensor = func(content, **kwargs)
-        return copied
+        return cast("Tensor", func(content, **kwargs))
 
     def overwrite(self, func: Any, into: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> None:
         """Write the content `source` into that of another tensor."""
