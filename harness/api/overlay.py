@@ -220,6 +220,7 @@ def _saved(figure: Drawing, path: str | PathLike[str] | None) -> Drawing:
     try:
         figure.savefig(fspath(path), bbox_inches="tight")
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"show(path={fspath(path)!r}) cannot be written: {reason}") from error
+        raise UserError(
+            f"show(path={fspath(path)!r}) cannot be written: {' '.join(str(error).split())}"
+        ) from error
     return figure

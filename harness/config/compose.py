@@ -209,8 +209,9 @@ def _shown(
     except OmegaConfBaseException:
         part = None
     if part is None:
-        names = ", ".join(sorted(pieces))
-        raise UserError(f"--package={package!r} is no part of the config; valid: {names}")
+        raise UserError(
+            f"--package={package!r} is no part of the config; valid: {', '.join(sorted(pieces))}"
+        )
     if not OmegaConf.is_config(part):
         return f"{part}\n"
     header = "" if package is None else f"# @package {package}\n"

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, Node, OmegaConf
@@ -56,9 +56,7 @@ class Piece:
     @cached_property
     def node(self) -> Node:
         """The value as a node of OmegaConf, which one config at a time can hold."""
-        node = OmegaConf.create({"it": self.written})._get_node("it")
-        assert isinstance(node, Node)
-        return node
+        return cast("Node", OmegaConf.create({"it": self.written})._get_node("it"))
 
 
 def refers(value: Any) -> bool:
@@ -105,10 +103,9 @@ def resolved(
 
 def fill(config: DictConfig, nodes: Mapping[str, Node]) -> None:
     """Make these nodes the content of a config; a node that it already holds costs nothing."""
-    present = {str(key): config._get_node(key) for key in config}
+    present = {str(key): cast("Node", config._get_node(key)) for key in config}
     for key, node in present.items():
         if nodes.get(key) is not node:
-            assert isinstance(node, Node)
             # One that still belongs to the config would be copied when it comes back.
             node._set_parent(None)
             del config[key]

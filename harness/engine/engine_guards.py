@@ -128,8 +128,9 @@ def closes_gaps(policy: PositionPolicy, method: TokenReducer, facts: ModelFacts)
     with Blame(method, "positions"):
         wanted = method.positions(depth)
         if wanted not in get_args(Positions):
-            valid = ", ".join(get_args(Positions))
-            raise PlanError(f"`positions` returns {wanted!r}; valid: {valid}")
+            raise PlanError(
+                f"`positions` returns {wanted!r}; valid: {', '.join(get_args(Positions))}"
+            )
     return wanted == "renumbered"
 
 

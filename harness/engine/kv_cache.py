@@ -75,8 +75,9 @@ class IndexedLayer(CacheLayerMixin):
         end = self._length + count
         if end > self._keys.shape[2]:
             if not self._step:
-                room = self._keys.shape[2]
-                raise RuntimeError(f"the cache has room for {room} tokens, got {end}")
+                raise RuntimeError(
+                    f"the cache has room for {self._keys.shape[2]} tokens, got {end}"
+                )
             self._keys = self._enlarge(self._keys, end + self._step)
             self._values = self._enlarge(self._values, end + self._step)
         self._keys.narrow(2, self._length, count).copy_(key_states)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from espalier.harness.models.checkpoint_files import check_checkpoint, check_sha
 from espalier.harness.models.families import ADAPTERS, own_family
 from espalier.harness.specs.conflicts import refuse
 from espalier.harness.specs.hub_cache import cached_file, require_cached
-from espalier.harness.specs.run_spec import CHECKPOINT, ORIGINAL, ModelSpec, RunSpec
+from espalier.harness.specs.run_spec import CHECKPOINT, ModelSpec, RunSpec
 from espalier.harness.store.files.digests import Digests, read_bytes
 
 #: Bytes of weights up to which `model.check_weights=auto` reads the values: seconds.
@@ -50,9 +51,8 @@ def check_model(
     if model.adapter not in ADAPTERS.names():
         own_family(model.adapter)
     check_precision(model)
-    names = model.adapter, model.name, model.prompt.name, model.weights, tasks
-    settings = repr((_family_settings(model), names))
-    digests.once(settings, lambda: _check_settings(model, tasks))
+    settings = _family_settings(model), model.name, model.prompt.name, model.weights, tasks
+    digests.once(repr(settings), lambda: _check_settings(model, tasks))
     if model.weights == "random":
         refuse("random weights", {"model": model})
         return
@@ -74,8 +74,13 @@ def _check_settings(model: ModelSpec, tasks: tuple[str, ...]) -> None:
     Those of its file in conf/model are valid (tests/models/test_shipped_settings.py): a dry run need not import the
     family's code for them, which takes seconds.
     """
-    if _family_settings(model) == _shipped_settings(model, tasks):
-        return
+    if model.name in choices(GROUP):
+        shipped = read_choice(GROUP, model.name)
+        changes = {"prompt": model.prompt.name, "weights": model.weights}
+        # The user may have a prompt set that the file has not.
+        with suppress(UserError):
+            if _family_settings(model_spec(shipped | changes, tasks)) == _family_settings(model):
+                return
     family = ADAPTERS.load(model.adapter)
     family.check_settings(model)
     # The checkpoint's template itself is not here yet.
@@ -85,20 +90,9 @@ def _check_settings(model: ModelSpec, tasks: tuple[str, ...]) -> None:
 
 
 def _family_settings(model: ModelSpec) -> tuple[Any, ...]:
-    """Return all that `check_settings` and `format` of a family read."""
+    """Return the family, and all that its `check_settings` and `format` read."""
     prompt = model.conversation, model.prompt.join
-    return model.processor, model.architecture, model.attention, *prompt
-
-
-def _shipped_settings(model: ModelSpec, tasks: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """Return the settings of the model's file in conf/model with its prompt set; None: there is no such file or set."""
-    if model.name not in choices(GROUP):
-        return None
-    part, prompt = read_choice(GROUP, model.name), model.prompt.name
-    if model.adapter != part["adapter"] or {ORIGINAL: {}, **part["prompts"]}.get(prompt) is None:
-        return None
-    shipped = {**part, "prompt": prompt, "weights": model.weights}
-    return _family_settings(model_spec(shipped, tasks))
+    return model.adapter, model.processor, model.architecture, model.attention, *prompt
 
 
 def _once(

@@ -191,8 +191,9 @@ def _refusals(name: str) -> Iterator[None]:
             f"image {name!r} has more than {limit} pixels, Pillow's limit against decompression bombs"
         ) from problem
     except BROKEN as problem:
-        words = " ".join(str(problem).split())
-        raise UserError(f"image {name!r} cannot be read as an image: {words}") from problem
+        raise UserError(
+            f"image {name!r} cannot be read as an image: {' '.join(str(problem).split())}"
+        ) from problem
 
 
 @contextmanager

@@ -130,10 +130,9 @@ def check_type(spec: ModelSpec, valid: Sequence[str]) -> None:
     """
     model_type = config_of(spec).get("model_type")
     if model_type not in valid:
-        expected = " or ".join(map(repr, valid))
         raise UserError(
             f"model={spec.name}: checkpoint {source_of(spec)[0]!r} is of type {model_type!r}, "
-            f"valid: {expected}{conversion_hint(spec)}"
+            f"valid: {' or '.join(map(repr, valid))}{conversion_hint(spec)}"
         )
 
 

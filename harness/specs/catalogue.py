@@ -38,8 +38,9 @@ def own_method(name: str, reference: CodeReference, taken: Iterable[str]) -> typ
     if "__dataclass_fields__" not in vars(value) and any("ClassVar" not in str(h) for h in hints):
         raise UserError(f"{line}{value.__name__} is no dataclass; valid: @dataclass(frozen=True)")
     if inspect.isabstract(value):
-        missing = ", ".join(sorted(value.__abstractmethods__))
-        raise UserError(f"{line}{value.__name__} lacks {missing}; valid: a class with them")
+        raise UserError(
+            f"{line}{value.__name__} lacks {', '.join(sorted(value.__abstractmethods__))}; valid: a class with them"
+        )
     for field in fields(value):
         if field.default is MISSING and field.default_factory is MISSING:
             raise UserError(

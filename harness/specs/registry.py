@@ -30,8 +30,9 @@ class Registry:
             ValueError: the name is taken.
         """
         if name in self._targets:
-            taken = self._targets[name]
-            raise ValueError(f"{self.kind} {name!r} is registered twice: {taken} and {target}")
+            raise ValueError(
+                f"{self.kind} {name!r} is registered twice: {self._targets[name]} and {target}"
+            )
         self._targets[name] = target
 
     def names(self) -> tuple[str, ...]:

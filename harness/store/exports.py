@@ -132,8 +132,9 @@ def _read(path: Path) -> list[tuple[Any, ...]]:
     ):
         table = connection.read_parquet(escape(str(path)))
         if table.columns != list(columns):
-            names = ", ".join(columns)
-            raise UserError(f"{path} has columns {', '.join(table.columns)}; valid: {names}")
+            raise UserError(
+                f"{path} has columns {', '.join(table.columns)}; valid: {', '.join(columns)}"
+            )
         types = ", ".join(f"{name}::{kind}" for name, kind in columns.items())
         return table.project(types).fetchall()
 

@@ -72,9 +72,8 @@ def resolved_config(adapter: ModelParts, settings: Mapping[str, Any]) -> Generat
     try:
         config, unknown = adapter.model._prepare_generation_config(None, **settings)
     except ValueError as error:  # the library's own checks of single values
-        message = " ".join(str(error).split())
         raise UserError(
-            f"generation={dict(settings)!r} is refused by generate(): {message}"
+            f"generation={dict(settings)!r} is refused by generate(): {' '.join(str(error).split())}"
         ) from error
     values = vars(config)
     check_generation(values)

@@ -140,8 +140,9 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
         "the cell was run twice, by other code; the newer row counts",
     )
     if not results.rows:
-        names = ", ".join(map(str, stores))
-        raise UserError(f"--store {names} holds no rows for a report; valid: {short_path(DEMO)}")
+        raise UserError(
+            f"--store {', '.join(map(str, stores))} holds no rows for a report; valid: {short_path(DEMO)}"
+        )
     commits = Counter(
         str(result.row["extra"].get("environment", {}).get("commit")) for result in results.rows
     )

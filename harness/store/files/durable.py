@@ -104,8 +104,9 @@ def _store_errors(path: Path) -> Iterator[None]:
             advice = "valid: a file in place of the link"
         if error.errno in REFUSED:
             advice = "the store's content is kept; valid: a store that this user may write"
-        reason = error.strerror or error
-        raise StoreLost(f"store: {path} cannot be written: {reason}; {advice}") from error
+        raise StoreLost(
+            f"store: {path} cannot be written: {error.strerror or error}; {advice}"
+        ) from error
 
 
 #: Variables that SLURM sets in an array job: the array's number and the job's index in it.
