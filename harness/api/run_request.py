@@ -115,8 +115,7 @@ def read_request(
     ]
     command = read_command(argv)
     cell = dict(command.cells[0])
-    for key, value in methods.items():
-        cell[key] = _section(value, cell[key])
+    cell |= {key: _section(value, cell[key]) for key, value in methods.items()}
     model_spec = None
     if isinstance(model, Model) and model.name is None:
         model_spec = model.spec  # a model without a file states all of its settings

@@ -84,8 +84,9 @@ def build_spec(
             draft = build_draft(part.draft, part.draft_options, model, tasks, composer)
     elif typed := (draft.name if draft else part.draft) or part.draft_options:
         key = "method.draft_options" if typed is part.draft_options else "method.draft"
-        line = f"{key}={typed!r}: method={part.name!r} takes no draft model; valid: without {key}"
-        raise UserError(line)
+        raise UserError(
+            f"{key}={typed!r}: method={part.name!r} takes no draft model; valid: without {key}"
+        )
     model = with_longest(reserve_draft_card(model, draft), benchmark)
     method_spec = MethodSpec(
         part.name,

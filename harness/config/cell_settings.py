@@ -134,8 +134,9 @@ def read_settings(cell: Cell, read: ValueReader = read_value) -> CellSettings:
     settings = read_section(CellSettings, "", part, read)
     benchmark = part["benchmark"]
     if is_own_data(benchmark) and benchmark["path"] is None:
-        line = f"benchmark.path=null: benchmark={benchmark['name']} needs data; valid: {VALID}"
-        raise UserError(line)
+        raise UserError(
+            f"benchmark.path=null: benchmark={benchmark['name']} needs data; valid: {VALID}"
+        )
     for key in WRITTEN:
         check_address(key, cell[key], ON_THIS_MACHINE)
     check_address("model.path", settings.model.get("path"))

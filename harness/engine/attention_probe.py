@@ -16,6 +16,7 @@ from espalier.harness.engine.kv_cache import NAME, register_folded
 from espalier.harness.engine.layout import CAUSAL, Visibility
 from espalier.harness.engine.model_parts import remove_hooks
 from espalier.harness.errors import UserError
+from espalier.harness.specs.comparable import grouped
 
 #: Receives (query (B, H, Q, Dh), key (B, H_kv, S, Dh), scaling) of one attention call.
 Watcher = Callable[[Tensor, Tensor, float], None]
@@ -32,9 +33,7 @@ class AttentionTap:
     """
 
     def __init__(self, watchers: Iterable[tuple[nn.Module, Watcher]]) -> None:
-        self._watchers: dict[nn.Module, list[Watcher]] = {}
-        for module, watcher in watchers:
-            self._watchers.setdefault(module, []).append(watcher)
+        self._watchers = grouped(watchers)
         self._pooling = [m for m in self._watchers if isinstance(m, nn.MultiheadAttention)]
         self._handles: list[RemovableHandle] = []
         configs: list[Any] = [m.config for m in self._watchers if m not in self._pooling]

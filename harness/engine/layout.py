@@ -15,6 +15,7 @@ from torch import Tensor
 
 from espalier.harness.cost.facts import NO_WORK, Work
 from espalier.harness.errors import UserError
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.specs.run_spec import Separators
 
 
@@ -311,10 +312,7 @@ def left_padded(alive: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, b
 
 def groups(keys: Sequence[Key]) -> list[tuple[Key, list[int]]]:
     """Group row numbers by equal keys, in order of first appearance."""
-    members: dict[Key, list[int]] = {}
-    for row, key in enumerate(keys):
-        members.setdefault(key, []).append(row)
-    return list(members.items())
+    return list(grouped((key, row) for row, key in enumerate(keys)).items())
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ and methods see the layers after it as the tower. The second is the projector.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -181,9 +181,8 @@ class MiniCpmVAdapter(RasterPatchesAdapter):
         visual = ids == config.image_token_id
         begins = ids[:-1][visual[1:] & ~visual[:-1]]
         firsts = [*torch.nonzero(begins == mark)[:, 0].tolist(), len(grids)]
-        units = [0]
-        for rows, columns in grids:
-            units.append(units[-1] + rows * columns // SIDE**2)
+        counts = (rows * columns // SIDE**2 for rows, columns in grids)
+        units = [*accumulate(counts, initial=0)]
         return {config.image_token_id: [_item(grids[a:b], units[a]) for a, b in pairwise(firsts)]}
 
     def tiles_of(self, view: PictureView) -> tuple[int, int]:

@@ -117,8 +117,8 @@ class OnePass:
             collect_again()
             answer_together(sharers, adapter, loaded, bar.samples, ranks)
         counts_by_rank = ranks.gather([cell.fresh for cell in sharers])
-        for job, counts in zip(jobs, zip(*counts_by_rank, strict=True), strict=True):
-            self.fresh[job.key] = sum(counts)
+        totals = map(sum, zip(*counts_by_rank, strict=True))
+        self.fresh |= {job.key: total for job, total in zip(jobs, totals, strict=True)}
 
 
 def begin(job: Job, directory: RunDir) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from espalier.harness.errors import UserError, unknown_name
 from espalier.harness.settings import (
@@ -20,6 +20,7 @@ from espalier.harness.settings import (
     Positive,
     read_value,
 )
+from espalier.harness.specs.run_spec import RunSpec
 
 #: Templates may write the first tag into the prompt; the answer is then completed with it (`opened_by`).
 BEGINS, ENDS = (re.compile(f"<{slash}think(?:ing)?>", re.IGNORECASE) for slash in ("", "/"))
@@ -71,9 +72,6 @@ def opened_by(prompt: str) -> str:
     tags = list(BEGINS.finditer(ENDS.split(prompt)[-1]))
     return tags[-1][0] if tags else ""
 
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -334,10 +334,11 @@ def _damaged_lines(path: Path, mend: bool) -> Iterator[str]:
 
 def _wrong_means(path: Path, row: dict[str, Any], entries: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each metric of the row that is not the mean of the journal's scores."""
-    scores: dict[Any, dict[str, float]] = {}
-    for entry in entries:
-        if isinstance(entry.get("scores"), dict):
-            scores[str(entry.get("task")), str(entry.get("doc_id"))] = entry["scores"]
+    scores: dict[Any, dict[str, float]] = {
+        (str(entry.get("task")), str(entry.get("doc_id"))): entry["scores"]
+        for entry in entries
+        if isinstance(entry.get("scores"), dict)
+    }
     aggregation = row["extra"].get("aggregation", {})
     for name, values in row["metrics"].items():
         values_of_metric = [

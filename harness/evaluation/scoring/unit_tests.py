@@ -253,10 +253,8 @@ def laid_out(rows: Sequence[Sequence[GridCell]]) -> Grid:
                 column += 1
             corner = (row, column)
             grid.cells[corner] = cell
-            for at in (
-                (row + i, column + j) for i in range(cell.rows) for j in range(cell.columns)
-            ):
-                grid.squares[at] = corner
+            covered = product(range(row, row + cell.rows), range(column, column + cell.columns))
+            grid.squares |= dict.fromkeys(covered, corner)
             column += cell.columns
     grid.height = max((row for row, _ in grid.squares), default=-1) + 1
     grid.width = max((column for _, column in grid.squares), default=-1) + 1

@@ -253,9 +253,8 @@ def lines(rows: Sequence[StoredResult]) -> dict[str, Any]:
     cells = [short_path(folder.parents[1]) if folder.is_dir() else "" for folder in folders]
     codes, names = pd.factorize(pd.Series(cells, dtype=object))
     columns["store"], texts["store"] = codes.tolist(), [*names]
-    for key, number in NUMBERS.items():
-        columns[key] = [_short(number(result.row)) for result in rows]
-    return {"texts": texts, "columns": columns}
+    numbers = {key: [_short(of(result.row)) for result in rows] for key, of in NUMBERS.items()}
+    return {"texts": texts, "columns": columns | numbers}
 
 
 def _with_prompts(curves: Sequence[str], rows: Sequence[StoredResult]) -> list[str]:

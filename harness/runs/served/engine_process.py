@@ -7,6 +7,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -101,11 +102,9 @@ class EngineProcess:
         """
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # its last output states why
             self._child.stdin.write(json.dumps(message) + "\n")
             self._child.stdin.flush()
-        except BrokenPipeError:
-            pass  # its last output states why
         line = self._child.stdout.readline()
         if not line:
             raise EngineEnded(

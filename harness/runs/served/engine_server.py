@@ -8,17 +8,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 from PIL import Image
 
 from espalier.harness.errors import FOREIGN, EngineEnded, UserError, brief, foreign
+from espalier.harness.specs.run_spec import ModelSpec
 from espalier.harness.specs.secrets import without_keys
 from espalier.serve.setting import KEY
-
-if TYPE_CHECKING:
-    from espalier.harness.specs.run_spec import ModelSpec
 
 #: Seconds to connect; an answer takes as long as it takes.
 CONNECT = 10.0

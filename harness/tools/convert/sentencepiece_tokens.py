@@ -66,8 +66,8 @@ def read_settings(folder: Path) -> TokenSettings:
         old = folder / "added_tokens.json"
         numbers = json.loads(old.read_text(encoding="utf-8")) if old.is_file() else {}
         added = {number: AddedToken(name, normalized=False) for name, number in numbers.items()}
-        for number, token in config.get("added_tokens_decoder", {}).items():
-            added[int(number)] = AddedToken(**token)
+        decoder = config.get("added_tokens_decoder", {})
+        added |= {int(number): AddedToken(**token) for number, token in decoder.items()}
         further = [_content(token) for token in config.get("additional_special_tokens") or ()]
         named = {role: _content(config[role]) for role in ROLES if config.get(role) is not None}
     return TokenSettings(config, added, named, frozenset([*named.values(), *further]))
