@@ -133,7 +133,7 @@ BORDERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_damaged_file_is_a_value_or_a_line(border: str, damage: str, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_path_that_no_file_system_takes_is_a_line(path: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "override",
     [f"model.path=/{LONG}", f"store=/{LONG}", "model.path=null", "model=a/..", "model=ü/b"],

@@ -54,7 +54,7 @@ PLAIN = (
 )
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("template", [*BOMBS, *FAILURES])
 def test_a_template_is_refused(template: str) -> None:
     with pytest.raises(UserError):

@@ -241,8 +241,7 @@ def _part(name: str, params: Mapping[str, Any]) -> Any:
     try:
         return build_method(name, params)
     except UserError as error:
-        line = str(error).replace("method.params", f"method.params.{name}")
-        raise UserError(line) from error
+        raise UserError(str(error).replace("method.params", f"method.params.{name}")) from error
 
 
 def _unknown_param(name: str, key: str, types: Mapping[str, Any]) -> UserError:

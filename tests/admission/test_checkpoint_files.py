@@ -107,6 +107,7 @@ def test_a_file_that_is_missing_or_no_table_is_one_line(
     assert re.search(words, line_of(folder))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -181,6 +182,7 @@ def settings(name: str, **more: object) -> Damage:
 NESTED = b"[" * 100_000 + b"]" * 100_000
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
@@ -293,7 +295,7 @@ def halved(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": places}))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -107,7 +107,7 @@ def test_the_processor_of_another_family_is_not_taken_over(
     )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", MODELS)
 def test_drafts_are_models_of_one_family(name: str) -> None:
     for draft in compose_section("model", name)["drafts"]:
@@ -163,7 +163,7 @@ def test_every_key_of_a_model_is_reworded_for_the_draft(key: str) -> None:
 # ------------------------------------------------------------------ the job
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_decoder_is_admitted_on_the_embedded_pair(tmp_path: Path, name: str) -> None:
     job = job_of(tmp_path, f"method={name}", "ratio=0.9", "engine.batch_size=8")
@@ -265,7 +265,7 @@ VIDEO_MODELS = (
 )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_made_for_videos_have_a_benchmark_of_their_own(name: str) -> None:
     embedded = dict.fromkeys(("seedling_video", "seedling_video_draft"), "seedling_video_brief")

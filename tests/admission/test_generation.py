@@ -83,7 +83,7 @@ def test_greedy_answers_are_the_plain_ones(heir: Any) -> None:
     assert torch.equal(*answers)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_file_states_its_penalty(name: str) -> None:
     expected = 1.05 if name.startswith("qwen2_5_vl") else PENALTIES.get(name, 1.0)

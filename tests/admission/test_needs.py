@@ -68,7 +68,7 @@ def test_families_are_the_tables_below_the_key(tmp_path: Path) -> None:
         check_template("my_modl", tmp_path)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     "path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem
 )

@@ -157,7 +157,7 @@ def test_an_own_method_that_is_registered_nowhere(model, questions):
     assert "Middle(power=1.0) on seedling" in repr(pruned)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("draft", [None, "seedling_draft", "loaded", "folder"])
 def test_a_draft_guesses_and_the_answer_is_the_targets_own(model, questions, draft):
     draft_model = draft
@@ -178,6 +178,7 @@ def test_a_draft_guesses_and_the_answer_is_the_targets_own(model, questions, dra
         assert item.flops.share == 1.0
 
 
+@pytest.mark.slow
 def test_a_borrowed_draft_works_beside_its_target(questions):
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
@@ -303,6 +304,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_cannot_work_is_one_line_with_the_argument(model, line):
     refusal = refused(REFUSED[line], model)
@@ -341,6 +343,7 @@ UNANSWERED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("line", UNANSWERED)
 def test_questions_that_cannot_be_answered(model, questions, line):
     with espalier.apply(model, "fastv", ratio=0.75) as pruned:

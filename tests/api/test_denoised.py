@@ -14,7 +14,7 @@ from tests.refused import refused
 HOW = {"max_new_tokens": 4, "steps": 2}
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "kept"),
     [
@@ -106,7 +106,7 @@ def test_methods_that_cannot_denoise(denoising, line):
         REFUSED[line](denoising)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("settings", "line"),
     [

@@ -120,6 +120,7 @@ def test_a_denoiser_keeps_the_count_after_the_first_step(
         espalier.apply(denoising, "d3tom", keep=COUNT, budget="average")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("how", "words"),
     [

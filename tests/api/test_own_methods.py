@@ -181,7 +181,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_in_a_plan_is_one_line_with_the_remedy(model: Any, mistake: str) -> None:
     rule, words = MISTAKES[mistake]
@@ -257,6 +257,7 @@ DECLARED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("method", "words"), DECLARED)
 def test_what_a_method_declares_is_checked_first(
     model: Any, method: Any, words: tuple[str, ...]
@@ -475,7 +476,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("method", "words"), OTHERS)
 def test_methods_of_every_kind_are_checked_alike(
     model: Any, denoising: Any, method: Any, words: tuple[str, ...]

@@ -59,6 +59,7 @@ def colours(adapter: Adapter, inputs: dict[str, Any]) -> np.ndarray:
     return (torch.cat(visible) * std + mean).numpy()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize("name", SQUARE)
 def test_a_token_lies_where_its_pixels_come_from(name, size):
@@ -109,6 +110,7 @@ def test_frames_of_a_video_stand_beside_pictures_in_the_order_of_the_prompt(name
     assert len({int(view) for view in mixed.tokens[:, 0]}) == len(mixed.grids)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_visual_token_of_every_family_has_a_place(name):
     adapter = adapter_of(name)

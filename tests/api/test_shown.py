@@ -24,6 +24,7 @@ QUESTION = SAMPLE["question"]
 SCENE = sample_scene(SAMPLE).to_pil()
 
 
+@pytest.mark.slow
 def test_attention_is_that_of_the_library(model: Any) -> None:
     with espalier.apply(model, "none") as plain:
         answer = plain.ask(SCENE, QUESTION, max_new_tokens=2, record=True)

@@ -124,7 +124,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return logged
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_is_asked_in_its_own_format(
@@ -140,7 +140,7 @@ def test_a_folder_is_asked_in_its_own_format(
         assert templates.local_template(spec) == template
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_familys_own_format_is_told_where_the_folder_has_another(
     layout: str, tmp_path: Path, lines: list[str]
@@ -163,6 +163,7 @@ def test_a_folder_without_a_template_has_the_familys(tmp_path: Path, lines: list
     assert lines == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_wrapped_processor_is_asked_alike(layout: str, tmp_path: Path) -> None:
     family, template, texts, expected = CASES["chatml"]

@@ -82,7 +82,7 @@ def state(model: Any, processor: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_wrapped_model_answers_and_is_given_back_as_it_was(name):
     model, processor = loaded(name)
@@ -122,7 +122,7 @@ def test_facts_are_read_off_the_model(name):
         assert getattr(facts, fact) == getattr(spec.facts, fact), fact
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("file", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_families_lack_what_their_files_say(file):
     spec = model_spec(compose_section("model", file) | {"weights": "random"})
@@ -143,7 +143,7 @@ def test_the_user_goes_on_with_the_model_and_nothing_is_left():
 METHODS = {"divprune": {}, "fastv": {"K": 1}, "snapkv": {}}
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_the_models_own_generate_answers_as_ask_does(name, method):
@@ -198,7 +198,7 @@ def test_methods_may_be_open_inside_one_another():
         assert plain.ask(**request).text == single.text
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [

@@ -29,7 +29,7 @@ def test_every_fixture_has_its_answers_and_a_benchmark() -> None:
     assert {*WRONG, *ARGUMENTS} <= set(FIXTURES)
 
 
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(240)
 @pytest.mark.parametrize("name", RUN)
 def test_a_benchmark_runs_from_its_files_and_makes_a_row(
     name: str,
@@ -53,7 +53,7 @@ def test_a_benchmark_runs_from_its_files_and_makes_a_row(
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", RUN)
 def test_a_headline_is_worth_what_the_answers_are(
     name: str, repositories: Repositories, tmp_path: Path

@@ -151,7 +151,7 @@ DAMAGED: list[tuple[str, Callable[[Path], None], int, str]] = [
 ]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("name", "damage", "code", "line"), DAMAGED)
 def test_damage_is_named_with_its_place(
     damaged: Run, name: str, damage: Callable[[Path], None], code: int, line: str
@@ -163,6 +163,7 @@ def test_damage_is_named_with_its_place(
     assert message.count("benchmark.task") <= (code == 2)
 
 
+@pytest.mark.slow
 def test_a_sample_that_shows_nothing_is_an_error_unless_it_may_be_a_text(
     damaged: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,7 +53,7 @@ def judges(metric: str) -> bool:
     return not metric.rpartition("/")[2].endswith((*COUNTS, "_lmms_eval"))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", sorted(set(FIXTURES) - JUDGED))
 def test_noise_is_worth_no_more_than_a_constant_wrong_answer(
     name: str, scored: Callable[[str], Scored]
@@ -83,7 +83,7 @@ def test_noise_is_worth_no_more_than_a_constant_wrong_answer(
             assert set(unread) <= {1}, kind
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(JUDGED | {"videomme_describe", "video_detail_caption"}))
 def test_what_states_nothing_is_counted_where_no_task_tells(
     name: str, repositories: Repositories, tmp_path: Path
@@ -96,7 +96,7 @@ def test_what_states_nothing_is_counted_where_no_task_tells(
     assert evaluation.unparsed == evaluation.n_samples - 1
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_noise_is_worth_nothing_to_the_embedded_benchmarks(name: str, tmp_path: Path) -> None:
     spec = commands.spec_of(f"benchmark={name}", f"store={tmp_path}", "engine.paired=0")
@@ -137,7 +137,7 @@ def of_own_data(tmp_path: Path, score: str, answers: list[str], say: Any) -> Eva
     return evaluation_of(spec, say)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kind", NOISE)
 @pytest.mark.parametrize("score", OWN_DATA)
 def test_noise_is_worth_nothing_to_own_data(score: str, kind: str, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_model_that_breaks_gains_nothing_on_own_yes_and_no(tmp_path: Path) -> 
     assert metrics == {"accuracy": 0, "unparsed": 1}
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", sorted(SHORT | {"pope", "mme"}))
 def test_wrong_answers_are_read(name: str, scored: Callable[[str], Scored]) -> None:
     """What states a wrong answer is wrong, and not unread."""

@@ -79,7 +79,7 @@ def placed(to_messages: Callable[..., Any], doc: Mapping[str, Any]) -> list[dict
     return list(task.doc_to_messages(doc))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("question", "options", "read"), CASES)
 @pytest.mark.parametrize("module", ["mmmu.utils", "mmmu.reasoning.utils"])
 def test_each_mark_is_the_picture_of_its_name(

@@ -202,7 +202,7 @@ STOPPED: tuple[tuple[str, Callable[[Hub, pytest.MonkeyPatch], None], str], ...] 
 )
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "prepare", "line"), STOPPED)
 def test_what_stops_a_download_is_one_line(
     hub: Hub,

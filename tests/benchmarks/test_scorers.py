@@ -47,7 +47,7 @@ WORTH: list[tuple[str, str, str, float, float]] = [
 ]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("name", "answer", "metric", "first", "second"), WORTH)
 def test_an_answer_is_worth_what_the_definition_says(
     scored: Open, name: str, answer: str, metric: str, first: float, second: float
@@ -147,7 +147,7 @@ def test_a_question_counts_if_all_orders_of_its_options_are_right(scored: Open) 
     assert scored("mmbench_en").metrics(first_order)["gpt_eval_score"] == pytest.approx(200 / 3)
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(
     ("form", "right", "theirs"),
     [
@@ -204,7 +204,7 @@ PROBLEMS: list[tuple[Answer, float, float, float]] = [
 ]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["mathvision", "mathvision_testmini"])
 @pytest.mark.parametrize(("answer", "right", "released", "unparsed"), PROBLEMS)
 def test_mathvision_reads_what_the_released_script_misses(
@@ -216,7 +216,7 @@ def test_mathvision_reads_what_the_released_script_misses(
     assert metrics["unparsed"] == unparsed
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", ["gqa", "chartqa", "vqav2", "textvqa", "okvqa", "vizwiz", "docvqa"]
 )

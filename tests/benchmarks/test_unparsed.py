@@ -56,7 +56,7 @@ def headline(evaluation: Evaluation) -> float | None:
     return next(iter(evaluation.metrics.values()))["value"]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", LETTERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_right_letter_is_right(
@@ -68,7 +68,7 @@ def test_every_form_of_the_right_letter_is_right(
     assert formed.metrics["unparsed"]["value"] == 0
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", [*LETTERS, "mme"])
 @pytest.mark.parametrize("hedge", HEDGES)
 def test_a_hedge_is_wrong_and_counted(
@@ -137,7 +137,7 @@ def test_a_model_that_hedges_does_not_win_pope(
     assert metrics["unparsed"] == pytest.approx(unparsed)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", [*LETTERS, *YES_NO, "mmmu", "gqa"])
 @pytest.mark.parametrize("begin", ["<think>A, no, not so. ", "A, no, not so. "])
 def test_reasoning_is_not_scored_and_kept(

@@ -62,7 +62,7 @@ def limited(name: str, data: Path, store: Path, limit: int | None, say: Any) -> 
     return evaluation_of(replace(spec, benchmark=replace(spec.benchmark, limit=limit)), say)
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "config"), [("mmbench_en", "en"), ("mmbench_cn", "cn")])
 def test_a_limit_takes_questions_in_all_orders_of_their_options(
     name: str, config: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -80,7 +80,7 @@ def test_a_limit_takes_questions_in_all_orders_of_their_options(
     assert "limit=6: 8 samples of" in capfd.readouterr().err
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("limit", "samples"), [(1, 2), (2, 2), (3, 4), (5, 6), (6, 6)])
 def test_a_limit_takes_pairs_of_questions_about_a_picture(
     repositories: Callable[[str], Path], tmp_path: Path, limit: int, samples: int

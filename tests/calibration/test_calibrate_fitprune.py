@@ -141,7 +141,7 @@ def by_hand(
     return entering, logits
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("alpha", [0.02, 0.2, 0.5, 0.9, 1.0])
 def test_each_alpha_equals_a_decoder_that_drops_inside_its_layers(folder: Path, alpha: float):
     """Dropping before the next layer changes neither what is removed nor what the model says."""
@@ -207,6 +207,7 @@ def released() -> dict[int, list[int]]:
     return {percent: removed for percent, *removed in rows}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("percent", sorted(released()))
 def test_released_schedules_save_their_share_of_the_visual_tokens_flops(percent: int):
     """Their counts are means rounded down, so that the share lies between what they and one more in each layer save.

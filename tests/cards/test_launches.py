@@ -64,7 +64,7 @@ def launches(name: str, samples: int, keep: int) -> int:
     return cards.kernels
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PICKS)
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_pick_launches_as_few_kernels_as_it_did(name: str, samples: int) -> None:
@@ -72,6 +72,7 @@ def test_a_pick_launches_as_few_kernels_as_it_did(name: str, samples: int) -> No
     assert (many - few) / 40 <= PICKS[name][samples - 1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("repeated", [0, 1, 30])
 @pytest.mark.parametrize("keep", [1, 7, 50, 110])
 def test_picks_on_a_card_are_those_of_the_host(keep: int, repeated: int) -> None:
@@ -83,6 +84,7 @@ def test_picks_on_a_card_are_those_of_the_host(keep: int, repeated: int) -> None
     assert on_card.equal(farthest_first(cosines(tokens), keep))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("keep", [1, 5, 40, 110])
 @pytest.mark.parametrize("mmr_lambda", [0.0, 0.3, 0.5, 1.0])
 def test_relevant_picks_on_a_card_are_those_of_the_host(keep: int, mmr_lambda: float) -> None:
@@ -96,6 +98,7 @@ def test_relevant_picks_on_a_card_are_those_of_the_host(keep: int, mmr_lambda: f
     assert on_card.equal(plan(torch.clone))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_crops", [1, 4])
 @pytest.mark.parametrize("keep", [1, 5, 40, 120])
 def test_a_covering_on_a_card_is_that_of_the_host(keep: int, n_crops: int) -> None:
@@ -119,7 +122,7 @@ def test_places_on_a_card_are_those_of_the_host(count: int) -> None:
     assert on_card.equal(farthest_places(grid, count))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("pivots", [0, 1, 10])
 @pytest.mark.parametrize("width", [0.0, 0.01, 0.2, 2.0])
 @pytest.mark.parametrize("keep", [10, 11, 60, 120])
@@ -149,5 +152,6 @@ def kernels_of_a_step(decode: DecodeLoop) -> float:
     return (counts[2] - counts[1]) / 8
 
 
+@pytest.mark.slow
 def test_a_step_launches_no_more_kernels_than_the_library() -> None:
     assert kernels_of_a_step("loop") <= kernels_of_a_step("generate")

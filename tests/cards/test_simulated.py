@@ -152,7 +152,7 @@ def is_refused(name: str, device: str) -> bool:
     return False
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*BOTH, *CARDS, *NEVER])
 def test_devices_meet_as_on_gpus(name: str) -> None:
     expected = (name not in NEVER, name in BOTH)

@@ -63,7 +63,7 @@ EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("name", "method", "placement", "options"), EVERYDAY, ids=lambda value: str(value)
 )
@@ -112,6 +112,7 @@ def test_half_precision_runs(run: tuple[str, str]) -> None:
         assert outcome_on_cards[0] == REFUSED or len(outcome_on_cards) == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "method", "where"),
     [

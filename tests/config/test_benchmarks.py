@@ -231,6 +231,7 @@ print(codes, slow)
 """
 
 
+@pytest.mark.slow
 def test_mistakes_and_lists_come_before_torch() -> None:
     lines = ["benchmark=?", "benchmark=task:vstar_bnch", "benchmark=pope benchmark.kind=x"]
     done = subprocess.run(
@@ -277,6 +278,7 @@ def test_other_groups_are_listed_with_what_they_are(group: str) -> None:
     assert all(len(line.split()) > 1 for line in lines)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("columns", [60, 80, 120])
 @pytest.mark.parametrize(
     "group", ["method", "model", "benchmark", "experiment", "anchor", "engine"]

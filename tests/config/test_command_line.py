@@ -48,7 +48,7 @@ def test_looking_prints_one_config_whatever_the_order_and_heeds_short_names(
     assert capsys.readouterr().out.strip() == "h2o"
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_path_holds_any_sign(folder: str) -> None:
     keys = ("store", "model.path", "benchmark.path", "curves", "judge.prompt")

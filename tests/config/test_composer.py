@@ -85,7 +85,7 @@ def check(composer: Composer, overrides: Sequence[str], cell: Cell | None = None
         assert (cell or composer.cell(overrides)) == expected
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[Sequence[str]] = []

@@ -46,7 +46,7 @@ def spec_of(*argv: str) -> RunSpec:
     return build_spec(cell_of(*argv))
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_choice_composes_into_a_spec(group: str, name: str) -> None:
     cell = cell_of(f"{group}={name}")
@@ -155,7 +155,7 @@ def metrics_of(name: str, files: dict[str, dict[str, Any]], folder: Path) -> set
     return {entry["metric"] for file in (task, *bases) for entry in file.get("metric_list", ())}
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", [name for group, name in CHOICES if group == "benchmark"])
 def test_benchmarks_report_metrics_of_their_task(name: str) -> None:
     benchmark = spec_of(f"benchmark={name}").benchmark

@@ -38,7 +38,7 @@ def model_of(
     return model_spec(part | changes, tasks)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_set_of_every_model_can_be_had(name: str) -> None:
     sets = {
@@ -84,7 +84,7 @@ def test_settings_of_the_image_processor_go_before_the_set_without_a_plus() -> N
     assert qwen.model.generation["repetition_penalty"] == 1.2
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("benchmark", "tiles"),
     [("textvqa", 6), ("chartqa", 12), ("mmmu", 12), ("docvqa", 18), ("infovqa", 24)],

@@ -306,7 +306,7 @@ def refusal(source: Path) -> str:
 # ---------------------------------------------------------------------- the same model
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_converted_release_answers_as_the_model_it_holds(tmp_path: Path, kind: str) -> None:
     model, spec = release(tmp_path / "release", kind)
@@ -368,7 +368,7 @@ def test_an_output_head_tied_to_the_embedding_may_be_absent(tmp_path: Path) -> N
 # ---------------------------------------------------------------------- the same tokens
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -> None:
     _, spec = release(tmp_path / "release", kind)
@@ -404,7 +404,7 @@ def test_a_chat_is_written_as_the_release_writes_it(tmp_path: Path, kind: str) -
     assert (ids[0, 0] == tokenizer.bos_token_id) == (not kind.startswith("qwen"))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize(
     "text",
@@ -445,7 +445,7 @@ def test_ids_of_phi3_lose_white_space_after_special_tokens(tmp_path: Path) -> No
 # ---------------------------------------------------------------------- refusals
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -486,7 +486,7 @@ def test_tensors_must_be_those_of_the_model(source: Path, change: Any, words: st
     assert not (source.parent / "refused").exists()
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("file", "changes", "words"),
     [
@@ -582,7 +582,7 @@ def test_the_command_line_reports_and_refuses_in_one_line(source: Path, capsys) 
 # ---------------------------------------------------------------------- the config files
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", ["internvl2_1b", "internvl2_4b", "internvl2_8b", "internvl2_26b", "internvl2_5_8b"]
 )

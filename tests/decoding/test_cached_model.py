@@ -55,7 +55,7 @@ def test_the_target_alone_is_plain_greedy_decoding(name: str) -> None:
     assert decode(None, name, 1, False).tokens == plain(name)
 
 
-@pytest.mark.sampled(42)
+@pytest.mark.sampled(84)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("gamma", range(1, 10))
 @pytest.mark.parametrize("way", WAYS)
@@ -98,7 +98,7 @@ def test_a_draft_that_is_always_wrong_costs_only_time(name: str, overlap: bool) 
     assert trace.acceptance == 0
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("gamma", [3, 9])
 @pytest.mark.parametrize("name", NAMES)

@@ -35,6 +35,7 @@ def test_the_second_device_is_one() -> None:
     assert type(there.to("cpu") + here) is torch.Tensor
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("settings", [{}, LISTENING], ids=["deaf", "listening"])
 def test_rows_of_a_spread_model_meet_on_its_first_device(name: str, settings: dict) -> None:

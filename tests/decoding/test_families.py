@@ -53,7 +53,7 @@ def run_of(model: ModelSpec, method: Decoder, ratio: float) -> RunSpec:
     )
 
 
-@pytest.mark.sampled(27)
+@pytest.mark.sampled(54)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_the_targets(name: str) -> None:
     """The draft is the target's own model with fewer visual tokens."""

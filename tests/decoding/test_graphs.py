@@ -110,7 +110,7 @@ def test_a_recorded_step_is_the_plain_step(name: str) -> None:
             close(computed, expected)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_those_of_plain_decoding(name: str, overlap: bool) -> None:

@@ -44,10 +44,13 @@ class Table:
 
     def draft(self, tokens: Sequence[int], count: int) -> Draft:
         self.drafts += count
+        return Draft(tuple(self.ahead(tokens, count)[len(tokens) :]))
+
+    def ahead(self, tokens: Sequence[int], count: int) -> list[int]:
         answer = list(tokens)
         for _ in range(count):
             answer.append(self.guess(answer))
-        return Draft(tuple(answer[len(tokens) :]))
+        return answer
 
     def rows(self, tokens: Sequence[int], draft: Draft) -> list[torch.Tensor]:
         self.forwards += 1
@@ -68,9 +71,7 @@ def two_modes(table: Table, gamma: int, enough: int) -> list[list[int]]:
     mode, rounds = "pre", []
     while len(rounds) < enough:
         start = len(x)
-        ahead = list(x)
-        for _ in range(gamma):
-            ahead.append(table.guess(ahead))
+        ahead = table.ahead(x, gamma)
         if mode == "pre":
             true = table.target(x)
             if ahead[start] == true:
@@ -95,9 +96,7 @@ def in_turn(table: Table, gamma: int, enough: int) -> list[list[int]]:
     x: list[int] = []
     rounds = []
     while len(rounds) < enough:
-        ahead = list(x)
-        for _ in range(gamma):
-            ahead.append(table.guess(ahead))
+        ahead = table.ahead(x, gamma)
         place = len(x)
         while place < len(ahead) and ahead[place] == table.target(ahead[:place]):
             place += 1

@@ -38,7 +38,7 @@ class Counting:
         return range(start, start + len(draft.tokens) + 1)
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("acceptance", "gamma", "target", "draft"),
     [(0.8, 5, 5.0, 1.0), (0.9, 9, 9.0, 1.0), (0.5, 3, 1.7, 1.0), (0.95, 2, 1.68, 1.0)],

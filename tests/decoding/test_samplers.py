@@ -32,7 +32,7 @@ PENALTIES = [
 ]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("settings", PENALTIES, ids=str)
 @pytest.mark.parametrize("name", NAMES)

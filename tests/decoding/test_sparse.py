@@ -23,7 +23,7 @@ from tests.decoding.models import (
 )
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("gamma", range(1, 10))
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize("name", NAMES)

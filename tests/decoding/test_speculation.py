@@ -82,7 +82,7 @@ def answer(
     return generated.ids[0].tolist(), DecodingRecord.from_entry(kept), record
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize(
     ("name", "ratio"),
     [(name, "0.9") for name in DECODERS]
@@ -118,6 +118,7 @@ def test_a_thread_of_its_own_says_the_same() -> None:
             assert decoded.degraded is None
 
 
+@pytest.mark.slow
 def test_with_one_processor_greedy_answers_take_rounds_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -37,7 +37,7 @@ NAMES = (
 )
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", [*NAMES, "llava_video", "deepseek_ocr_gundam", "deepseek_ocr2"])
 def test_a_text_alone_is_answered_as_the_model_answers_it(name: str) -> None:
     tiny, seeing = Tiny(name), FAMILIES[name].chats[1]
@@ -63,7 +63,7 @@ def test_a_text_alone_is_answered_as_the_model_answers_it(name: str) -> None:
             assert batch.records[0].kept < (batch.records[0].visual,)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_method_leaves_a_text_alone_beside_a_picture(
     case: tuple[str, dict[str, Any]],
@@ -95,7 +95,7 @@ def test_a_text_alone_meets_every_budget_and_costs_its_text() -> None:
     assert (block["tower"], block["projector"], block["share_of_full"]) == (0, 0, 1)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", DECODERS)
 def test_every_decoder_answers_a_text_alone(name: str) -> None:
     question = chat("where is the red circle ?")

@@ -27,6 +27,7 @@ WAYS: dict[str, tuple[TokenReducer | None, float]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", [*NAMES, "internvl_phi3", "deepseek_ocr"])
 def test_trees_change_nothing(name: str, way: str) -> None:

@@ -88,6 +88,7 @@ def test_answers_are_those_of_the_class_and_steps_are_counted(adapter):
     assert not torch.equal(run(adapter, texts, seed=4, **settings).ids, ids)
 
 
+@pytest.mark.slow
 def test_rows_end_at_their_own_canvas(adapter, monkeypatch):
     inputs = batch_of(adapter, ROWS[0])
     answers, _ = class_answers(adapter, inputs, **LONG)
@@ -118,7 +119,7 @@ def test_ratio_zero_is_bit_identical(adapter, gather, monkeypatch):
             assert torch.equal(run(adapter, inputs, Scatter(where), **LONG).ids, ids)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 def test_dropping_equals_emulation(where, merge):
@@ -190,7 +191,7 @@ def by_hand(adapter, inputs, dropped, first):
     ]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [(20, 28), (28, 28), (60, 20)])
 @pytest.mark.parametrize("where", [("prefix",), (2,)])
 def test_dropping_equals_handwritten_masks(where, size):
@@ -213,7 +214,7 @@ def test_dropping_equals_handwritten_masks(where, size):
     assert (states - whole).abs().max() > 1e-2
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_flops_are_those_that_torch_counts(ratio):
     adapter = load_tiny(SPEC, saved(), "float32")
@@ -260,7 +261,7 @@ def test_pairs_are_those_of_masks_by_hand(adapter):
         ]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_method_in_the_prompt(case):
     method = build(case)

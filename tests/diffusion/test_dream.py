@@ -52,7 +52,7 @@ def one_step(adapter, method, ratio, path):
         return session.denoise(prompt, answer, names, budget)[0], None
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("method", "path"),
     [
@@ -161,7 +161,7 @@ class Release:
         return ids, seen
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("alg", ALGS)
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("steps", [PLACES, PLACES // 2])
@@ -193,6 +193,7 @@ def test_greedy_answers_are_those_of_the_release(monkeypatch, alg, cached, steps
         assert sum(denoising.reveals) == PLACES - cached
 
 
+@pytest.mark.slow
 def test_places_of_origin_have_their_own_steps() -> None:
     """Rows take different numbers of steps for a block, the same alone as in a batch."""
     chats = DENOISING["lavida_dream"].chats
@@ -212,7 +213,7 @@ def test_places_of_origin_have_their_own_steps() -> None:
         answers(chats, prefix_cache=False, block_cache=True, **how)
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("parts", [(3, "ab", 2), ("a", 4, "b", 1, "c")])
 def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> None:
@@ -232,7 +233,7 @@ def test_texts_are_filled_as_with_the_hook_that_sets_tokens(parts, cached) -> No
         assert denoising.says_first == (cached and draft_ids[0] == mask)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("label", "cached"),
     [

@@ -43,7 +43,7 @@ def places(adapter, chat, x) -> tuple[list[int], dict[str, list[int]]]:
     }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("queries", ["deciders", "last", "mean"])
 @pytest.mark.parametrize("K", [1, 3])
 def test_fastv_is_the_appendix_written_out(adapter, queries, K) -> None:

@@ -72,7 +72,7 @@ def written_out(adapter, chat, method, keep, renumber):
     return torch.cat(steps), kept
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("positions", ["original", "method"])
 @pytest.mark.parametrize("method", [RedVTP(), FastVFirstStep(), FastVFirstStep(K=1)])
 def test_every_step_is_the_loop_written_out(adapter, method, positions) -> None:

@@ -71,7 +71,7 @@ def test_behind_its_end_an_answer_is_padding(adapter) -> None:
 CACHED = {"prefix_cache": True}
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("method", "how"),
     [

@@ -112,7 +112,7 @@ def test_what_leaves_the_prompt_is_seen_by_nobody_behind_that_layer(adapter) -> 
         assert (logits[row] - expected).abs().max() < 1e-9
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "method", [FastV(K=2), Scatter(("prefix", 3)), Scatter(("vision", 2), merge=True)]
 )
@@ -129,7 +129,7 @@ def test_dropping_equals_hiding(adapter, method, positions) -> None:
 # ---------------------------------------------------------------------- merging in the cache
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("method", [D3ToM(K=0), D3ToM(K=2, targets="prompt"), D3ToM(K=3)])
 @pytest.mark.parametrize("positions", ["original", "renumbered"])
 def test_a_step_merges_the_cache_as_written_out(adapter, method, positions) -> None:
@@ -184,7 +184,7 @@ def answer_at(step: int, rows: int = len(CHATS)) -> AnswerState:
     return AnswerState(answer.ids.roll(step, 1), answer.deciders.roll(step, 1), step)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("K", [1, 3])
 @pytest.mark.parametrize("targets", ["visual", "prompt"])
 @pytest.mark.parametrize("positions", ["original", "renumbered"])

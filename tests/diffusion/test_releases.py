@@ -182,7 +182,7 @@ def compare(adapter, monkeypatch, loop, **how):
     return rows
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("words", [(), ("w",), ("w", "ww")])
 @pytest.mark.parametrize("steps", [12, 6])
 def test_places_behind_a_stop_freeze_as_in_llada_v(adapter, monkeypatch, words, steps) -> None:
@@ -221,7 +221,7 @@ def test_nothing_stops_lavida(adapter, monkeypatch, remasking, schedule) -> None
     assert any(models.END in expected[:-1] for _, expected in rows)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", ["linear", "shift"])
 @pytest.mark.parametrize("steps", [9, 4])
 @pytest.mark.parametrize("parts", TEXTS)
@@ -256,7 +256,7 @@ def test_a_text_is_filled_with_every_way_to_run_steps(adapter, how) -> None:
         assert all(token in (word, models.MASK) for token, word in zip(draft, words, strict=True))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("threshold", [0.02, 0.2, 1.0])
 def test_a_threshold_unmasks_what_is_sure(adapter, monkeypatch, threshold) -> None:
     """Rows take different numbers of steps, and go on to their next block by themselves."""
@@ -355,7 +355,7 @@ def denoising_of(*argv: str) -> Denoising:
     return Denoising.of(spec.generation, spec.model.facts.diffusion)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("model", "benchmark", "expected"),
     [

@@ -19,7 +19,7 @@ def read(**settings) -> Denoising:
     return Denoising.of(settings, DiffusionFacts(92, (2,)))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("shift", [0.33, 1.0, 3.0])
 def test_counts_are_at_least_one_and_sum_up(schedule, shift) -> None:
@@ -66,7 +66,7 @@ CURVES = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CURVES)
 def test_curves_are_those_of_the_release_for_every_length(name) -> None:
     curve, schedule, shift = CURVES[name]

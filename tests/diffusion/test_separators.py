@@ -18,7 +18,7 @@ def answers(label, chats, ratio=0.6, **how):
     return denoised(adapter_of("lavida"), build_method(label, {}), ratio, chats, CHATS, **how)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     "label", ["fastv_denoising", "d3tom", "divprune", "redvtp", "fastv_first_step"]
 )

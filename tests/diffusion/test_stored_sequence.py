@@ -130,7 +130,7 @@ def written_out(
     return ids, sizes
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("cache", CACHES)
 def test_an_answer_is_that_of_the_loop_written_out(folder, cache, shifted) -> None:
@@ -167,7 +167,7 @@ def test_with_every_place_a_part_is_the_whole_answer(adapter) -> None:
         assert (same.logits - whole.logits).abs().max() < 1e-10
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("cache", CACHES)
 def test_what_a_reducer_drops_stays_away_until_the_next_whole_step(adapter, cache) -> None:
     method = FastV(K=2)

@@ -58,7 +58,7 @@ def test_two_cards_share_the_layers() -> None:
     assert rehearsal.fits
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["fastv", "snapkv"])
 def test_shapes_give_the_counts_and_peaks_of_values(method: str) -> None:
     """The seedling with its weights and all values, and with every float of more than 128 numbers a shape."""

@@ -74,7 +74,7 @@ def run(adapter, method, chats, ratio=0.6, backend="drop", **changes):
         return session.generate(inputs, None, **generation(adapter, inputs, **changes))
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
@@ -108,7 +108,7 @@ def test_steps_equal_whole_forwards_with_handwritten_masks(load, name, where):
         assert span(generated.logits[:, 2:] - everything[:, 2:]) > 1e-3
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
@@ -125,7 +125,7 @@ def test_a_padded_batch_equals_its_rows_and_emulation(load, name, where):
         assert batch.records[row].attended == single.records[0].attended
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("explicit", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_attending_to_everything_changes_nothing(load, name, explicit):

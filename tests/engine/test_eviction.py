@@ -135,7 +135,7 @@ def whole_cache_logits(adapter, inputs, ids, masks, stored=None, most=(math.inf,
     return torch.cat([first[None], output.logits[0]])
 
 
-@pytest.mark.sampled(36)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("label", METHODS)
 def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, name, label):
@@ -175,7 +175,7 @@ def test_steps_equal_the_whole_cache_with_the_rest_hidden(load, monkeypatch, nam
     assert (record.kv_bytes, record.entering) == (size, (layout.counts[0],) * len(masks))
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "label",
@@ -245,6 +245,7 @@ def test_beams_do_not_read_a_copy_for_each_query_head(load):
         run(load("llava"), method, FAMILIES["llava"].chats[:1], num_beams=2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_ratio_zero_is_bit_identical(load, name):
     adapter, chats = load(name, "float32"), FAMILIES[name].chats

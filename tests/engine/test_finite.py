@@ -35,7 +35,7 @@ def generate(adapter: Adapter, chats: list[Any], **settings: Any) -> Any:
         return session.generate(adapter.encode(chats), ["a", "b", "c"][: len(chats)], **settings)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("part", "name"),
     [

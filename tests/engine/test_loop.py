@@ -75,7 +75,7 @@ def check(
     return ours
 
 
-@pytest.mark.sampled(51)
+@pytest.mark.sampled(102)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_alone_and_padded(
@@ -109,7 +109,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("lazy", [1, 4])
 @pytest.mark.parametrize("label", SETTINGS)
 @pytest.mark.parametrize("base", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -169,7 +169,7 @@ def test_closed_gaps_hidden_tokens_and_chosen_entries(name: str, rows: tuple[int
     check(adapter, inputs, GREEDY, method=Scatter(("prefix", 2)), **combined)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
 @pytest.mark.parametrize(
     ("method", "params"),

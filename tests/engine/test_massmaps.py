@@ -54,6 +54,7 @@ def test_words_between_images_do_not_ask_even_when_the_second_image_lost_much(do
         assert torch.allclose(fast[1].signals[signal], slow[1].signals[signal], atol=1e-12)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "onevision_video"])
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_a_padded_batch_gives_the_masses_of_single_rows(name: str, ratio: float):

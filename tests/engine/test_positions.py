@@ -47,6 +47,7 @@ def living(adapter, inputs, method, counts):
     return alive
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", ["llava", "onevision_video", "internvl"])
 def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, where):
@@ -80,7 +81,7 @@ def test_every_layer_counts_its_own_tokens_while_reading_and_answering(name, whe
     assert span(first - expected) > 1e-3
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_equals_its_rows_and_emulation(name, where):

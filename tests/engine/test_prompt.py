@@ -63,7 +63,7 @@ def equal(actual: Tensor | None, expected: Tensor | None) -> bool:
     return actual is not None and expected is not None and torch.equal(actual, expected)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> None:
     """Rows of unequal numbers of images, videos and words, in one batch and as single rows; one method runs twice."""
@@ -77,7 +77,7 @@ def test_methods_that_share_a_prompt_answer_as_from_the_inputs(name: str) -> Non
             assert same(answered(tiny, method, prompt, *rows), result)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize(
     ("name", "backend"), [*((name, "drop") for name in FAMILIES), ("qwen2_5_vl_mixed", "emulate")]
 )
@@ -91,7 +91,7 @@ def test_every_place_behind_the_tower_starts_from_one_prompt(name: str, backend:
         assert same(answered(tiny, method, prompt, backend=backend), expected)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_beams_start_from_a_prompt(name: str) -> None:
     tiny, beams = Tiny(name), {"num_beams": 3, "output_logits": False}

@@ -69,6 +69,7 @@ def ran(name, method=None, evicting=None, rows=(0, 1, 2), dtype="float64", budge
 # ------------------------------------------------------------------------------------ compressors
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ratio", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_share_of_candidates_is_one_of_all_positions(name, ratio):
@@ -93,7 +94,7 @@ def test_a_share_of_candidates_is_one_of_all_positions(name, ratio):
         assert block["share"] == block["positions_share"] == share / (depth * places_of_image)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", ["llava_next", "llava_video", "deepseek_ocr"])
 @pytest.mark.parametrize("method", ["aircache", "snapkv"])
 def test_steps_equal_the_whole_cache_with_evicted_separators_hidden(monkeypatch, name, method):
@@ -175,7 +176,7 @@ def taking(name):
                 yield label, method
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):
     labels = []
@@ -276,6 +277,7 @@ def test_a_method_that_drops_nothing_has_no_candidates():
     assert kind_of(composed, spec).normalise(spec, composed).engine.separators == "candidates"
 
 
+@pytest.mark.slow
 def test_the_key_tells_the_two_apart_and_a_row_without_the_setting_stands_beside_keep():
     method = build_method("aircache", {})
     spec = asked_of("llava_video", "aircache")
@@ -295,7 +297,7 @@ def test_the_key_tells_the_two_apart_and_a_row_without_the_setting_stands_beside
 # ------------------------------------------------------------------------------------ drafts
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("separators", ["keep", "candidates"])
 @pytest.mark.parametrize("method", [ParallelVLM(gamma=2), STD(gamma=3)])
 def test_what_a_draft_sees_is_a_share_of_all_positions(method, separators):

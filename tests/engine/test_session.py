@@ -41,7 +41,7 @@ def run(adapter, method, budget, chats=CHATS, samples=None, **options):
         return session.generate(adapter.encode(chats), samples, **generation)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", PLACES)
 def test_merging_without_dropping_is_applied(double, where):
     """At ratio 0 nothing moves, but merged values (here: halved ones) still arrive."""

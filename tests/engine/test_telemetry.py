@@ -186,6 +186,7 @@ def test_judging_has_a_phase_of_its_own(adapter: Adapter, now: Now) -> None:
 ENTRY = 2 * 2 * 8 * 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("beams", [1, 2])
 @pytest.mark.parametrize("method", [NoReduction(), Scatter((2,)), Scatter(("prefix",))])
 def test_bytes_are_those_of_one_answer(adapter: Adapter, method: TokenReducer, beams: int) -> None:

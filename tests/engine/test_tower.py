@@ -93,7 +93,7 @@ def ids(method: Thinning) -> str:
     return f"{method.merge}{'-proportional' * method.proportional}-{method.blocks}"
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("method", CASES, ids=ids)
 @pytest.mark.parametrize("name", TOWERS)
 def test_dropping_equals_emulation_and_a_batch_its_rows(name: str, method: Thinning) -> None:

@@ -23,7 +23,7 @@ def trunk_of(tiny: Tiny, prompt: Any, depth: int, **changes: Any) -> Any:
     return prompt_with_trunk(tiny.adapter, prompt, depth, **settings)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_methods_start_behind_layers_that_they_leave_alone(name: str) -> None:
     """Rows of unequal length in one batch, and a single row; the trunk is longer than some of them can use."""

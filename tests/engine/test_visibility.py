@@ -157,6 +157,7 @@ def free(folder):
 ONE = {"max_new_tokens": 1, "do_sample": False, "output_logits": True}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", [("prefix",), (2,), ("vision", 1, 3)])
 @pytest.mark.parametrize("chats", [CHATS[:1], CHATS])
 def test_dropping_equals_emulation_without_causality(free, where, chats) -> None:

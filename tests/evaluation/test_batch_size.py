@@ -166,6 +166,7 @@ def by_id(result: Evaluation) -> dict[int, str]:
     return {sample.doc_id: sample.answer for sample in result.samples}
 
 
+@pytest.mark.slow
 def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(
     journal: Journal, tmp_path: Path
 ) -> None:
@@ -187,6 +188,7 @@ def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(
     assert (again.batch_size, again.resumed, by_id(again)) == (4, 5, by_id(result))
 
 
+@pytest.mark.slow
 def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
     questions = sums(8)
     questions[3] = ("broken, and the longest question of all", "0")

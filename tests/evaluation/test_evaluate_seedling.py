@@ -90,7 +90,7 @@ def test_batches_of_one_and_a_resumed_run_give_the_same(
     ]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("method", ["method=none ratio=0", "method=divprune ratio=0.75"])
 @pytest.mark.parametrize("benchmark", ["vqa", "caption"])
 def test_batches_do_not_change_answers(

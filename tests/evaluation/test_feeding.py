@@ -177,7 +177,7 @@ def test_auto_reads_ahead_only_where_the_model_leaves_cores_free(
     assert batches_ahead(replace(timed, engine=engine)) == 0
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -22,6 +22,7 @@ from espalier.harness.evaluation.sample_contributions import (
     is_mean,
     unit_aggregates,
 )
+from espalier.harness.specs.comparable import grouped
 from espalier.harness.stats import by_unit, difference_interval, mean_interval
 
 Raw = list[Any]
@@ -82,10 +83,7 @@ def cider(values: Sequence[Any]) -> float:
 
 
 def group_sum(values: Sequence[Any]) -> float:
-    groups: dict[str, list[float]] = {}
-    for group, score in values:
-        groups.setdefault(group, []).append(score)
-    return float(sum(np.mean(scores) for scores in groups.values()))
+    return float(sum(np.mean(scores) for scores in grouped(values).values()))
 
 
 def renamed(value: Any, draw: int) -> Any:
@@ -125,7 +123,7 @@ CASES: dict[str, tuple[Callable[[Raw], float], Callable[[np.random.Generator], R
 }
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", CASES)
 def test_intervals_of_contributions_are_the_bootstraps_of_the_aggregate(name: str) -> None:
     aggregate, make, size = CASES[name]

@@ -65,7 +65,7 @@ def answers(adapter, inputs, likely):
     return ids
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_padded_batch_is_judged_like_every_prefix_alone(name):
     tiny, adapter = Tiny(name), Tiny(name).adapter
@@ -108,7 +108,7 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -math.inf).scatter(1, self.ids[:, place : place + 1], 0.0)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_placeholders_in_an_answer_stand_for_no_image(name):
     """Decoding goes on behind such a token, and so does the judgement."""
@@ -126,7 +126,7 @@ def test_placeholders_in_an_answer_stand_for_no_image(name):
         assert torch.allclose(judged.chance[:, place], chance, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
     tiny = Tiny(name, "float32")
@@ -150,7 +150,7 @@ def test_the_session_is_undisturbed_and_the_judge_is_unreduced(name):
         assert (chances - outside.chance).abs().max() > 1e-5  # the reduced model differs
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_full_model_accepts_itself(name):
     """Beams are judged as a whole too, and sampled answers by what the settings leave of the distribution."""

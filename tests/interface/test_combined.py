@@ -132,7 +132,7 @@ def check_by_hand(
             assert difference < 1e-6
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("first_ratio", [None, 0.25])
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_two_are_what_both_do_by_hand(
@@ -142,6 +142,7 @@ def test_two_are_what_both_do_by_hand(
     check_by_hand(LLAVA, first, second, first_ratio)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_runs_two(name: str) -> None:
     """Several images in a prompt, and videos."""
@@ -153,6 +154,7 @@ def test_every_family_runs_two(name: str) -> None:
 # ------------------------------------------------------------------ budgets
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pair", [*PAIRS, (ToMe(), DivPrune()), (DivPrune(), PyramidDrop())])
 def test_without_a_ratio_the_model_is_unchanged(pair: tuple[TokenReducer, TokenReducer]) -> None:
     ids, logits = plain(LLAVA)
@@ -161,7 +163,7 @@ def test_without_a_ratio_the_model_is_unchanged(pair: tuple[TokenReducer, TokenR
     assert torch.equal(done.logits, logits)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "second"),
     [*PAIRS, (ToMe(), Random()), (DivPrune(), TopP()), (DivPrune(), AutoPrune())],
@@ -180,7 +182,7 @@ def test_one_that_removes_nothing_leaves_the_other_alone(
             assert ours.entering == theirs.entering
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "second"),
     [*PAIRS, (ToMe(), DivPrune()), (DivPrune(), PyramidDrop()), (DivPrune(), AutoPrune())],

@@ -315,6 +315,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line(store: Path, mistake: str) -> None:
     changes, words = MISTAKES[mistake]

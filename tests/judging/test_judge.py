@@ -148,7 +148,7 @@ PASSING = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PASSING)
 def test_what_passes_is_asked_again(name: str, server: JudgeServer, tmp_path: Path) -> None:
     server.next(PASSING[name], PASSING[name])
@@ -325,6 +325,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_verdict_is_asked_for_again(
     name: str, server: JudgeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]

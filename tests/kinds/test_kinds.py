@@ -145,7 +145,7 @@ def test_every_kind_of_the_lookup_is_walked() -> None:
     }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", EVERY_KIND)
 def test_each_kind_goes_the_same_way(name: str, store: Path) -> None:
     method, share, concerning = EVERY_KIND[name]

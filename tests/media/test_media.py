@@ -209,7 +209,7 @@ def test_counts_by_hand(arguments: tuple[Any, ...], count: int) -> None:
 # Frames
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", VIDEOS)
 def test_frames_are_exactly_those_of_a_full_decode(name: str, folder: Path) -> None:
     path = VIDEOS[name](folder / name)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from espalier.harness.specs.comparable import grouped
 from espalier.methods.base import TokenReducer, View
 from tests.methods.cases import BLOCKS, DEPTH, random_signal
 
@@ -52,10 +53,8 @@ ROWS = {
 
 def groups(grid: Tensor, tile: Tensor) -> dict[tuple[int, int], list[int]]:
     """Return the tokens of each (image, crop) of one row, sorted by it."""
-    tokens_of: dict[tuple[int, int], list[int]] = {}
-    for token, (image, crop) in enumerate(zip(grid[:, 0].tolist(), tile.tolist(), strict=True)):
-        tokens_of.setdefault((image, crop), []).append(token)
-    return dict(sorted(tokens_of.items()))
+    crops = zip(grid[:, 0].tolist(), tile.tolist(), strict=True)
+    return dict(sorted(grouped((crop, token) for token, crop in enumerate(crops)).items()))
 
 
 def slow_apportion(weights: list[float], sizes: list[int], total: int) -> list[int]:

@@ -96,6 +96,7 @@ def test_every_registered_reducer_is_under_test():
     assert {name for name, _ in CASES} | {"none"} == set(names_of(TokenReducer))
 
 
+@pytest.mark.sampled
 @every_method
 def test_keeps_exactly_what_was_asked_in_order(method: TokenReducer):
     view = make_view(method)
@@ -106,6 +107,7 @@ def test_keeps_exactly_what_was_asked_in_order(method: TokenReducer):
         assert outcome(view, plan).shape == (3, keep, view.tokens.shape[2])
 
 
+@pytest.mark.sampled
 @every_method
 def test_keeping_all_changes_nothing(method: TokenReducer):
     view = make_view(method)
@@ -129,6 +131,7 @@ def test_two_videos_share_the_budget_and_are_chosen_apart(name: str):
     assert torch.allclose(together, torch.cat([first, second], dim=1), atol=1e-6)
 
 
+@pytest.mark.sampled
 @every_method
 def test_a_batch_equals_its_rows_alone(method: TokenReducer):
     for keep in (reachable(method, 5), reachable(method, 24)):
@@ -142,7 +145,7 @@ def test_a_batch_equals_its_rows_alone(method: TokenReducer):
             assert torch.allclose(outcome(part, alone)[0], merged[row], atol=1e-6)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @every_method
 def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(method: TokenReducer):
     first = make_view(method)
@@ -152,7 +155,7 @@ def test_the_same_view_gives_the_same_plan_and_stays_as_it_was(method: TokenRedu
     assert all(torch.equal(first.signals[key], value) for key, value in before[1].items())
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @every_method
 def test_half_precision_inputs_are_decided_in_fp32(method: TokenReducer):
     view = make_view(method)
@@ -166,6 +169,7 @@ def test_half_precision_inputs_are_decided_in_fp32(method: TokenReducer):
         assert outcome(half, plan).dtype == dtype
 
 
+@pytest.mark.sampled
 @every_method
 def test_identical_tokens_with_equal_scores_are_no_obstacle(method: TokenReducer, case: Case):
     keep = reachable(method, 10)
@@ -221,7 +225,7 @@ def test_schedules_fall_from_site_to_site_and_grow_with_the_share(method: TokenR
         assert all(a <= b + 1e-12 for a, b in zip(lower, higher, strict=True))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @every_method
 def test_a_token_that_is_not_finite_is_an_error_or_not_read(method: TokenReducer, case: Case):
     view = make_view(method)
@@ -241,7 +245,7 @@ def test_a_token_that_is_not_finite_is_an_error_or_not_read(method: TokenReducer
             assert torch.equal(kept, clean)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", STEADY, ids=case_id)
 def test_half_precision_changes_one_choice_in_ten_at_most(method: TokenReducer):
     view = make_view(method)

@@ -124,7 +124,7 @@ def test_the_released_budgets(tokens: int, ratio: float) -> None:
     assert Budget("average", ratio).keep(AutoPrune(), facts_of(32), 576, 60)[0] == int(2.5 * tokens)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("rule", ["kept", "average", "flops"])
 @pytest.mark.parametrize("layers", [3, 4, 8, 32])
 def test_any_slope_meets_the_budget_after_the_first_count(rule: str, layers: int) -> None:

@@ -63,7 +63,7 @@ def scored(method: CacheCompressor, view: CacheView) -> tuple[Tensor, int]:
     return scores, largest.elements
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "params"),
     [

@@ -332,7 +332,7 @@ def long_adapter(name: str, attention: str = "sdpa") -> Adapter:
         return load_tiny(family.spec, save_tiny(family.spec, Path(folder)), "float64", attention)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("reading", ["paper", "official"])
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "internvl", *LONG])
 def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str):
@@ -364,7 +364,7 @@ def test_steps_equal_whole_forwards_with_eager_attention(name: str, reading: str
         assert min(counts) < len(origin) or reading == "official"
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     "name", ["llava", "llava_next", "onevision_image", "qwen2_5_vl", "internvl"]
 )

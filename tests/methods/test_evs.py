@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
+from espalier.harness.specs.comparable import grouped
 from espalier.methods.base import MethodError, View
 from espalier.methods.evs import EVS
 from tests.methods.cases import PREFIX, VIDEOS, grid_of
@@ -17,9 +18,7 @@ from tests.methods.twins import check_method
 
 def slow_evs(_method: EVS, view: View, row: int, keep: int) -> list[int]:
     """Token by token: the tokens of a first frame, then the most changed ones."""
-    frames: dict[int, list[int]] = {}
-    for token, frame in enumerate(view.grid[row, :, 0].tolist()):
-        frames.setdefault(frame, []).append(token)
+    frames = grouped((frame, token) for token, frame in enumerate(view.grid[row, :, 0].tolist()))
     change: dict[int, float] = {}
     for number, tokens in frames.items():
         earlier = frames.get(number - 1, [])

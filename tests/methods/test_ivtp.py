@@ -110,7 +110,7 @@ class Placed(IVTP):
         return (*super().needs(site), *places)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", TOWERS)
 def test_each_site_keeps_the_highest_of_what_is_left(name: str):
     """One site in a tower of two blocks, then one before each decoder layer but the first."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from espalier.harness.cost.budget import Budget, equivalent_tokens
+from espalier.harness.specs.comparable import grouped
 from espalier.methods.base import Need, Site, View
 from espalier.methods.nuwa import Nuwa
 from espalier.methods.select.surroundings import above_quantile
@@ -53,9 +54,9 @@ def slow_nuwa(method: Nuwa, view: View, row: int, keep: int) -> dict[int, Tensor
     def first(some: list[int], count: int) -> list[int]:
         return sorted(some, key=lambda j: (-salience[j], j))[:count]
 
-    regions: dict[tuple[int, ...], list[int]] = {}
-    for j, (image, part, up, left) in enumerate(grid):
-        regions.setdefault((image, part, up // 2, left // 2), []).append(j)
+    regions = grouped(
+        ((image, part, up // 2, left // 2), j) for j, (image, part, up, left) in enumerate(grid)
+    )
     for quota in (1, 2, 3, 4):
         offered = [j for some in regions.values() for j in first(some, quota)]
         if len(offered) >= keep:
@@ -205,7 +206,7 @@ def test_the_budget_gives_the_authors_schedules(
 # ---------------------------------------------------------------- the signal and the engine
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_tower_states_are_the_mean_over_the_last_third(name: str):
     """Against what every block returns, mapped to tokens by the adapter's tables, for one row and in a batch."""

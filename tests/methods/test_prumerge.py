@@ -62,7 +62,7 @@ def with_outliers(view: View, count: int, seed: int = 0) -> View:
     return replaced(view, **{ATTENTION.key: attention.scatter_add(1, places, 0.05 + 0 * attention)})
 
 
-test_prumerge = pytest.mark.sampled(12)(
+test_prumerge = pytest.mark.sampled(24)(
     check_method(
         "prumerge",
         slow_prumerge,

@@ -73,7 +73,7 @@ def test_what_the_earliest_stages_cannot_reach_is_refused_with_the_range():
         budget.keep(PyramidDrop(ratio=0.95), model_of("model=llava15_7b").facts, 576, 32)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("depth", [4, 6, 12, 27, 28, 32, 80])
 @pytest.mark.parametrize("S", [2, 3, 4])
 def test_stages_are_as_late_as_half_of_each_allows(depth: int, S: int):
@@ -118,7 +118,7 @@ def ranked_by(adapter, chats, places, ratio=0.0, **options):
     return shown(adapter, sites, [Need("next_last_attention")], chats, ratio, **options)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", [*NAMES, "deepseek_ocr"])
 def test_the_row_of_the_next_layer_equals_eager(name: str, tmp_path: Path):
     spec = FAMILIES[name].spec

@@ -204,7 +204,7 @@ def config_of(name: str) -> dict[str, Any]:
     return compose_section("method", name)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", setting_names())
 def test_every_setting_builds_and_shows_every_parameter(name: str):
     config = config_of(name)
@@ -239,7 +239,7 @@ def test_a_single_reading_has_the_name_of_what_it_follows(path: Path):
     assert not follows_code or "Differs: " in text
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", METHODS.names())
 def test_harness_and_server_build_the_same_method_for_a_name(name: str):
     register()
@@ -252,7 +252,7 @@ def test_harness_and_server_build_the_same_method_for_a_name(name: str):
         assert served(name, sets) == build_method(name, section["params"])
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", setting_names())
 def test_a_label_says_which_of_two_readings_ran_and_nothing_that_it_sets(name: str):
     config = config_of(name)

@@ -62,10 +62,10 @@ def slow_clusters(
         centre = np.mean([x[j] for j in group], axis=0)
         similar = cosines(np.stack([centre, *(x[i] for i in kept)]))[0][1:]
         joined[similar.index(max(similar))].append(group)
-    weights: list[dict[int, float]] = []
-    for own_groups in joined:
-        weights.append({j: 1 / len(group) / len(own_groups) for group in own_groups for j in group})
-    return weights
+    return [
+        {j: 1 / len(group) / len(own_groups) for group in own_groups for j in group}
+        for own_groups in joined
+    ]
 
 
 def slow_weights(

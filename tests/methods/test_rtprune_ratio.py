@@ -181,7 +181,7 @@ NAMES = (
 ENGINE = RTPrune(ratio="dynamic", typical=1.0)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_a_batch_keep_the_counts_they_keep_alone(name: str):
     def count(view: View, allowed: int) -> int:

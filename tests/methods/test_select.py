@@ -264,7 +264,7 @@ def test_what_they_answer_is_what_the_matrix_holds():
     assert torch.equal(high, matrix.flatten(1).amax(dim=1))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [lambda x: Held(cosine(x)), lambda x: Computed(unit(x))])
 @pytest.mark.parametrize(("n_tokens", "many"), [(2, 1024), (300, 1024), (300, 301), (300, 300)])
 def test_the_likest_member_is_that_of_a_loop_over_all(monkeypatch, make, n_tokens: int, many: int):

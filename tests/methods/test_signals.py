@@ -126,7 +126,7 @@ def test_these_have_no_score():
         assert not attention_read(build((name, {})))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", SCORED, ids=case_id)
 def test_what_was_planted_is_kept_and_the_canary_is_not(case: Case):
     method, plant = build(case), carrier_of(case)

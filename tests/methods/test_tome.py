@@ -60,7 +60,7 @@ def test_no_block_ever_merges_more_than_half(blocks: int):
         assert all(a >= b for a, b in zip(higher, lower, strict=True))
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_tokens", [5, 7, 9, 144, 577])
 def test_integers_keep_to_the_half(n_tokens: int):
     """Rounding never asks a block for more than the tokens at even places."""
@@ -136,7 +136,7 @@ def slow_block(sequence: list[Slot], n_merged: int, method: ToMe) -> list[Slot]:
     return marked + (sorted(going, key=lambda slot: slot.place) if apart else going)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("counts", [(110, 80, 60), (143, 143, 100), (72, 36, 18)])
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize("method", [*VARIANTS, RELEASED], ids=str)

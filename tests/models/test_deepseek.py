@@ -48,7 +48,7 @@ def real_geometry(name, **changes):
 # ---------------------------------------------------------------------- which unit is which token
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", [*NAMES, *DEEPSEEK2])
 def test_every_unit_lands_on_the_placeholder_that_the_layout_says(name):
     """The projector's outputs are replaced by their number, counted over its calls; the model packs them."""
@@ -99,7 +99,7 @@ def test_crops_are_one_plane_before_the_whole_image():
 # ---------------------------------------------------------------------- token counts
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "size", "cells", "positions"),
     [
@@ -165,7 +165,7 @@ def test_small_views_are_stretched(name, side):
     assert (global_view - pixels(still.resize((side, side)))).abs().max() < 1e-6
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("name", "side"), [("base", 1024), ("large", 1280), ("gundam", 1024)])
 @pytest.mark.parametrize("size", [(701, 333), (333, 900), (200, 100), (640, 640)])
 def test_large_views_are_padded_with_grey(name, side, size):
@@ -208,6 +208,7 @@ def test_the_prompt_is_plain():
     assert adapter.layout(inputs).special == (4, 8)
 
 
+@pytest.mark.slow
 def test_the_repeat_guard_counts_the_whole_sequence():
     """The class has a guard of its own within a window; the config file leaves it off."""
     spec = mode("gundam")
@@ -359,7 +360,7 @@ STATED = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
@@ -413,7 +414,7 @@ def test_the_released_names_load_with_equal_logits(original, release):
 LIBRARY = "model.language_model.layers"
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "line"),
     [

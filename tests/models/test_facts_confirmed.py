@@ -85,7 +85,7 @@ def confirmed(name: str) -> list[str]:
     return [key for key in keys_of(FAMILIES[name].spec.facts) if key not in missing | {"stem"}]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(
     ("name", "key"), [(name, key) for name in NAMES for key in confirmed(name)]
 )
@@ -195,7 +195,7 @@ def without_weights(spec: ModelSpec) -> Any:
     return family(skeleton, family.new_processor(spec, tokenizer), spec)
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_facts_of_every_config_are_those_of_its_real_architecture(name: str) -> None:
     """The embedded models' checkpoints are loaded by other tests."""
@@ -218,7 +218,7 @@ SHAPE = {
 FILMS = {"llava_video_7b": 64, "seedling_video": 112}
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(name: str) -> None:
     spec = spec_of(name)
@@ -234,6 +234,7 @@ def test_the_tower_is_estimated_on_a_picture_of_nominal_size_as_a_row_counts_it(
     assert cells + (name.startswith("seedling_video")) == spec.facts.visual_tokens
 
 
+@pytest.mark.slow
 def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> None:
     adapter = load_adapter(replace(spec_of("seedling_video"), attention="eager"))
     inputs = adapter.prepare([watch("w", video(0, 3, rate=1))])
@@ -247,7 +248,7 @@ def test_frames_are_counted_with_the_class_token_of_their_tower(monkeypatch) -> 
     assert tower_flops(adapter.facts, item.work) == sum(counts.values())
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "billions"),
     [

@@ -47,7 +47,7 @@ def run(tiny, method, budget, *rows, backend="drop", decode="loop", samples=None
         return session.generate(inputs, samples, **generation(adapter, inputs, **changes))
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(96)
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +72,7 @@ def test_ratio_zero_is_bit_identical(name, kind, gather, monkeypatch):
             assert [r.kept for r in batch.records] == [(n,) * len(where) for n in counts]
 
 
-@pytest.mark.sampled(72)
+@pytest.mark.sampled(144)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("name", MASKED)
@@ -90,7 +90,7 @@ def test_dropping_equals_emulation(name, where, merge):
         assert torch.equal(a.origin, b.origin)
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MASKED)
 def test_dropping_equals_emulation_in_single_precision(name, attention):
@@ -102,7 +102,7 @@ def test_dropping_equals_emulation_in_single_precision(name, attention):
         assert span(fast.logits - slow.logits) <= 5e-6 * span(slow.logits)
 
 
-@pytest.mark.sampled(54)
+@pytest.mark.sampled(108)
 @pytest.mark.parametrize(
     ("where", "merge"), [*((place, False) for place in PLACES), (("vision",), True)]
 )
@@ -135,7 +135,7 @@ def test_padded_batch_equals_single_rows_and_caches_are_as_planned(name, where, 
         assert record.kv_bytes == entries + FAMILIES[name].states
 
 
-@pytest.mark.sampled(36)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (2,)])
 @pytest.mark.parametrize("name", NAMES)
 def test_beams_equal_beams_of_single_rows(name, where):
@@ -145,7 +145,7 @@ def test_beams_equal_beams_of_single_rows(name, where):
         assert torch.equal(batch.ids[row], run(tiny, Scatter(where), MOST, row, **beams).ids[0])
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("where", [("prefix",), (1,), (2,)])
 @pytest.mark.parametrize("name", MASKED)
 def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
@@ -176,7 +176,7 @@ def test_dropping_equals_a_full_forward_with_handwritten_masks(name, where):
         assert span(batch.logits - logits[:, inputs["input_ids"].shape[1] - 1 :]) < 1e-6
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_probes_equal_eager(name):
     """The last row and the mean received attention of two layers, computed next to the fused kernel."""
@@ -207,7 +207,7 @@ def named(view, row):
     return {key.partition("@")[0]: value[row] for key, value in view.signals.items()}
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", NAMES)
 def test_states_and_places_give_the_attention_of_words_to_visual_tokens(name):
     """Queries of the words and keys of the visual tokens rebuild eager attention up to each row's constant."""
@@ -271,6 +271,7 @@ WITHOUT = (
 TEXTS = ([chat("w1 w2")], [chat("w1 w2"), chat("w3", 1, 2), chat("w4")])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("decode", ["loop", "generate"])
 @pytest.mark.parametrize(
     ("name", "chats"),

@@ -50,7 +50,7 @@ def rotary(places: Tensor, layer: int) -> tuple[Tensor, Tensor]:
     return angle.cos().double(), angle.sin().double()
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", [("prefix",), (2,)])
 @pytest.mark.parametrize("row", ROWS)
 def test_renumbered_tokens_have_the_masks_and_tables_of_a_prompt_without_the_others(where, row):

@@ -139,7 +139,7 @@ def answer(adapter: Adapter, method: str, backend: Backend, inputs: Mapping[str,
         return opened.generator.generate(inputs, ["0"], **settings).logits
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_class_is_proved_site_by_site(name: str, tmp_path: Path) -> None:
     """A picture of several tiles is one item, and methods act where the class is proved and nowhere else."""
@@ -221,7 +221,7 @@ def save_stack(outer: type[tf.PreTrainedConfig], stack: str, folder: Path) -> Pa
     return save_model(replace(entry, config=outer, arguments=arguments), folder)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_text_stack_of_another_shape_is_one_line_at_loading(stack: str, tmp_path: Path) -> None:
     folder = save_stack(tf.LlavaConfig, stack, tmp_path / "model")

@@ -115,6 +115,7 @@ def refusal(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> str:
     return refused(load_adapter, spec)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stated", [None, True, False])
 @pytest.mark.parametrize("name", UNTIED)
 def test_a_missing_head_is_refused_whatever_the_checkpoint_states(
@@ -127,7 +128,7 @@ def test_a_missing_head_is_refused_whatever_the_checkpoint_states(
     assert f"has no {HEAD}, and {KEY} is false; valid: all files" in line
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("stated", [None, True])
 @pytest.mark.parametrize("name", UNTIED)
 def test_a_head_that_is_stored_is_used_and_counted(name, stated, saved, tmp_path, monkeypatch):

@@ -193,7 +193,7 @@ def test_a_text_stack_of_experts_is_refused_by_name(tmp_path):
 # ---------------------------------------------------------------------- real sizes
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "millions"),
     [

@@ -118,7 +118,7 @@ def close(actual: Tensor, wanted: Tensor, bound: float = 1e-10) -> None:
 # ------------------------------------------------------------------ the model against its description
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", list(DENOISING))
 def test_the_prompt_in_front_of_the_decoder_is_the_one_of_the_description(name: str) -> None:
     adapter = adapter_of(name)
@@ -132,7 +132,7 @@ def test_the_prompt_in_front_of_the_decoder_is_the_one_of_the_description(name: 
         close(row[valid], wanted)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", list(DENOISING))
 def test_every_token_sees_every_other_and_no_padding(name: str, attention: str) -> None:
@@ -151,6 +151,7 @@ def test_every_token_sees_every_other_and_no_padding(name: str, attention: str) 
         close(adapter.model.lm_head(states)[0], wanted[0], 1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", list(DENOISING))
 def test_units_and_shares_make_the_tokens(name: str) -> None:
     """Each visual token is the stated mixture of projected patches, and each has its place in a grid."""

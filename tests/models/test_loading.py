@@ -109,6 +109,7 @@ def test_a_checkpoint_without_processor_is_refused(folder: Path) -> None:
 # ---------------------------------------------------------------- where the model is
 
 
+@pytest.mark.slow
 def test_a_model_spread_by_accelerate_answers_as_one_in_one_place(saved: Path, tmp_path) -> None:
     """Its hooks move arguments around each module; half of the decoder's layers live on the disk here."""
     single, spread = load_llava(saved, "float32"), load_llava(saved, "float32")

@@ -104,7 +104,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "cards", "fits"),
     [

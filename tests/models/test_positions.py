@@ -121,7 +121,7 @@ def random_batch(rng: np.random.Generator, pictures: tuple[int, ...]) -> dict[st
     return batch | {name: torch.tensor(shapes) for name, shapes in named.items() if shapes}
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("pace", [None, 1.0, 2.0, 3.0, 25.0])
 def test_positions_equal_the_slow_rule_on_random_prompts(pace):
     rng = np.random.default_rng(0)
@@ -229,6 +229,7 @@ def test_answers_equal_the_library_at_the_released_positions(name):
             assert following.unique().tolist() == [int(places.max()) + 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_wrapped_model_is_placed_while_a_method_is_on_it(name):
     family = f"{name}_video"
@@ -267,7 +268,7 @@ def test_the_librarys_own_rule_is_refused(name, backend):
         session.generate(inputs, max_new_tokens=1, do_sample=False)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kind", ["images", "videos"])
 def test_text_in_another_place_is_refused_in_every_family_with_axes(name, kind):

@@ -277,6 +277,7 @@ def question_turns(text: str, *media: Any) -> list[dict]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("weights", ["trained", "random"])
 @pytest.mark.parametrize(
     ("name", "frame", "golden", "single", "double", "film"),
@@ -332,7 +333,7 @@ def question(benchmark: str, prompt: PromptSpec) -> str:
     return question_text(spec.text, sample, "here")
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("family", "model", "name", "frame", "single", "double", "film"),
     SETS,
@@ -573,6 +574,7 @@ def test_models_whose_family_has_several_frames_name_theirs(model: str, frame: s
     assert compose_section("model", model)["conversation"] == frame
 
 
+@pytest.mark.slow
 def test_a_row_holds_the_prompt_of_its_first_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

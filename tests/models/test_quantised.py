@@ -108,6 +108,7 @@ def test_weights_of_8_bit_floats_are_unpacked_where_no_gpu_multiplies_them(tmp_p
     assert placement(adapter.model) == placement(plain.model)
 
 
+@pytest.mark.slow
 def test_a_row_and_its_key_state_the_precision(tmp_path: Path) -> None:
     packed, _ = packed_folder(SEEDLING, tmp_path, in_8_bits, FP8)
     cell = {"limit": 1, "ratio": 0.5, "store": tmp_path / "store", "paired": 0}

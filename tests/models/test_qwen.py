@@ -203,7 +203,7 @@ def in_raster_order(name, shape, values):
     return units[torch.argsort(order)]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("layer", [None, 1])
 @pytest.mark.parametrize("kind", CHATS)
 def test_tower_signals_equal_eager_attention_in_raster_order(
@@ -551,7 +551,7 @@ def test_config_files_build_the_published_architectures(file, billions):
         assert config.vision_config.window_size == 112
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("file", "parameters"),
     [

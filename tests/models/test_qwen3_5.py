@@ -91,7 +91,7 @@ def gap(first: Tensor, second: Tensor) -> float:
     return (first - second).abs().max().item() / second.abs().max().item()
 
 
-@pytest.mark.sampled(21)
+@pytest.mark.sampled(42)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("where", [("prefix",), ("vision",), (1,), (2,), (4,)])
 @pytest.mark.parametrize("name", NAMES)
@@ -178,7 +178,7 @@ def deep_adapter(name: str) -> Any:
     return adapter
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(96)
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "minicpm_v"])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
@@ -222,7 +222,7 @@ def test_every_reducer_drops_as_by_hand_or_names_the_layers_that_it_could_read(
         assert gap(alone.logits[0], by_hand(adapter, longer, kept)[-alone.ids.shape[1] :]) < 1e-6
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", ["qwen3_5_mixed", "qwen3_5_moe_mixed", "minicpm_v"])
 @pytest.mark.parametrize("label", METHODS)
 def test_every_compressor_evicts_from_full_layers_as_if_the_rest_were_hidden(
@@ -268,7 +268,7 @@ LATER = [{"role": "assistant", "content": [{"type": "text", "text": " Two. "}]},
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("thinking", "lead"),
     [(None, "<think>\n"), ("budget:99", "<think>\n"), ("off", "<think>\n\n</think>\n\n")],
@@ -293,7 +293,7 @@ def random_spec(file: str) -> ModelSpec:
     return model_of(f"model={file}", "model.weights=random", "method=none", "ratio=0")
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("file", "parameters"),
     [
@@ -340,6 +340,7 @@ def admitted(overrides: str) -> None:
     admit(commands.spec_of(*settings, *overrides.split()), Digests())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [

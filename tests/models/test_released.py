@@ -215,7 +215,7 @@ def compare_pages(adapter: Adapter, case: Mapping[str, Any], *pictures: Image.Im
     return inputs
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(("family", "mode"), MODES)
 def test_every_mode_of_deepseek_ocr_answers_as_its_release(
     deepseek: Mapping[str, Path], family: str, mode: str
@@ -265,7 +265,7 @@ def converted_internvl(folder: Path, stack: str) -> ModelSpec:
     )
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("stack", ["qwen2", "internlm2", "internlm2_6b", "phi3", "phi3_long"])
 def test_every_stack_of_internvl2_answers_as_its_release(tmp_path: Path, stack: str) -> None:
     spec = converted_internvl(tmp_path, stack)
@@ -295,7 +295,7 @@ def llava_video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("case", vectors("llava_video")["cases"], ids=lambda case: case["name"])
 def test_llava_video_answers_as_its_release(llava_video: Path, tmp_path: Path, case: Any) -> None:
     """At the real 27 x 27 patches of 14 pixels; `force_sample` of the release is the rule `uniform`."""

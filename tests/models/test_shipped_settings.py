@@ -31,7 +31,7 @@ def specs_of(name: str) -> list[ModelSpec]:
     ]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MODELS)
 def test_a_family_takes_what_its_models_state(name: str) -> None:
     for spec in specs_of(name):

@@ -66,12 +66,13 @@ def check(adapter: Adapter) -> None:
                 assert batch["attention_mask"].tolist() == expected["attention_mask"].tolist()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tokens_are_those_of_the_library(name: str) -> None:
     check(adapter_of(name))
 
 
-@pytest.mark.sampled(15)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", [name for name in UNLISTED if name not in REFUSED])
 def test_tokens_of_classes_without_a_file_are_those_of_the_library(
     name: str, tmp_path: Path

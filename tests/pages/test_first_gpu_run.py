@@ -31,7 +31,7 @@ CHECKS = [
 ]
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("line", [*RUNS, *re.findall(r"`(python run\.py [^`]*)`", PAGE)])
 def test_command_lines_of_run_compose(line: str) -> None:
     arguments = shlex.split(line)[2:]

@@ -49,7 +49,7 @@ def reason(line: str) -> bool:
     return re.search(r"#(?! *(noqa|type:|pragma))", line) is not None
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_it_says_why(path: Path) -> None:
     assert unexplained(path.read_text(encoding="utf-8")) == []

@@ -94,7 +94,7 @@ def test_ci_calls_the_first_commands_as_they_stand_in_an_environment_of_the_clon
     assert not any("VENV=" in line.replace("SERVE_VENV=", "") for line in ci)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("line", [line for line in commands() if " run.py" in line])
 def test_command_lines_of_run_compose(line: str, activate: str, tmp_path: Path) -> None:
     before, _, arguments = line.partition(" run.py")
@@ -112,7 +112,7 @@ def test_command_lines_of_run_compose(line: str, activate: str, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.sampled(4, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make")])
 def test_targets_of_make_exist_and_call_what_is_there(
     line: str, activate: str, tmp_path: Path

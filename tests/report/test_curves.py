@@ -139,6 +139,7 @@ def test_losses_are_corrected_over_all_points_of_a_panel_as_gains_are(tmp_path: 
     assert [*gains.gain_p_holm] == pytest.approx(holm([*gains.gain_p]))
 
 
+@pytest.mark.slow
 def test_files_and_table(root: Path, tmp_path: Path) -> None:
     png, svg, table, latex, points = write_curves(root, tmp_path / "new" / "curves")
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -175,6 +176,7 @@ def test_smaller_runs_and_other_models_do_not_mix_in(root: Path) -> None:
     assert_frame_equal(again.points, panel.points)
 
 
+@pytest.mark.slow
 def test_command_line(root: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = str(tmp_path / "figure")
     arguments = ["--store", str(root), "--out", out, "--benchmarks"]
@@ -320,6 +322,7 @@ def test_the_overview_has_a_sign_for_each_ratio(against: Path, tmp_path: Path) -
     assert "[boxes](boxes.md)" in text
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_listed_with_its_reason(against: Path, tmp_path: Path) -> None:
     spec = commands.spec_of("method=fastv_paper", "ratio=0.9")
     spec = replace(spec, benchmark=replace(spec.benchmark, name="boxes"))
@@ -340,12 +343,14 @@ def test_a_policy_off_its_default_stays_in_a_configs_name() -> None:
         assert title_of(name, names) == title
 
 
+@pytest.mark.slow
 def test_a_row_that_lacks_samples_is_counted_on_the_page(against: Path, tmp_path: Path) -> None:
     add_run(against, "divprune", 0.75, 0.5, n=N - 1)
     page = report_of(against, tmp_path / "report")["boxes.md"]
     assert f"1 row passed over: with fewer than {N} samples." in page
 
 
+@pytest.mark.slow
 def test_a_report_without_random_says_what_it_needs(against: Path, tmp_path: Path) -> None:
     for path in against.glob("runs/boxes-random-*"):
         (path / "row.json").unlink()

@@ -91,6 +91,7 @@ def test_loyalty_is_the_share_of_equal_answers(root: Path) -> None:
     assert lines("effivlm", root)["clever"]["OL"].value == pytest.approx(0.75)
 
 
+@pytest.mark.slow
 def test_reversed_ranks_have_tau_minus_one(root: Path) -> None:
     for method, mean in (("downsample", 0.6), ("clever", 0.2), ("random", 0.5), ("other", 0.8)):
         add_run(root, method, 0.5, mean)

@@ -97,6 +97,7 @@ def test_bold_is_told_from_every_other_method(points: PointFrame, benchmark: str
             assert style == (marked and len(tied) == 1, marked and len(tied) > 1), (name, ratio)
 
 
+@pytest.mark.slow
 def test_signs_are_the_stars_of_the_markdown_table(points: PointFrame) -> None:
     text = markdown(read_panels(DEMO, ["seedling_rec"], swept=True))
     gains = text.split("Points above random dropping")[1].splitlines()

@@ -49,6 +49,7 @@ def outcome(tmp_path: Path, *lines: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_wrong_pairs_and_missing_files_are_refused_before_torch(tmp_path: Path) -> None:
     commands = [" ".join(command) for command, _ in REFUSALS["before torch"]]
     store = f"store={tmp_path}"
@@ -99,7 +100,7 @@ def test_a_sweep_leaves_wrong_pairs_to_refused_skip(tmp_path: Path) -> None:
     check_cells(commands.cells_of(*line, "refused=skip"), dry=False)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "benchmark", [*(name for name in choices("benchmark") if "seedling" in name), "latency"]
 )

@@ -160,7 +160,7 @@ def spec_of(root: Path, *argv: str) -> RunSpec:
     return commands.spec_of(f"store={root / 'store'}", "engine.warmup=0", *argv)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("family", MODELS)
 def test_every_method_runs_and_no_answer_depends_on_the_batch(
     family: str, root: Path, tasks: Path, model_of: Overrides
@@ -336,6 +336,7 @@ def test_media_that_would_be_shown_otherwise_than_asked_are_refused(
         media_of(4, [{"role": "user", "content": [part]}], VideoSpec())
 
 
+@pytest.mark.slow
 def test_the_prompts_that_a_task_has_for_a_family_are_used(
     root: Path, tasks: Path, model_of: Overrides
 ) -> None:

@@ -65,13 +65,13 @@ def keys_of(store: Path, argv: tuple[str, ...]) -> set[str]:
     return {admit(spec, Digests()).key for spec in specs}
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("argv", DRAWN.values(), ids=DRAWN)
 def test_what_is_drawn_runs_once_a_seed(tmp_path: Path, argv: tuple[str, ...]) -> None:
     assert len(keys_of(tmp_path, argv)) == 3
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("argv", STILL.values(), ids=STILL)
 def test_seeds_without_chance_are_one_run(tmp_path: Path, argv: tuple[str, ...]) -> None:
     assert len(keys_of(tmp_path, argv)) == 1

@@ -82,6 +82,7 @@ def test_key_is_short_hex_and_repeats(store: Path) -> None:
     assert key_of.__wrapped__(store) == plain
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("line", "change", "counts"),
     [

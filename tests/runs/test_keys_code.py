@@ -71,6 +71,7 @@ def test_a_model_that_can_give_more_has_the_same_runs(name: str) -> None:
     assert key_parts(richer, method, Digests()) == key_parts(spec, method, Digests())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name",
     [
@@ -94,7 +95,7 @@ def test_files_of_others_change_no_key(tree: Tree, plain: dict[str, str], name: 
 # ---------------------------------------------------------------- what changes keys
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "runs"),
     [

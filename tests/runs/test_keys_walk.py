@@ -283,7 +283,7 @@ def test_the_walk_reaches_every_description() -> None:
     }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("path", PATHS)
 def test_a_field_changes_the_key_or_has_a_reason(path: str) -> None:
     changing = [base for base in bases() if changes_key(base, path)]

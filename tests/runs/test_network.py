@@ -70,7 +70,7 @@ def silent_hub() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("answers", ["refuses", "is silent"])
 def test_without_a_network_a_run_ends_in_one_line_within_seconds(
     answers: str, silent_hub: str, tmp_path: Path

@@ -44,7 +44,7 @@ def suggested(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> l
     return words
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "line",
     [
@@ -89,7 +89,7 @@ def test_what_is_suggested_runs(
     assert "cannot run" not in capsys.readouterr().out
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "line",
     [

@@ -192,6 +192,7 @@ def test_a_forced_run_goes_on_too(
     assert run.forced.files() == []
 
 
+@pytest.mark.slow
 def test_every_reader_takes_it(
     older: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,7 +42,7 @@ def instances(of_run: bool) -> list[Any]:
     ]
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("_program", "command", "words"), instances(of_run=True))
 def test_a_command_is_refused_with_one_line(
     _program: str,
@@ -63,6 +63,7 @@ def test_a_command_is_refused_with_one_line(
     assert (bench.fake.loads, bench.fake.specs) == (0, [])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("program", "command", "words"), instances(of_run=False))
 def test_other_programs_refuse_with_one_line(
     program: str,

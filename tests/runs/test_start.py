@@ -50,6 +50,8 @@ def test_the_start_imports_little(store: Path, line: str, most: int) -> None:
     assert ("hydra" in modules) == (line != "--help")
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_a_dry_run_imports_no_model_family(tmp_path: Path) -> None:
     modules = imports_of(DRY, tmp_path)
     assert "torch" in modules

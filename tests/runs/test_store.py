@@ -90,7 +90,7 @@ def test_a_damaged_row_is_replaced_by_force_as_its_line_says(bench: Bench) -> No
     assert run.row() == forced.last
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize(
     ("block", "name", "value"),
     [

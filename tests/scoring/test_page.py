@@ -192,7 +192,7 @@ BAD = [
 ]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(BAD)))
 def test_bad_answers_are_wrong_in_bounded_time(number: int) -> None:
     start = time.process_time()

@@ -67,7 +67,7 @@ BY_HAND: tuple[tuple[Callable[..., Any], tuple[Any, ...], Any], ...] = (
 )
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("function", "arguments", "value"), BY_HAND)
 def test_words_and_shares_by_hand(
     function: Callable[..., Any], arguments: tuple[Any, ...], value: Any
@@ -146,7 +146,7 @@ def test_all_scores_of_a_text() -> None:
     }
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "answer", ["", " \n\t", "x" * 100_000, "word " * 20_000, "\u4eca" * 10_000, "\ud800"]
 )

@@ -354,6 +354,7 @@ def test_exported_model_loads_and_answers_alike(tmp_path: Path, tiny_recipe, mon
         torch.testing.assert_close(loaded.state_dict()[key], value.half().float())
 
 
+@pytest.mark.slow
 def test_shipped_model_answers_validation_questions():
     model = load_exported(crowd_weights_dir())
     use_attention(model.model.language_model, GAZE_ATTENTION, gaze_attention)

@@ -255,6 +255,7 @@ def test_shipped_processor_is_the_built_one():
     assert processor.tokenizer.padding_side == "left"
 
 
+@pytest.mark.slow
 def test_shipped_model_answers_validation_questions(shipped):
     questions = QuestionSet(shipped, "val", 32, {"attr": 1, "exist": 1, "count": 1, "rec": 1})
     scores = questions.scores(shipped)

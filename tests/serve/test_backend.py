@@ -62,7 +62,7 @@ def test_without_an_engine_the_line_names_what_is_missing(argv: tuple[str, ...],
         check(*argv)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("argv", "line"),
     [

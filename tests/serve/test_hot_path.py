@@ -139,6 +139,7 @@ CEILINGS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", CEILINGS)
 def test_choosing_waits_once_and_starts_as_few_kernels(
     method: str, monkeypatch: pytest.MonkeyPatch

@@ -69,7 +69,7 @@ def cases() -> list[tuple[str, ...]]:
     return listed
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("argv", cases(), ids=" ".join)
 def test_the_printed_setting_is_that_of_the_run(
     argv: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -108,6 +108,7 @@ def test_a_request_changes_the_setting_of_the_engine() -> None:
     assert not Setting(method="cdpruner", params={"relevance": "none"}).reads_words(32)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", names())
 def test_a_value_of_any_type_is_read_or_refused_in_one_line(name: str) -> None:
     """Words of Python's own errors name no key; as JSON, the defaults of the class build the same method."""

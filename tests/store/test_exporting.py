@@ -202,7 +202,7 @@ CHANGES: dict[str, tuple[Change, int]] = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", CHANGES)
 def test_tables_are_those_written_from_nothing(what: str, store: Path, tmp_path: Path) -> None:
     folder, (change, reads) = tmp_path / "tables", CHANGES[what]

@@ -99,7 +99,7 @@ def overview(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     return printed
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", ROWS)
 def test_a_row_that_is_none_is_named(
     damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -124,7 +124,7 @@ def test_a_row_of_a_gigabyte_is_not_read(
     assert "a" * 16 in printed["verify --dry"]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", FILES)
 def test_other_files_that_are_none_stop_nobody(
     damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -150,7 +150,7 @@ def test_a_sweep_that_is_none_is_passed_over(damage: str, store: Path) -> None:
         assert sweep.cells == (cell,)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("damage", FILES)
 def test_an_index_that_is_none_is_not_needed(
     damage: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

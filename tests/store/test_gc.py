@@ -43,6 +43,7 @@ def keys(store: Path) -> list[str]:
     return [row["run_key"] for row in Store(store).rows()]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [COMMIT, COMMIT[:4], COMMIT[:7], FULL, FULL.upper(), COMMIT.upper(), f" {COMMIT} "]
 )
@@ -81,7 +82,7 @@ def test_tags_before_commits_and_several_commits_are_names(
     assert keys(tmp_path) == KEYS[:2]
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -180,7 +180,7 @@ TEXTS = (
 )
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["model", "benchmark", "method", "variant", "budget_rule", "seed"])
 def test_a_name_in_a_row_is_no_command_line(
     plain_row: dict[str, Any], tmp_path: Path, key: str
@@ -189,6 +189,7 @@ def test_a_name_in_a_row_is_no_command_line(
         assert os.environ["HOME"] not in refused(job_of_row, {**plain_row, key: text}, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_setting_in_a_row_is_a_value(plain_row: dict[str, Any], tmp_path: Path) -> None:
     row = json.loads(json.dumps(plain_row))
     for text in TEXTS:
@@ -269,6 +270,7 @@ def test_the_kept_tokens_are_those_of_the_method(made: Path) -> None:
             np.testing.assert_array_equal(drawn, shown)
 
 
+@pytest.mark.slow
 def test_the_worst_samples_and_the_running_score_are_in_the_mirror(made: Path) -> None:
     wandb = pytest.importorskip("wandb")
     from espalier.harness.cli.wandb import records

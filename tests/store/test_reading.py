@@ -116,7 +116,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.sampled(2, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("what", CHANGES)
 def test_rows_are_those_of_the_files(what: str, store: Path) -> None:
     expected = plain(store)

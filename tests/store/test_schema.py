@@ -69,7 +69,7 @@ def test_an_older_row_has_the_variant_and_the_label_of_today(
     assert upgraded(lifted) == lifted
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", setting_names())
 def test_a_setting_of_an_older_row_is_the_same_curve_today(name: str) -> None:
     register()

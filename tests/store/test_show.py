@@ -143,7 +143,7 @@ def test_the_mid_p_takes_half_of_what_was_observed() -> None:
     assert mcnemar_midp(4, 4) == pytest.approx(1 - stats.binom(8, 0.5).pmf(4) / 2)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(("samples", "discordance"), [(100, 0.05), (500, 0.05), (200, 0.2)])
 def test_false_alarms_of_the_mid_p_are_nearer_to_the_level(
     samples: int, discordance: float

@@ -194,7 +194,7 @@ def test_exact_counts_stand_beside_the_papers_own(judged) -> None:
     assert exact["RTPrune", "235.7"] == pytest.approx((235.6878336e9 - spared + routers) / 1e9)
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "old", "new", "cell"),
     [

@@ -48,7 +48,7 @@ def _line(pairs: Any) -> list[str]:
     return [f"{key}={value}" for key, value in pairs]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_cell_of_every_grid_is_a_valid_run(name: str) -> None:
     grids = preset(name)["grids"]
@@ -142,6 +142,7 @@ def test_from_sweep_to_table(tmp_path: Path) -> None:
     assert "not to be compared with theirs" in " ".join(paths[0].read_text().split())
 
 
+@pytest.mark.slow
 def test_the_words_of_a_figure_stay_on_it() -> None:
     """Titles and notes are wrapped: a figure of one panel is narrower than most of them."""
     tables, _ = rebuild(requested_tables("all", []), [])

@@ -401,6 +401,7 @@ def test_a_table_that_is_not_rebuilt_is_refused_with_the_reason() -> None:
     assert all(not {*read_paper(slug).absent} & {*read_paper(slug).tables} for slug in papers())
 
 
+@pytest.mark.slow
 def test_one_list_has_the_misprints_of_cells_and_of_averages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

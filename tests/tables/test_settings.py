@@ -122,7 +122,7 @@ def test_presets_set_nothing_that_is_not_compared() -> None:
     assert keys == {key for _, run in all_runs() for key in run.overrides if key not in OF_A_CELL}
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("key", OTHER)
 def test_a_row_with_another_value_of_an_override_is_another_runs(key: str) -> None:
     run = next(run for _, run in all_runs() if key in run.overrides)
@@ -144,14 +144,14 @@ def test_a_row_with_another_value_of_an_override_is_another_runs(key: str) -> No
     assert cell.difference(others), "a row that does not say it is taken for one that does"
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(96)
 @pytest.mark.parametrize("line", examples())
 def test_the_row_that_a_run_makes_is_its_own(line: str) -> None:
     run = examples()[line]
     assert compared_settings(run).difference(row_of(run.line)) == ""
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("override", UNSET)
 def test_a_row_that_sets_what_no_preset_does_is_another_runs(override: str) -> None:
     run = next(
@@ -200,6 +200,7 @@ UNLIKE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("override", UNLIKE)
 def test_a_row_of_a_setting_that_its_cell_does_not_set_is_another_runs(override: str) -> None:
     cell = compared_settings(seedling())

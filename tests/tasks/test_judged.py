@@ -183,6 +183,7 @@ DAMAGE = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("damage", "line"),
     [

@@ -86,7 +86,7 @@ def items(rng: random.Random) -> list[dict[str, Any]]:
     return docs
 
 
-@pytest.mark.sampled(3, 1)
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(25))
 def test_clear_answers_score_as_by_lmms_evals_static_evaluation(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def data_of(name: str) -> dict:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", METRICS)
 def test_task_gives_documents_with_images(tasks, name):
     task = tasks[name]
@@ -90,6 +91,7 @@ def test_right_answers_score_full_marks(tasks, name):
         assert (scores[HEADLINES[name]], scores["unparsed"]) == (1.0, 0.0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", METRICS)
 def test_every_reported_metric_is_declared_and_comes_up(tasks, name):
     task = tasks[name]
