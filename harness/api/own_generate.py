@@ -38,8 +38,10 @@ def pruned_generate(opened: OpenMethod, method: str) -> Iterator[None]:
         settings = {name: arguments.pop(name) for name in [*arguments] if name in setting_names()}
         with user_errors():
             if opened.prepare is not prepared or adapter.facts.denoises:
-                reason = "answers of a draft or of denoising steps have no library's loop"
-                raise UserError(f"generate() under method={method!r}: {reason}; valid: ask(...)")
+                raise UserError(
+                    f"generate() under method={method!r}: answers of a draft or of denoising steps have no library's "
+                    "loop; valid: ask(...)"
+                )
             if settings.pop("return_dict_in_generate", False):
                 raise UserError("return_dict_in_generate=True; valid: False, or ask(...)")
             ids: Tensor = arguments["input_ids"]

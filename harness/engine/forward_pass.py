@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from espalier.harness.cost.clock import Clock, DelayedTimes
 from espalier.harness.cost.memory import kv_bytes
 from espalier.harness.engine.attention_probe import Watcher
-from espalier.harness.engine.canvas_answers import CanvasHooks
 from espalier.harness.engine.decode_steps import DecodeStepMask, DecodeSteps, mean_entries
 from espalier.harness.engine.engine_guards import require_one_beam
 from espalier.harness.engine.finite_logits import FiniteLogits
@@ -43,6 +42,9 @@ from espalier.harness.engine.sites import (
     reads_features,
 )
 from espalier.methods.base import MethodError, Site, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.canvas_answers import CanvasHooks
 
 
 def _tower() -> type[Sites]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,11 @@ from espalier.harness.engine.layout import Layout
 from espalier.harness.engine.model_parts import StopForward, hooked, remove_hooks, replaced_forwards
 from espalier.harness.engine.session_setup import SessionSetup
 from espalier.harness.engine.sites import reads_features, tower_sites
-from espalier.harness.engine.trunk import Trunk
 from espalier.harness.errors import UserError
 from espalier.methods.base import MethodError, Site, TokenReducer
+
+if TYPE_CHECKING:
+    from espalier.harness.engine.trunk import Trunk
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,8 +85,7 @@ def method_of(
     try:
         compressor = evictor or build_method(second.name, second.params, second.code)
     except UserError as error:
-        line = str(error).replace("method.params", "compressor.params")
-        raise UserError(line.replace("method='", "compressor='")) from error
+        raise UserError(re.sub(r"method(\.params|=')", r"compressor\1", str(error))) from error
     return stacked(method, compressor, second.ratio, (spec.name, second.name))
 
 

@@ -119,8 +119,7 @@ class GenericAdapter(Adapter):
         """
         processor = load_part(spec, AutoProcessor)
         if not hasattr(processor, "image_processor") or not hasattr(processor, "tokenizer"):
-            error = TypeError(f"its processor is a {type(processor).__name__}")
-            raise unreadable(spec, error)
+            raise unreadable(spec, TypeError(f"its processor is a {type(processor).__name__}"))
         return processor
 
     @property

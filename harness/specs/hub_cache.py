@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from espalier.harness.errors import FOREIGN, NotCached
-from espalier.harness.specs.run_spec import ModelSpec
+
+if TYPE_CHECKING:
+    from espalier.harness.specs.run_spec import ModelSpec
 
 #: Hugging Face libraries read these when they are imported, so commands set them before they use this file.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")

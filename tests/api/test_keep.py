@@ -96,6 +96,7 @@ def test_a_compressor_keeps_the_entries_of_each_layer(
     assert ask(model, name, scene, keep=100_000, variant="paper").record.kv_entries == ALL * 6
 
 
+@pytest.mark.slow
 def test_a_stack_counts_tokens_of_the_reducer_and_a_draft_sees_the_count(
     model: espalier.Model, scene: tuple[Image.Image, str]
 ) -> None:

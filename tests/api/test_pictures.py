@@ -97,6 +97,7 @@ def test_words_that_a_model_does_not_know_are_told_once(
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", ["random", "random_layer2"])
 def test_random_choices_differ_by_picture_and_repeat(
     method: str, model: Any, pictures: list[Image.Image]
@@ -116,6 +117,7 @@ def test_random_choices_differ_by_picture_and_repeat(
     assert choices([changed]) != choices(single[:1])
 
 
+@pytest.mark.slow
 def test_sampled_answers_differ_by_picture_and_repeat(
     model: Any, pictures: list[Image.Image]
 ) -> None:

@@ -96,6 +96,7 @@ def test_rows_of_a_batch_are_those_of_single_questions() -> None:
     np.testing.assert_allclose(beams.scores(), batch[0].scores(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_values_are_drawn_over_the_pictures(model: Any, tmp_path: Path) -> None:
     with espalier.apply(model, "fastv", ratio=0.9) as pruned:
         answer = pruned.ask([SCENE, SCENE], QUESTION, record=True)

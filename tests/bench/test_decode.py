@@ -41,6 +41,7 @@ def test_an_interval_has_a_verdict(
     assert replace(row, length=decode.FASTER_FROM).met is long
 
 
+@pytest.mark.slow
 def test_a_small_run_leaves_a_page_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_target_is_met_or_missed() -> None:
     assert verdicts(ROW, replace(layer, scoring_ms=20.0))[0] == "- missed"
 
 
+@pytest.mark.slow
 def test_it_runs_to_its_end_and_leaves_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_list_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert (main(["list"]), capsys.readouterr().out) == (0, listing("benchmark"))
 
 
+@pytest.mark.slow
 def test_every_step_says_what_it_saw(
     repositories: Repositories, capsys: pytest.CaptureFixture[str]
 ) -> None:

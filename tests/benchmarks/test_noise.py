@@ -53,7 +53,7 @@ def judges(metric: str) -> bool:
     return not metric.rpartition("/")[2].endswith((*COUNTS, "_lmms_eval"))
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", sorted(set(FIXTURES) - JUDGED))
 def test_noise_is_worth_no_more_than_a_constant_wrong_answer(
     name: str, scored: Callable[[str], Scored]

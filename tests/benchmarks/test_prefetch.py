@@ -100,6 +100,7 @@ def test_what_is_here_is_not_fetched_again(
     assert fetched == ["mlvu", "mlvu"]
 
 
+@pytest.mark.slow
 def test_a_download_that_broke_off_goes_on(hub: Hub, fetched: list[str], tmp_path: Path) -> None:
     hub.broken = 1
     assert (prefetch("mlvu"), hub.broken) == (0, 0)

@@ -63,7 +63,7 @@ EVERYDAY: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize(
     ("name", "method", "placement", "options"), EVERYDAY, ids=lambda value: str(value)
 )
@@ -82,7 +82,7 @@ def walk(cells: Iterable[Cell]) -> None:
         check(name, method, placement, **options) or check(name, method, placement)
 
 
-@pytest.mark.sampled(12, 1)
+@pytest.mark.sampled(60, 1)
 @pytest.mark.parametrize("item", ALL.items(), ids=ALL)
 def test_every_kind_of_method_meets_every_placement(item: tuple[str, Family]) -> None:
     """By items and not by names: CI leaves out most variants by their names."""
@@ -102,7 +102,7 @@ def test_every_method_in_every_placement(name: str, placement: str) -> None:
     walk(Cell(name, method, placement, {}) for method in METHODS.names())
 
 
-@pytest.mark.sampled(13, 4)
+@pytest.mark.sampled(52, 4)
 @pytest.mark.parametrize("run", [*zip(ALL, cycle(DTYPES), strict=False)], ids=str)
 def test_half_precision_runs(run: tuple[str, str]) -> None:
     """Rounding differs between cards and host, so that answers are not compared."""

@@ -103,7 +103,7 @@ def checks_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation_loop, "interval", lambda device: 8)
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled(72)
 @pytest.mark.parametrize("method", CEILINGS)
 def test_a_question_waits_as_rarely_as_it_did(method: str) -> None:
     waits, sends = transfers(method, 1)
@@ -128,7 +128,7 @@ TREES = {"sd_tree": 3}
 DECODERS = [name for name in METHODS.names() if issubclass(METHODS.load(name), Decoder)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("method", DECODERS)
 def test_each_side_of_a_round_waits_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft's ids go through the host, since it may run in another process."""
@@ -155,7 +155,7 @@ def test_each_side_of_a_round_waits_once(method: str, monkeypatch: pytest.Monkey
 STEPS = ("none", "fastv_denoising", "redvtp", "d3tom")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("method", STEPS)
 @pytest.mark.parametrize("name", llada.DENOISING)
 def test_a_denoising_step_waits_once_and_sends_once(name: str, method: str) -> None:

@@ -106,6 +106,7 @@ echo "${{COMPREPLY[@]}}"
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("text", "completed"),
     [

@@ -171,6 +171,7 @@ def test_mistakes_in_a_set_are_told(changes: dict[str, Any], line: str) -> None:
         model_of("seedling", tasks=("ocr",), **changes)
 
 
+@pytest.mark.slow
 def test_words_of_the_sets_are_those_that_benchmarks_have() -> None:
     prompts = (compose_section("model", name)["prompts"].values() for name in MODELS)
     words = {

@@ -216,6 +216,7 @@ def prompt_of(folder: Path) -> str:
         return adapter.render(chat("is it?", 0))
 
 
+@pytest.mark.slow
 def test_mistral_is_asked_in_its_own_format(
     sources: dict[str, tuple[Path, Any]], tmp_path: Path
 ) -> None:

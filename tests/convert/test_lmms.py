@@ -124,6 +124,7 @@ def test_a_tied_head_need_not_be_there(release, tmp_path):
     assert torch.equal(adapter.model.lm_head.weight, words)
 
 
+@pytest.mark.slow
 def test_pooling_of_a_release_can_be_chosen(tmp_path_factory):
     folder, _ = release_of("llava_video", tmp_path_factory)
     for how, side in (("average", 2), ("bilinear", 3)):

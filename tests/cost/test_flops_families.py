@@ -91,7 +91,7 @@ def whole(work: Work) -> Work:
     return work._replace(pairs=8 * (4 * work.pairs - work.tokens) // 20)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_every_part_of_a_loaded_model_costs_what_torch_counts(name: str) -> None:
     tiny = Tiny(name, "float32", "eager")

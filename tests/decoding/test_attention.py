@@ -204,6 +204,7 @@ def test_no_operation_of_a_step_is_as_large_as_the_cache() -> None:
     assert moved(lambda: model_side.rows([5, 7, 3, 2], drafted)) == []
 
 
+@pytest.mark.slow
 def test_repeated_heads_alone_are_seen_too(monkeypatch) -> None:
     """Under transformers' own attention our cache is not copied, but its heads are, as soon as there is a mask."""
     model_side = long_side()

@@ -66,6 +66,7 @@ def close(computed: Tensor, expected: Tensor) -> None:
     assert float((computed - expected).abs().max()) <= 1e-9 * scale
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*NAMES, "internvl_phi3"])
 @torch.inference_mode()
 def test_a_recorded_step_is_the_plain_step(name: str) -> None:

@@ -261,7 +261,7 @@ def test_pairs_are_those_of_masks_by_hand(adapter):
         ]
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(144)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_a_method_in_the_prompt(case):
     method = build(case)
@@ -304,6 +304,7 @@ def test_facts_that_the_model_does_not_confirm_are_refused():
         load_tiny(replace(SPEC, facts=facts), saved())
 
 
+@pytest.mark.slow
 def test_a_folder_answers_with_its_steps_and_the_cost_of_all():
     model = espalier.load(saved(), device="cpu")
     settings = {"max_new_tokens": 2 * CANVAS, "max_denoising_steps": 3}

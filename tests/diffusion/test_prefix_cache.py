@@ -65,6 +65,7 @@ def visual_of(adapter, chat) -> list[int]:
 # ---------------------------------------------------------------------- without a method
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("dtype", "attention", "most"),
     # Eager attention has its softmax in single precision, whatever the type.

@@ -146,6 +146,7 @@ def test_an_answer_is_that_of_the_loop_written_out(folder, cache, shifted) -> No
     assert diffusion_block(together.records)["path"] == "stored"
 
 
+@pytest.mark.slow
 def test_a_stored_sequence_is_an_approximation(adapter) -> None:
     """Some logits differ from those of whole steps; at an interval of 1 none do."""
     whole = answers(adapter, output_logits=True)

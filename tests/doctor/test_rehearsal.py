@@ -32,6 +32,7 @@ def build_random_model(model_class: Any, config: Any, spec: ModelSpec) -> Any:
 SMALL = ("model=llava15_7b", "model.weights=random", "model.scale.layers=3")
 
 
+@pytest.mark.slow
 def test_a_card_holds_weights_and_cache_as_by_hand() -> None:
     rehearsal = rehearse(*SMALL, "method=fastv", "ratio=0.5", cards="1xH100")
     record, text = rehearsal.record, rehearsal.spec.model.facts.text
@@ -118,6 +119,7 @@ def test_the_command_prints_what_each_run_takes(capsys: pytest.CaptureFixture[st
     assert "do not fit" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_one_line_and_the_next_one_follows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_stop_strings(tiny: Tiny, lazy: int, monkeypatch: pytest.MonkeyPatch) ->
     assert single.ids.shape[1] < STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [(1,), (0, 1, 2)])
 @pytest.mark.parametrize("name", ["llava", "onevision_video"])
 def test_closed_gaps_hidden_tokens_and_chosen_entries(name: str, rows: tuple[int, ...]) -> None:

@@ -97,6 +97,7 @@ def test_a_padded_batch_equals_its_rows_and_emulation(name, where):
         assert span(batch.logits[row] - single.logits[0]) < 1e-6 * span(single.logits)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["llava", "internvl"])
 def test_beams(name):
     chats, beams = FAMILIES[name].chats, {"num_beams": 3, "output_logits": False}

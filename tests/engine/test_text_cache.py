@@ -45,7 +45,7 @@ def answer(adapter: Adapter, inputs: Any, where: tuple, **changes: Any) -> Gener
         return session.generate(inputs, **GREEDY, **changes)
 
 
-@pytest.mark.sampled(54)
+@pytest.mark.sampled(108)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_answers_logits_and_bytes_are_those_of_the_librarys_cache(

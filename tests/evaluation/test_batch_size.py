@@ -200,6 +200,7 @@ def test_a_bad_sample_does_not_shrink_the_batch(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_error_that_is_not_memory_leaves_the_search_to_the_run(tmp_path: Path) -> None:
     spec = make_spec(write_task(tmp_path / "t", sums(6)), batch_size="auto")
     model = Small(most=2, error=ValueError("no batches today"))
@@ -207,6 +208,7 @@ def test_an_error_that_is_not_memory_leaves_the_search_to_the_run(tmp_path: Path
     assert (result.batch_size, result.n_samples) == (2, 6)
 
 
+@pytest.mark.slow
 def test_the_smallest_size_of_all_processes_counts(journal: Journal, tmp_path: Path) -> None:
     class WithOneThatHasRoomForTwo(Ranks):
         def gather(self, value: Any) -> list[Any]:

@@ -125,6 +125,7 @@ def test_nothing_beyond_the_limit_is_read(tmp_path: Path) -> None:
     assert [text for _, text in model.read] == ["0+7", "1+7", "2+7"]
 
 
+@pytest.mark.slow
 def test_a_slow_reader_is_waited_for_and_the_times_say_so(tmp_path: Path) -> None:
     class Slow(Calculator):
         def __init__(self) -> None:

@@ -248,6 +248,7 @@ def test_a_run_answers_the_same_with_and_without(
     assert again.samples == second.samples
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("overrides", "note"),
     [

@@ -214,6 +214,7 @@ def test_fewer_tokens_are_accepted_where_more_is_dropped(adapter, tmp_path):
     assert rows[1]["widest_gap"] > 0.1
 
 
+@pytest.mark.slow
 def test_nothing_is_judged_without_the_setting(adapter, tmp_path):
     result = run(adapter, Journal(tmp_path / "plain.jsonl"), "method=random", "ratio=0.5")
     records = [sample.record for sample in result.samples]

@@ -48,6 +48,7 @@ def test_what_is_here_comes_first() -> None:
     assert benchmarks.samples["gqa"] == 12578
 
 
+@pytest.mark.slow
 def test_lists_need_no_torch() -> None:
     code = (
         "import sys, espalier\n"

@@ -127,6 +127,7 @@ def test_a_lost_judge_costs_no_answer(
     assert (row["extra"]["judge"]["cached_share"], len(server.requests)) == (0.25, requests + 3)
 
 
+@pytest.mark.slow
 def test_a_sample_without_verdict_fails_the_run_or_is_left_out_as_allowed(
     command: Command, server: JudgeServer
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_row_has_what_both_achieved(row: dict[str, Any]) -> None:
     assert extra["achieved"]["kept"] == 72
 
 
+@pytest.mark.slow
 def test_the_terminal_says_what_both_left(row: dict[str, Any]) -> None:
     shown = io.StringIO()
     console.print_rows([row], shown, full=True)

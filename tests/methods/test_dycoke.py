@@ -392,6 +392,7 @@ def test_the_second_part_alone_on_images(name: str):
 # ---------------------------------------------------------------- runs
 
 
+@pytest.mark.slow
 def test_a_row_says_what_steps_attended_to(capsys, tmp_path: Path):
     import run
 

@@ -130,6 +130,7 @@ def test_each_site_keeps_the_highest_of_what_is_left(name: str):
         assert [signals["all_positions"].index(place) for place in places] == record.origin.tolist()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chat", CHATS)
 def test_the_decoders_rollout_is_the_product_of_its_maps(chat, tmp_path):
     """Two groups of two layers, with everything kept: each site sees the maps of its own group."""

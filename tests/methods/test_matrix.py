@@ -123,7 +123,7 @@ def test_crops_that_are_not_stitched_are_refused(name: str, family: str) -> None
         kept_by(adapter_of(family), build((name, {})), FAMILIES[family].chats, 0.5)
 
 
-@pytest.mark.sampled(192)
+@pytest.mark.sampled(960)
 @pytest.mark.parametrize(("case", "name", "row"), CELLS)
 def test_a_method_on_a_family(case: tuple[str, dict[str, Any]], name: str, row: int) -> None:
     adapter, method = adapter_of(name), build(case)

@@ -199,6 +199,7 @@ def test_beams_of_a_row_keep_what_it_keeps():
     assert [record.kept for record in beams.records] == [record.kept for record in greedy.records]
 
 
+@pytest.mark.slow
 def test_a_row_of_results_says_that_counts_are_the_methods_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -108,6 +108,7 @@ def test_more_than_the_budget_is_an_error_in_the_plan_and_in_the_account(tmp_pat
         kind.account(spec, TOP_P, [replace(whole, kept=(73,))])
 
 
+@pytest.mark.slow
 def test_a_result_has_the_share_that_was_achieved(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

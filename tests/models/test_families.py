@@ -47,7 +47,7 @@ def run(tiny, method, budget, *rows, backend="drop", decode="loop", samples=None
         return session.generate(inputs, samples, **generation(adapter, inputs, **changes))
 
 
-@pytest.mark.sampled(96)
+@pytest.mark.sampled(192)
 @pytest.mark.parametrize("gather", [False, True], ids=["skipped", "gathered"])
 @pytest.mark.parametrize("kind", ["float32-sdpa", "float32-eager"])
 @pytest.mark.parametrize("name", NAMES)
@@ -271,7 +271,7 @@ WITHOUT = (
 TEXTS = ([chat("w1 w2")], [chat("w1 w2"), chat("w3", 1, 2), chat("w4")])
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(18, 1)
 @pytest.mark.parametrize("decode", ["loop", "generate"])
 @pytest.mark.parametrize(
     ("name", "chats"),

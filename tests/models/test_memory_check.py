@@ -326,6 +326,7 @@ def test_the_page_of_cards_follows_from_the_config_files() -> None:
     assert (ROOT / "docs" / "placement.md").read_text(encoding="utf-8") == page()
 
 
+@pytest.mark.slow
 def test_a_row_of_offloaded_layers_has_no_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

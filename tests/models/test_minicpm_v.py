@@ -22,6 +22,7 @@ from tests.tiny import chat, full_model, load_tiny, picture
 TINY = Tiny("minicpm_v")
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_librarys_class() -> None:
     """The adapter's class differs by the rows of the head alone; a caller's model is of the library's."""
     adapter, inputs = TINY.adapter, TINY.inputs()
@@ -93,6 +94,7 @@ def test_other_modes_and_videos_are_refused() -> None:
         type(adapter)(adapter.model, adapter.processor, adapter.spec)
 
 
+@pytest.mark.slow
 def test_the_config_file_builds_as_many_parameters_as_the_hub_counts() -> None:
     spec = commands.spec_of("model=minicpm_v_4_6").model
     adapter = ADAPTERS.load(spec.adapter)

@@ -179,6 +179,7 @@ def test_a_release_loads_under_its_own_names_and_keys(tmp_path: Path) -> None:
     assert torch.equal(answered(adapter, TINY.inputs())[1], expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "parameters"), [("molmo2_4b", 4_850_869_200), ("molmo2_8b", 8_661_703_120)]
 )

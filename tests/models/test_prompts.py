@@ -390,6 +390,7 @@ def test_hints_and_missing_options_of_mmbench() -> None:
     )
 
 
+@pytest.mark.slow
 def test_llava_video_tells_times_in_three_forms() -> None:
     """Three frames of 90 at 29.97 a second: one a second, or of the whole video."""
     pixels = np.zeros((3, 20, 30, 3), np.uint8)

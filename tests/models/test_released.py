@@ -228,6 +228,7 @@ def test_every_mode_of_deepseek_ocr_answers_as_its_release(
         compare_answer(adapter, inputs, case, LOOSER if family == "deepseek_ocr2" else TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mode"), [("deepseek_ocr", "gundam"), ("deepseek_ocr2", "release")]
 )

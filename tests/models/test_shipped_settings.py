@@ -42,19 +42,22 @@ def test_a_family_takes_what_its_models_state(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("name", "changes", "line"),
     [
-        ({"processor": {"do_pat": True}}, "model.processor='do_pat' is unknown"),
-        ({"processor": {"do_pad": 3}}, "model.processor.do_pad=3 must be true or false"),
-        ({"conversation": "nosuch"}, "model.conversation='nosuch' is unknown"),
+        ("seedling", {"processor": {"do_pat": True}}, "model.processor='do_pat' is unknown"),
+        ("seedling", {"processor": {"do_pad": 3}}, "model.processor.do_pad=3 must be true or"),
+        ("seedling", {"conversation": "nosuch"}, "model.conversation='nosuch' is unknown"),
+        (
+            "diffusion_gemma_26b",
+            {"attention": "eager", "dtype": "float32"},
+            "model.attention='eager': model='diffusion",
+        ),
     ],
 )
-def test_other_settings_are_checked(changes: dict[str, object], line: str) -> None:
-    digests = Digests()
-    shipped = model_spec({**read_choice("model", "seedling"), "device": "cpu"})
-    check_model(shipped, True, digests)
+def test_other_settings_are_checked(name: str, changes: dict[str, object], line: str) -> None:
+    shipped = model_spec({**read_choice("model", name), "device": "cpu"})
     with pytest.raises(UserError) as refusal:
-        check_model(replace(shipped, **changes), True, digests)
+        check_model(replace(shipped, **changes), True, Digests())
     assert str(refusal.value).startswith(line)
 
 

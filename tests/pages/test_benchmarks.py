@@ -25,6 +25,7 @@ def rows_of(text: str, name: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_files_say(text: str) -> None:
     assert PAGE.read_text() == text, (
         "python -m lab.pages.benchmarks_page --write docs/benchmarks.md"

@@ -134,6 +134,7 @@ def test_two_reducers_are_one_part_of_a_pair(root: Path) -> None:
     assert parts["random+clever"] == ["random+clever", ""]
 
 
+@pytest.mark.slow
 def test_two_methods_stand_beside_their_parts(root: Path, tmp_path: Path) -> None:
     add(root, "clever", 0.85, 0.5)
     add(root, "clever", 0.7, 0.75)

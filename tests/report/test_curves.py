@@ -92,6 +92,7 @@ def floors_of(panel: CurvePanel) -> dict[str, str | None]:
     return dict(zip(panel.points.curve, panel.points.floor, strict=True))
 
 
+@pytest.mark.slow
 def test_a_method_without_random_dropping_at_its_place_is_named(root: Path) -> None:
     assert read_panels(root, ["boxes"])[0].notes == ()
     for label, layer in (("layer=3", 3), ("", None)):
@@ -165,6 +166,7 @@ def test_seeds_are_averaged_within_a_sample(root: Path) -> None:
     assert points_of_curve(panel, "random")[-1].score.value == pytest.approx((0.45 + 0.65) / 2)
 
 
+@pytest.mark.slow
 def test_smaller_runs_and_other_models_do_not_mix_in(root: Path) -> None:
     add_run(root, "clever", 0.75, 0.5, n=8)
     (panel,) = read_panels(root, ["boxes"])
@@ -237,6 +239,7 @@ def row_of(page: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
+@pytest.mark.slow
 def test_files_of_a_report_have_names_that_links_can_hold(tmp_path: Path) -> None:
     for method, mean in (("random", 0.5), ("divprune", 0.6)):
         add_run(tmp_path / "store", method, 0.5, mean, benchmark="task:pope")
@@ -285,6 +288,7 @@ def test_sites_in_the_tower_count_as_before_the_decoder(against: Path) -> None:
     assert (point.layer, point.floor) == (0, "random")
 
 
+@pytest.mark.slow
 def test_tables_mark_what_lies_above_and_below_random(against: Path, tmp_path: Path) -> None:
     page = report_of(against, tmp_path / "report")["boxes.md"]
     assert "acc in percent on 200 samples of `tiny`" in page
@@ -358,6 +362,7 @@ def test_a_report_without_random_says_what_it_needs(against: Path, tmp_path: Pat
         report_of(against, tmp_path / "report")
 
 
+@pytest.mark.slow
 def test_dots_stand_at_points_above_random_and_take_the_colour_of_the_verdict(
     against: Path,
 ) -> None:

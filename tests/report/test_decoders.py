@@ -206,6 +206,7 @@ def test_the_table_has_the_figures_of_the_rows(tmp_path: Path) -> None:
     assert "| similarity_variation | 2 | 0.5 | 66.7 [50.0, 75.0] | 2.00 |" in page
 
 
+@pytest.mark.slow
 def test_pieces_without_rows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, out = tmp_path / "store", tmp_path / "out"
     add(store, "vanilla_sd", 0)

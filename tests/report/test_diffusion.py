@@ -84,6 +84,7 @@ def test_numbers_of_steps_are_kept_apart(root: Path) -> None:
         assert (start.ms, start.flops) == (pytest.approx(dealt.steps), GIGA * dealt.steps)
 
 
+@pytest.mark.slow
 def test_tables_have_costs_and_gains(root: Path, tmp_path: Path) -> None:
     written, _ = REPORT.write(root, tmp_path / "out")
     assert [path.name for path in written] == ["merging.png", "merging.svg", "README.md"]

@@ -103,6 +103,7 @@ def test_reversed_ranks_have_tau_minus_one(root: Path) -> None:
     assert repeated > 0.9
 
 
+@pytest.mark.slow
 def test_halves_of_the_samples_rank_alike(root: Path) -> None:
     """Each sample is right for one method more than the next, so that the order is the same in any half."""
     (table,) = protocol_tables(["ranks"], read_selection([root], []))
@@ -116,6 +117,7 @@ def test_halves_of_the_samples_rank_alike(root: Path) -> None:
     assert tau.value == 1
 
 
+@pytest.mark.slow
 def test_seeds_move_only_methods_that_draw(root: Path) -> None:
     """A draw of random dropping overtakes `clever` alone: 1 of 6 pairs is turned."""
     add_run(root, "random", 0.9, 0.85, seed=1)

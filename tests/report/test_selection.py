@@ -29,6 +29,7 @@ def root(tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.slow
 def test_filters_keep_what_methods_are_compared_with(root: Path, tmp_path: Path) -> None:
     filters = ["benchmark=boxes", "method=clever", "ratio=0.9", "engine.positions=original"]
     paths, notes = write_selection(read_selection([root], filters), tmp_path / "page")

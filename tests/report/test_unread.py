@@ -33,6 +33,7 @@ def test_above_a_twentieth(unparsed: int | None, samples: int, marked: bool | No
     assert is_marked({"n_samples": samples, "extra": {"unparsed": unparsed}}) is bool(marked)
 
 
+@pytest.mark.slow
 def test_curves_mark_such_points_and_say_what_it_means(root: Path, tmp_path: Path) -> None:
     _, svg, table, latex, _ = write_curves(root, tmp_path / "curves")
     lines = [

@@ -77,6 +77,7 @@ def scores_of(benchmark: str) -> tuple[list[str], dict[tuple[str, float], np.nda
 CONTROLS = ("none", "random", "uniform")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("benchmark", ["seedling_rec", "seedling_ocr", "seedling_caption"])
 def test_bold_is_told_from_every_other_method(points: PointFrame, benchmark: str) -> None:
     _, *lines = lines_of(points[points.benchmark == benchmark].to_latex())

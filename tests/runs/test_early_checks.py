@@ -75,6 +75,7 @@ def test_a_stored_result_is_reported_without_torch_and_transformers(tmp_path: Pa
         assert json.loads(row) == first | {"status": "cached"}
 
 
+@pytest.mark.slow
 def test_a_stored_result_needs_no_data_set(tmp_path: Path) -> None:
     line = [
         "benchmark.dataset.path=nobody/nothing",

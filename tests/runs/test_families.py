@@ -201,6 +201,7 @@ def test_every_method_runs_and_no_answer_depends_on_the_batch(
         assert (answers(root, row), row["tokens"]) == results[row["method"]]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_budget_rules_meets_each_of_them(
     command: Command, tasks: Path, model_of: Overrides
 ) -> None:

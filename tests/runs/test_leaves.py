@@ -35,6 +35,7 @@ def test_a_sweep_leaves_its_cells_before_the_first_runs(bench: Bench) -> None:
     assert "method=random,fastv ratio=0.5,0.9" in command
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_why_until_it_succeeds(bench: Bench) -> None:
     bench.fake.stop_after = 1
     bench.fake.error = lambda: SampleErrors([Failure("t", 1, "E: x")], 3)

@@ -57,6 +57,7 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_wandb_run_is_written_offline_after_the_row(bench: Bench) -> None:
     done = bench.success("method=fastv", "log=wandb")
     assert Store(bench.store).run(done.last["run_key"]).row() is not None
@@ -111,6 +112,7 @@ def steps_of(file: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_ends_as_failed_and_is_opened_again(bench: Bench) -> None:
     bench.fake.stop_after, bench.fake.error = 2, lambda: UserError("no more of it")
     done = bench("method=fastv", "log=wandb")
@@ -237,6 +239,7 @@ def test_a_run_is_logged_once_however_often_it_is_asked_for(bench: Bench) -> Non
     assert MirrorMark.of(bench.store, key).matches(row)
 
 
+@pytest.mark.slow
 def test_cells_of_a_sweep_share_a_group_that_lasts(bench: Bench) -> None:
     sweep = ("-m", "method=none,fastv", "ratio=0.5")
     bench(*sweep, "log=wandb")
@@ -247,6 +250,7 @@ def test_cells_of_a_sweep_share_a_group_that_lasts(bench: Bench) -> None:
     assert wandb_log.group_of(["-m", *usual[:-1], "ratio=0.9"]) not in groups
 
 
+@pytest.mark.slow
 def test_rows_come_back_from_the_offline_files_alone(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

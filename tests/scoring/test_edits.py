@@ -95,6 +95,7 @@ def test_edits_by_hand(
     assert function(*arguments) == value
 
 
+@pytest.mark.slow
 def test_long_texts_take_little_time() -> None:
     # A hundred thousand characters, none of which is far from a match.
     assert len(near_matches("ab" * 50, "ba" * 50_000, 4)) >= 1

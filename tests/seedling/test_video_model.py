@@ -231,6 +231,7 @@ def test_the_first_layers_add_to_seedling_and_change_no_other(started):
             assert torch.equal(state[f"model.language_model.layers.{place}.{name}"], source)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_feed_depends_on_the_step_alone(started, parts):
     plan, tower = (

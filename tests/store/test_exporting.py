@@ -222,6 +222,7 @@ def test_tables_are_those_written_from_nothing(what: str, store: Path, tmp_path:
     assert content(folder) == from_nothing(store)
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_made_anew(store: Path, tmp_path: Path) -> None:
     folder, path = tmp_path / "tables", store / NAME
     write_tables(store, folder)

@@ -79,6 +79,7 @@ def test_the_trash_is_emptied_of_what_gc_moved_there(
     assert all(path.exists() for path in foreign)
 
 
+@pytest.mark.slow
 def test_folders_that_are_no_runs_stay(
     store: Path, outside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

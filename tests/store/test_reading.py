@@ -205,6 +205,7 @@ def test_many_rows_are_joined_in_the_right_order(store: Path) -> None:
             assert indexed(store) == plain(store)
 
 
+@pytest.mark.slow
 def test_frames_and_tables_are_the_same_out_of_the_index(store: Path, tmp_path: Path) -> None:
     def all_of_it() -> tuple[pd.DataFrame, list[str], list[str]]:
         table, notes = rebuilt(tmp_path / "papers", store)

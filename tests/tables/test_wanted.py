@@ -46,6 +46,7 @@ def run_of(slug: str, cell: PrintedCell) -> CellRun | str:
     return run_of_cell(read_paper(slug), cell)
 
 
+@pytest.mark.slow
 def test_every_cell_of_every_table_is_filled_by_the_statistic_of_the_list() -> None:
     """The list was written by hand; its patterns fit whole names, and one line of it fits each cell."""
     with STATISTICS.open(encoding="utf-8", newline="") as file:

@@ -99,6 +99,7 @@ def test_a_worked_case() -> None:
     assert cider(samples, plain(samples)) == pytest.approx((first + second) / 2)
 
 
+@pytest.mark.slow
 def test_it_is_what_the_whole_procedure_of_pycocoevalcap_gives(tmp_path: Any) -> None:
     """Capitals, punctuation, line breaks; lmms-eval's aggregation goes through COCOEvalCap."""
     rng = random.Random(0)

@@ -29,6 +29,7 @@ def data_of(name: str) -> dict:
     return json.loads((FOLDERS[0] / f"{name}.json").read_text())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", METRICS)
 def test_task_hands_over_frames_and_a_question(tasks, name):
     task = tasks[name]
