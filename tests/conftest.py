@@ -34,7 +34,7 @@ USUAL_SHARE, FAMILY_SHARE = 2, 8
 
 #: Of the instances of variants and of a test `sampled(n)` that are not everyday's, CI takes one in so many; of other
 #: families one in two, so that CI and the everyday run have each test on nine of them in sixteen.
-CI_SHARE, FAMILY_CI_SHARE = 8, 2
+CI_SHARE, FAMILY_CI_SHARE = 10, 2
 #: Of a test `sampled` without a number the everyday run takes one instance in so many, and CI the others.
 SAMPLE = 6
 

@@ -132,6 +132,7 @@ def test_without_sites_or_without_tokens_there_is_nothing_to_keep(rule: str) -> 
     assert Budget(rule, 0.5).keep(At(layers(2)), FACTS, 0, 20) == (0,)
 
 
+@pytest.mark.slow
 @THOROUGH
 @given(n=st.integers(1, 3000), text=st.integers(0, 300), ratio=st.floats(0, 0.999))
 def test_before_layer_0_all_rules_agree(n: int, text: int, ratio: float) -> None:

@@ -72,6 +72,7 @@ def _tries(tree: ast.AST) -> Iterator[tuple[ast.Try, set[str]]]:
                 yield node, {part.id for part in parts if isinstance(part, ast.Name)}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("folder", ["harness", "tasks"])
 def test_what_reads_catches_every_error_of_reading(folder: str) -> None:

@@ -82,6 +82,7 @@ def walk(cells: Iterable[Cell]) -> None:
         check(name, method, placement, **options) or check(name, method, placement)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(60, 1)
 @pytest.mark.parametrize("item", ALL.items(), ids=ALL)
 def test_every_kind_of_method_meets_every_placement(item: tuple[str, Family]) -> None:
@@ -133,6 +134,7 @@ def test_views_are_looked_at(name: str, method: str, where: str) -> None:
     assert where in SITES
 
 
+@pytest.mark.slow
 def test_a_model_is_spread_as_before_after_its_layers_ran_in_halves() -> None:
     """The forwards that move arguments from card to card are back."""
     with Cards():

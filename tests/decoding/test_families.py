@@ -53,6 +53,7 @@ def run_of(model: ModelSpec, method: Decoder, ratio: float) -> RunSpec:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(54)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_is_the_targets(name: str) -> None:

@@ -199,6 +199,7 @@ def test_a_full_cache_is_an_error_before_anything_is_written() -> None:
     assert all(map(torch.equal, keys, (layer.entries[0] for layer in model_side.cache.layers)))
 
 
+@pytest.mark.slow
 def test_windows_and_steps_follow_each_other() -> None:
     used = side("internvl", graphs=Tapes())
     for sequence in ([3, 4, 5, 6], [3], [3, 9], [], [3, 9, 7, 8], [2]):

@@ -49,6 +49,7 @@ def decode(
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_answer_is_the_targets(overlap: bool) -> None:

@@ -119,6 +119,7 @@ def test_ratio_zero_is_bit_identical(adapter, gather, monkeypatch):
             assert torch.equal(run(adapter, inputs, Scatter(where), **LONG).ids, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(36)
 @pytest.mark.parametrize("merge", [False, True], ids=["pruned", "merged"])
 @pytest.mark.parametrize("where", PLACES)
@@ -214,6 +215,7 @@ def test_dropping_equals_handwritten_masks(where, size):
     assert (states - whole).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_flops_are_those_that_torch_counts(ratio):

@@ -56,6 +56,7 @@ def test_a_store_that_cannot_be_written_fails(tmp_path: Path) -> None:
     assert examine("store", lambda: machine.store(tmp_path / "file")).status == "failed"
 
 
+@pytest.mark.slow
 def test_one_bit_of_one_logit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     real = exactness.reduced
 

@@ -59,6 +59,7 @@ def test_two_cards_share_the_layers() -> None:
     assert rehearsal.fits
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("method", ["fastv", "snapkv"])
 def test_shapes_give_the_counts_and_peaks_of_values(method: str) -> None:

@@ -235,6 +235,7 @@ def test_the_model_is_as_it_was(tiny: Tiny) -> None:
     assert tiny.adapter.decoder.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_no_step_writes_as_much_as_a_layer_of_the_cache_holds() -> None:
     tiny = Tiny("llava", "float32")
     for rows, where, backend in (

@@ -176,6 +176,7 @@ def taking(name):
                 yield label, method
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(18)
 @pytest.mark.parametrize("name", NAMES)
 def test_dropping_equals_hiding_and_reads_no_grid(monkeypatch, name):

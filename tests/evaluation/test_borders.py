@@ -148,6 +148,7 @@ def outside(tmp_path: Path, data: Path, address: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_media_outside_of_the_folder_are_refused_and_no_request_is_made(
     tmp_path: Path, server: tuple[str, list[str]]
 ) -> None:

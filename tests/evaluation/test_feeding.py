@@ -340,6 +340,7 @@ def test_freed_memory_is_used_again_and_then_given_back() -> None:
     assert left < 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
 def test_what_the_environment_says_stands() -> None:
     outside, inside, *_ = measured(MALLOC_MMAP_THRESHOLD_="131072")

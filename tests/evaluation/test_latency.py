@@ -243,6 +243,7 @@ def test_random_weights_keep_what_the_clock_says() -> None:
     assert _reported(scored, values) == {"value": None, "stderr": None}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("method", ["random_kv", "none"])
 def test_a_row_has_both_sides(

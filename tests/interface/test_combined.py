@@ -309,6 +309,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in stored_rows}
 
 
+@pytest.mark.slow
 def test_a_row_has_the_budget_of_each_and_of_both(rows: dict[str, dict[str, Any]]) -> None:
     row = rows["divprune+fastv"]
     extra = row["extra"]
@@ -354,6 +355,7 @@ def test_each_setting_of_each_part_is_another_run(tmp_path: Path) -> None:
     assert [type(part).__name__ for part in composed.parts] == ["DivPrune", "FastV", "SnapKV"]
 
 
+@pytest.mark.slow
 def test_python_takes_a_list(rows: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     row, line = rows["divprune+fastv"], {"ratio": 0.9, "limit": 4, "store": tmp_path}
     pairs = (["divprune", "fastv"], "divprune+fastv", [DivPrune(), "fastv"])

@@ -97,6 +97,7 @@ def refused(*words: str) -> Iterator[None]:
     assert [word for word in words if word not in line] == []
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_line_is_served_from_the_store(
     fastv: espalier.EvaluatedRun, store: Path
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_model_in_memory_counts_by_its_weights(store: Path) -> None:
         evaluated(store, "divprune", wrapped)
 
 
+@pytest.mark.slow
 def test_records_in_memory_are_a_benchmark(store: Path, model: espalier.Model) -> None:
     records = [
         {

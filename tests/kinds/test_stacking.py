@@ -135,6 +135,7 @@ def test_the_terminal_says_what_both_left(row: dict[str, Any]) -> None:
     assert f"on seedling_caption: {console.ONE_TOKEN_NOTE}" in table.getvalue()
 
 
+@pytest.mark.slow
 def test_the_next_command_compares_with_random_eviction(row: dict[str, Any]) -> None:
     hint = hints.next_step(["method=h2o"], [{**row, "method": "h2o"}])
     assert hint[0].endswith("run.py -m method=none,random_kv,h2o")

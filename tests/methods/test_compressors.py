@@ -264,6 +264,7 @@ def test_one_threshold_retains_the_same_part_of_every_layer() -> None:
     assert allocated.tolist() == sorted(allocated.tolist(), reverse=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(st.floats(0, 50), min_size=1, max_size=12),

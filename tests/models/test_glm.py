@@ -49,6 +49,7 @@ def test_beams_see_the_pictures_of_a_prompt_in_their_order(name: str) -> None:
     assert (beams.logits[:, 0].view(3, -1, logits.shape[-1]) - logits[:, :1]).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_both_types_of_checkpoints_answer_alike(tmp_path: Path) -> None:
     folder = shutil.copytree(saved("glm4v"), tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -32,6 +32,7 @@ def point_of(*values: Any) -> dict[str, Any]:
     return dict(zip(POINT, values, strict=True))
 
 
+@pytest.mark.slow
 def test_more_steps_take_longer() -> None:
     """Sixteen steps take longer than one."""
     cells = [

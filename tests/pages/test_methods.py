@@ -116,6 +116,7 @@ def test_places_in_words(sites: list[Site], words: str) -> None:
     assert places(sites) == words
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--write", str(tmp_path / "methods.md")]) == 0
     assert main([]) == 0

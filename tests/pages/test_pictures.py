@@ -70,6 +70,7 @@ def test_a_star_or_the_corrected_p_value_marks_a_difference(tmp_path: Path) -> N
     assert printed["mine", "10 %"][0].mark is Mark.WORSE
 
 
+@pytest.mark.slow
 def test_the_demo_rows_are_marked_as_compare_tests_them() -> None:
     points = results.compare(DEMO, ["seedling_rec"])
     rows = demo_gains(points, NAMES)
@@ -106,6 +107,7 @@ def test_merging_has_a_row_for_each_number_of_steps_and_share() -> None:
     assert labels == [label for steps in (16, 8, 4) for label in (f"{steps} steps", *shares)]
 
 
+@pytest.mark.slow
 def test_pictures_are_in_the_repository_and_readable_at_700_pixels(tmp_path: Path) -> None:
     for path, (_, suffixes) in PICTURES.items():
         for suffix in suffixes:

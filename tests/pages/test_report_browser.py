@@ -74,6 +74,7 @@ def click(browser: Any, selector: str) -> None:
     browser.find_element("css selector", selector).click()
 
 
+@pytest.mark.slow
 def test_filters_sorting_and_tabs(browser: Any, root: Path, tmp_path: Path) -> None:
     opened(browser, assemble(content(root)), tmp_path / "page.html")
     assert len(cells(browser, 0)) == 5
@@ -289,6 +290,7 @@ def test_costs_stand_beside_those_of_the_unpruned_model(
     assert "No points above random for fast" in browser.find_element("id", "leaders").text
 
 
+@pytest.mark.slow
 def test_a_press_on_a_score_says_where_it_comes_from(
     browser: Any, root: Path, tmp_path: Path
 ) -> None:
@@ -338,6 +340,7 @@ def test_decoders_have_a_table_of_their_own_rows(browser: Any, root: Path, tmp_p
     assert "1.50" in saved(browser, "tex")
 
 
+@pytest.mark.slow
 def test_what_is_shown_can_be_saved(browser: Any, root: Path, tmp_path: Path) -> None:
     page = content(root)
     opened(browser, assemble(page), tmp_path / "page.html", "#/leaders?ratio=0.9")
@@ -366,6 +369,7 @@ def test_what_is_shown_can_be_saved(browser: Any, root: Path, tmp_path: Path) ->
     assert saved(browser, "tex").count(r"\\") == 1 + len(rows)
 
 
+@pytest.mark.slow
 def test_the_address_holds_part_and_filters(browser: Any, root: Path, tmp_path: Path) -> None:
     page = assemble(content(root))
     opened(browser, page, tmp_path / "page.html", "#/board?kind=control&ratio=0.9")
@@ -380,6 +384,7 @@ def test_the_address_holds_part_and_filters(browser: Any, root: Path, tmp_path: 
     assert [cells[0] for cells in leaders(browser)] == ["unpruned", "clever", "random"]
 
 
+@pytest.mark.slow
 def test_published_tables_are_chosen_by_paper_and_stay_in_the_address(
     browser: Any, root: Path, tmp_path: Path
 ) -> None:
@@ -404,6 +409,7 @@ def test_published_tables_are_chosen_by_paper_and_stay_in_the_address(
     )
 
 
+@pytest.mark.slow
 def test_tabs_follow_the_arrow_keys(browser: Any, root: Path, tmp_path: Path) -> None:
     opened(browser, assemble(content(root)), tmp_path / "page.html", "#/leaders")
     tabs = browser.find_elements("css selector", "[role=tab]")
@@ -474,6 +480,7 @@ def many(few: dict[str, Any], benchmarks: int, methods: int, ratios: int) -> dic
     return {**few, "rows": {"texts": texts, "columns": columns}, "panels": panels, "styles": styles}
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_answer_at_once(browser: Any, root: Path, tmp_path: Path) -> None:
     page = assemble(many(content(root), 20, 50, 10))
     assert len(page) < LIMIT

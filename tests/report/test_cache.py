@@ -110,6 +110,7 @@ def test_random_tokens_are_no_floor_of_random_entries(root: Path) -> None:
     assert (floors["random"], floors["random_kv"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_windows_and_budgets_make_a_grid(root: Path, tmp_path: Path) -> None:
     add(root, "aircache", 0.7, 0.9, 0.9, "window=all", allocation="lorenz", window="all")
     add(root, "aircache", 0.6, 0.9, 0.9, "x", allocation="uniform", window="all")

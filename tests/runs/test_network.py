@@ -182,6 +182,7 @@ def no_network(*arguments: object, **options: object) -> NoReturn:
     raise AssertionError("a connection was tried")
 
 
+@pytest.mark.slow
 def test_embedded_models_and_own_data_try_no_connection(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def bench(
     return make_bench(tmp_path / "store", capsys, monkeypatch)
 
 
+@pytest.mark.slow
 def test_its_rows_are_read_listed_and_exported(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

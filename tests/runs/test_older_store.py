@@ -234,6 +234,7 @@ def test_what_its_writers_left_may_go(older: Path, capsys: pytest.CaptureFixture
 # ---------------------------------------------------------------- newer than this version
 
 
+@pytest.mark.slow
 def test_a_newer_row_is_refused_in_one_line_and_stays(bench: Bench) -> None:
     done = bench("method=fastv").last
     path = bench.store / "runs" / done["run_key"] / "row.json"

@@ -59,6 +59,7 @@ def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[dict[str, Any]]
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+@pytest.mark.slow
 def test_twelve_pictures_are_a_benchmark(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

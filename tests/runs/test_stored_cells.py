@@ -54,6 +54,7 @@ def cell(store: Path) -> StoredCell:
     return cell_of(f"{LINE} store={store}")
 
 
+@pytest.mark.slow
 def test_the_same_cell_has_the_row_of_the_store(store: Path, cell: StoredCell) -> None:
     (path,) = store.glob("runs/*/row.json")
     assert cell.row() == json.loads(path.read_text()) | {"status": "cached"}

@@ -50,6 +50,7 @@ def cost(element: object, other: object) -> float:
     return plain(element[1], other[1]) / longer if longer else 0.0
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(ROWS, ROWS)
 def test_similarity_is_one_minus_the_tree_distance_over_the_elements(

@@ -95,6 +95,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> jieba.Tokenizer:
     return tokenizer
 
 
+@pytest.mark.slow
 def test_the_dictionary_is_read_in_silence_and_no_copy_is_kept_or_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -287,6 +287,7 @@ def test_public_api_gives_the_same_answers(shipped, scenes):
     assert processor.decode(tokens, skip_special_tokens=True) == answer
 
 
+@pytest.mark.slow
 def test_teacher_forced_validation_equals_decoding(scenes):
     model = load_exported(weights_dir("seedling_draft"))
     mix = {"attr": 2, "exist": 2}

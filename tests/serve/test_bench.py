@@ -146,6 +146,7 @@ def test_a_99th_percentile_needs_500_answers(requests: int, shown: bool) -> None
     assert {line[place] for line in cells} == ({"100"} if shown else {""})
 
 
+@pytest.mark.slow
 def test_the_sentence_begins_with_what_speaks_against(tmp_path: Path) -> None:
     text = sentence(rows(), "divprune")
     assert text == (

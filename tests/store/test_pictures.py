@@ -320,6 +320,7 @@ def test_wrong_samples_are_drawn_into_a_folder_with_a_page(
     assert "no sample to draw" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_a_file_and_stray_overrides_are_refused(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

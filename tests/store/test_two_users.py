@@ -114,6 +114,7 @@ def test_what_a_group_shares_can_be_gone_on_with(open_path: Path) -> None:
     assert by_another_user(lambda: run.journal.append({"a": 1})) is None
 
 
+@pytest.mark.slow
 @as_root
 def test_a_run_that_its_owner_keeps_is_named_and_passed_over(
     store: Path, capfd: pytest.CaptureFixture[str]

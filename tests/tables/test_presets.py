@@ -115,6 +115,7 @@ def test_presets_are_listed_with_their_titles() -> None:
     assert {*NAMES, "quickstart"} < {line.split()[0] for line in lines}
 
 
+@pytest.mark.slow
 def test_from_sweep_to_table(tmp_path: Path) -> None:
     chosen = ["method=none,fastv", "ratio=0,0.66666667", "benchmark=seedling_exist", "limit=2"]
     line = ["-m", "+experiment=d2pruner_table1", "model=seedling", *chosen, f"store={tmp_path}"]

@@ -159,6 +159,7 @@ def test_formulas_stand_in_the_published_tables(slug: str, number: str) -> None:
     assert " = " in FORMATS["md"](table)
 
 
+@pytest.mark.slow
 def test_latex_is_well_formed() -> None:
     """Braces, environments and cells of every table; there is no TeX here to ask."""
     tables, _ = rebuild(requested_tables("all", []), [])

@@ -29,6 +29,7 @@ def data_of(name: str) -> dict:
     return json.loads((FOLDERS[0] / f"{name}.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", METRICS)
 def test_task_hands_over_frames_and_a_question(tasks, name):
@@ -73,6 +74,7 @@ def test_a_time_may_be_near_without_being_right():
     assert benchmarks.qa_metrics(sample, "t14")["near_when"] == 0.0
 
 
+@pytest.mark.slow
 def test_families_are_asked_as_often_as_each_other():
     families = [sample["family"] for sample in benchmarks.samples(**data_of("seedling_video_qa"))]
     assert {families.count(family) for family in families} == {50}
