@@ -79,9 +79,14 @@ class LlavaVideoAdapter(ReleasedAdapter):
             before += marked + (following[1:] if following[:1] in ("\n", " ") else following)
         return before
 
-    def _pixels(self, clip: Clip) -> Any:
+    def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
+        """Run the processor on frames that Pillow resized, as in the release."""
         size = self.processor.video_processor.size
-        return clip.resized(size["width"], size["height"])
+        width, height = size["width"], size["height"]
+        resized = [
+            [replace(clip, frames=clip.resized(width, height)) for clip in row] for row in clips
+        ]
+        return super().process(texts, pictures, resized)
 
     def _pool(self, features: Tensor) -> Tensor:
         return cast("Tensor", self.model.model.pool(features))
