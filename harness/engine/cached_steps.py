@@ -252,8 +252,10 @@ def run_answer(
     ]
     # The parts take what the hooks make for all positions.
     for layer, part in zip(decoder.layers[len(decoder.layers) - len(parts) :], parts, strict=True):
-        handles.append(layer.register_forward_pre_hook(part.enter, with_kwargs=True))
-        handles.append(layer.register_forward_hook(part.leave))
+        handles += (
+            layer.register_forward_pre_hook(part.enter, with_kwargs=True),
+            layer.register_forward_hook(part.leave),
+        )
     with hooked(handles):
         states: Tensor = decoder(
             inputs_embeds=embeddings,

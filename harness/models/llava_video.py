@@ -82,11 +82,11 @@ class LlavaVideoAdapter(ReleasedAdapter):
     def process(self, texts: list[str], pictures: list[list[Any]], clips: list[list[Any]]) -> Any:
         """Run the processor on frames that Pillow resized, as in the release."""
         size = self.processor.video_processor.size
-        width, height = size["width"], size["height"]
-        resized = [
-            [replace(clip, frames=clip.resized(width, height)) for clip in row] for row in clips
+        frames = [
+            [replace(clip, frames=clip.resized(size["width"], size["height"])) for clip in row]
+            for row in clips
         ]
-        return super().process(texts, pictures, resized)
+        return super().process(texts, pictures, frames)
 
     def _pool(self, features: Tensor) -> Tensor:
         return cast("Tensor", self.model.model.pool(features))

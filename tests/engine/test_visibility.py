@@ -173,9 +173,11 @@ def test_dropping_equals_emulation_without_causality(free, where, chats) -> None
 def test_a_later_token_reaches_an_earlier_one(folder, free) -> None:
     """The test above is not vacuous: words after the image change its tokens."""
     for adapter, changed in ((load_llava(folder), False), (free, True)):
-        views = []
-        for chats in (CHATS[:1], [[{**CHATS[0][0], "content": [*CHATS[0][0]["content"][:-1]]}]]):
-            views.append(shown(adapter, [Site("layer", 2)], [], chats)[0].tokens)
+        shorter = [[{**CHATS[0][0], "content": CHATS[0][0]["content"][:-1]}]]
+        views = [
+            shown(adapter, [Site("layer", 2)], [], chats)[0].tokens
+            for chats in (CHATS[:1], shorter)
+        ]
         assert torch.allclose(*views, atol=1e-9) is not changed
 
 

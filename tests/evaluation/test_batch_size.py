@@ -18,7 +18,7 @@ from espalier.harness.cost.memory import DeviceMemory, free_memory
 from espalier.harness.engine.record import GeneratedBatch
 from espalier.harness.errors import UserError
 from espalier.harness.evaluation.batch_answers import SHARE, largest_batch, ran_out
-from espalier.harness.evaluation.evaluate import Evaluation, evaluate_session
+from espalier.harness.evaluation.evaluate import evaluate_session
 from espalier.harness.paths import ROOT
 from espalier.harness.ranks import Ranks
 from espalier.harness.runs.admission import admit
@@ -26,6 +26,7 @@ from espalier.harness.store import Journal
 from espalier.harness.store.files.digests import Digests
 from tests import commands
 from tests.arithmetic import Calculator, make_spec, sums, write_task
+from tests.evaluation.test_evaluate import answers
 
 
 @dataclass
@@ -162,10 +163,6 @@ def names(*doc_ids: int) -> list[str]:
     return [f"sums/{doc_id}" for doc_id in doc_ids]
 
 
-def by_id(result: Evaluation) -> dict[int, str]:
-    return {sample.doc_id: sample.answer for sample in result.samples}
-
-
 @pytest.mark.slow
 def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(
     journal: Journal, tmp_path: Path
@@ -185,7 +182,7 @@ def test_auto_finds_the_size_with_the_longest_prompts_and_uses_it(
     roomy = Small()
     again = evaluate_session(spec, roomy, journal)
     assert roomy.batches == [names(4, 5, 6, 7), names(8, 9)]
-    assert (again.batch_size, again.resumed, by_id(again)) == (4, 5, by_id(result))
+    assert (again.batch_size, again.resumed, answers(again)) == (4, 5, answers(result))
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""A comment at an import inside a function states its cost at the top of the file."""
+"""Imports inside functions have a reason beside them, and private methods a caller."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -75,5 +76,26 @@ def test_it_sees_what_has_no_reason(body: str, lines: list[int]) -> None:
     assert unexplained(f"def function():\n    {body}\n") == lines
 
 
-def test_the_top_of_a_file_needs_no_reason() -> None:
-    assert unexplained("import torch\n\nif torch:\n    import rich\n") == []
+def unmentioned(source: str) -> list[str]:
+    """Return the private methods that a file mentions only where it defines them."""
+    methods = re.findall(r"^    def (_\w*[a-z0-9])\(", source, re.MULTILINE)
+    return [method for method in methods if len(re.findall(rf"\b{method}\b", source)) == 1]
+
+
+@pytest.mark.slow
+def test_every_private_method_has_a_caller() -> None:
+    """A hook of a base class that is gone leaves the methods of its subclasses without one."""
+    for path in FILES:
+        for method in unmentioned(path.read_text(encoding="utf-8")):
+            name = ".".join(("espalier", *path.relative_to(ROOT).with_suffix("").parts))
+            classes = [
+                value for value in vars(import_module(name)).values() if isinstance(value, type)
+            ]
+            owner = next(c for c in classes if method in vars(c) and c.__module__ == name)
+            inherited = any(method in vars(base) for base in owner.__mro__[1:])
+            assert inherited, f"{path}: nothing calls {owner.__name__}.{method}"
+
+
+def test_it_sees_a_method_without_a_caller() -> None:
+    source = "class A(B):\n    def _hook(self): ...\n    def _used(self): self._used()\n"
+    assert unmentioned(source) == ["_hook"]

@@ -61,8 +61,7 @@ class CacheReducer(TokenReducer):
     def sites(self, depth: int) -> tuple[Site, ...]:
         return (Site(self.where, 1),)  # type: ignore[arg-type]
 
-    def plan(self, view: View, keep: int) -> Plan:
-        return Plan(torch.arange(keep).expand(view.tokens.shape[0], -1))
+    plan = KeepDenoising.plan
 
 
 @dataclass(frozen=True)

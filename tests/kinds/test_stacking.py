@@ -24,7 +24,6 @@ from espalier.harness.runs.admission import admit
 from espalier.harness.specs.catalogue import build_method
 from espalier.harness.specs.comparable import name as curve_name
 from espalier.harness.store.files.digests import Digests
-from espalier.methods.compressor import CacheCompressor
 from tests import commands
 
 SEEDLING = ("model=seedling", "benchmark=seedling_caption", "limit=3", "engine.paired=0")
@@ -33,10 +32,6 @@ DEPTH, VISUAL = 6, 40
 
 
 spec_of = partial(commands.spec_of, *SEEDLING)
-
-
-def compressor(name: str, **params: object) -> CacheCompressor:
-    return build_method(name, params)
 
 
 # ------------------------------------------------------------------ the command line
@@ -157,7 +152,7 @@ def record(held: list[int], **changes: Any) -> SampleRecord:
 def test_an_answer_of_one_token_is_decided_before_entries_go(
     tokens: int, ended: bool, decided: bool
 ) -> None:
-    evicting = CacheBudget(compressor("aircache"), 0.5)
+    evicting = CacheBudget(build_method("aircache", {}), 0.5)
     short = record([20] * DEPTH, new_tokens=tokens, ended=ended)
     long = record([20] * DEPTH, new_tokens=9, ended=True)
     assert cache_blocks(evicting, [short, short])["discriminates"] is not decided
@@ -167,7 +162,7 @@ def test_an_answer_of_one_token_is_decided_before_entries_go(
 
 
 def test_a_released_overshoot_is_told_and_anything_beyond_it_refused() -> None:
-    exact, released = (compressor("pyramidkv", whole_steps=on) for on in (False, True))
+    exact, released = (build_method("pyramidkv", {"whole_steps": on}) for on in (False, True))
     over = [13, 11, 9, 7, 5, 4]  # 48 were asked for
     evicting = CacheBudget(released, 0.8)
     check_held(evicting, record(over))

@@ -255,9 +255,8 @@ def pixels(
     canvas = Image.new("RGB", (wide, high))
     resized = picture.resize(inner, Image.Resampling.BICUBIC)
     canvas.paste(resized, ((wide - inner[0]) // 2, (high - inner[1]) // 2))
-    views = [picture.resize((side, side), Image.Resampling.BICUBIC)]
-    for top in range(0, high, side):
-        for left in range(0, wide, side):
-            views.append(canvas.crop((left, top, left + side, top + side)))
+    corners = [(left, top) for top in range(0, high, side) for left in range(0, wide, side)]
+    tiles = [canvas.crop((left, top, left + side, top + side)) for left, top in corners]
+    views = [picture.resize((side, side), Image.Resampling.BICUBIC), *tiles]
     stacked = np.stack([np.asarray(view, dtype=np.float64) for view in views])
     return (stacked / 255 - 0.5).transpose(0, 3, 1, 2) / 0.5, (high // side, wide // side)

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 
 from espalier.harness.models.build_adapter import random_processor
 from espalier.harness.models.families import ADAPTERS
-from espalier.harness.specs.run_spec import ModelSpec
 from tests.family_runs import Tiny
 from tests.tiny import chat, full_model, model_of, picture
 
@@ -72,10 +71,6 @@ def test_pictures_of_hunyuan_are_numbered_in_each_row_alone() -> None:
     assert not torch.equal(library(model, **batch)[0], positions)
 
 
-def model(name: str) -> ModelSpec:
-    return model_of(f"model={name}")
-
-
 #: SigLIP's pooling head and positions for packed pictures, which PaddleOCR-VL's files hold and the library leaves out.
 LEFT_OUT = 1152 + 4 * (1152**2 + 1152) + 2 * 1152 + 2 * 1152 * 4304 + 4304 + 1152 + 32768 * 1152
 
@@ -92,7 +87,7 @@ LEFT_OUT = 1152 + 4 * (1152**2 + 1152) + 2 * 1152 + 2 * 1152 * 4304 + 4304 + 115
 def test_the_config_files_build_the_released_architectures(
     name: str, parameters: int, page: int
 ) -> None:
-    spec = model(name)
+    spec = model_of(f"model={name}")
     assert sum(parameter.numel() for parameter in full_model(spec).parameters()) == parameters
     images = random_processor(ADAPTERS.load(spec.adapter), spec).image_processor
     for size, tokens in (((480, 640), spec.facts.visual_tokens), ((3508, 2480), page)):

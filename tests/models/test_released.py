@@ -296,7 +296,7 @@ def llava_video(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-@pytest.mark.sampled(18)
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", vectors("llava_video")["cases"], ids=lambda case: case["name"])
 def test_llava_video_answers_as_its_release(llava_video: Path, tmp_path: Path, case: Any) -> None:
     """At the real 27 x 27 patches of 14 pixels; `force_sample` of the release is the rule `uniform`."""

@@ -25,8 +25,8 @@ from espalier.harness.specs.plugins.code_reference import own_code
 from espalier.harness.specs.revisions import model_revision
 from espalier.harness.specs.run_spec import RunSpec
 from espalier.harness.store.files.digests import Digests
-from tests import commands
 from tests.refused import refused
+from tests.runs.test_keys import spec_of
 
 #: Files of a checkpoint that shape what goes in or comes out.
 CHECKPOINT = (
@@ -51,10 +51,6 @@ UNVERSIONED = {
 
 #: Benchmarks whose scorers import what others do not.
 SCORED = ("ocean_ocr_document_zh", "nocaps", "llava_bench")
-
-
-def spec_of(store: Path, *argv: str) -> RunSpec:
-    return commands.spec_of(f"store={store}", "method=fastv", "ratio=0.5", *argv)
 
 
 def job_of(store: Path, *argv: str) -> Job:

@@ -68,13 +68,12 @@ def answers_by_search(story: Story, text: str) -> set[str]:
     if text.startswith("what is the time when "):
         return {f"t{at}" for at in frames_of(story, text[len("what is the time when ") : -2])}
     if text.startswith("what happens next after "):
-        followers = {
+        return {
             clause(after)
             for before, after in zip(story.events, story.events[1:], strict=False)
             if before.kind != "present"
             and clause(before) == text[len("what happens next after ") : -2]
         }
-        return followers
     if text.startswith("is it before or after "):
         reference, event_text = text[len("is it before or after ") : -2].split(" that ")
         return {
