@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,7 +62,7 @@ class SCOPE(TokenReducer):
         """Keep a covering set of each crop.
 
         Cost: O(M^2 D / 2) for the similarities of a crop of M tokens, then O(P M) for each kept one, with
-        32 or a few times as many merits P computed anew: 1.2 of X X^T at 576 tokens, 0.8 at 2,880. On a card all M
+        32 or a few times as many merits P computed anew: 1.1 of X X^T at 576 tokens, 0.7 at 2,880. On a card all M
         merits of a pick are computed, and the host waits once for all picks.
         """
         attention = require_finite(view.signals["cls_attention"].float(), "class attention")
@@ -82,36 +83,38 @@ def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
     chosen = torch.zeros_like(saliency, dtype=torch.bool)
     counts = (side.tolist() for side in read(saliency.isfinite().sum(dim=1), quotas))
     for row, (n_patches, n_picks) in enumerate(zip(*counts, strict=True)):
-        chosen[row, _picks(similarity[row], saliency[row], n_patches, n_picks)] = True
+        sides = similarity[row, :n_patches].numpy(), saliency[row, :n_patches].numpy()
+        chosen[row, _picks(*sides, n_picks)] = True
     return chosen
 
 
-def _picks(similarity: Tensor, saliency: Tensor, n_patches: int, n_picks: int) -> list[int]:
-    """Return `n_picks` greedy picks by similarity (M, M) and saliency (M,), of the first `n_patches` of M."""
+def _picks(similarity: np.ndarray, saliency: np.ndarray, n_picks: int) -> list[int]:
+    """Return `n_picks` greedy picks by similarity (M, N) and saliency (M,)."""
+    covered, picks = np.zeros(similarity.shape[1], np.float32), list[int]()
 
-    def merits(panel: Tensor) -> Tensor:
-        gains = similarity.index_select(0, panel).sub_(covered).clamp_(min=0).sum(dim=1)
-        return gains.mul_(saliency.index_select(0, panel))
+    def merits(panel: slice | np.ndarray) -> np.ndarray:
+        gains = np.maximum(similarity[panel], covered)
+        gains -= covered
+        merit: np.ndarray = gains.sum(axis=1) * saliency[panel]
+        return merit
 
-    covered, picks = torch.zeros_like(saliency), list[int]()
-    panels = torch.arange(n_patches).split(PANEL)
-    bound = torch.full_like(saliency, -torch.inf)
-    bound[:n_patches] = torch.cat([merits(panel) for panel in panels])
+    n_patches = len(similarity)
+    bound = np.concatenate(
+        [merits(slice(i, i + PANEL)) for i in range(0, max(n_patches, 1), PANEL)]
+    )
     # More coverage never raises a gain, so that an old merit bounds the new one: the best are computed anew until the
     # highest is of this step.
     while len(picks) < n_picks:
         # Panels hold stale merits alone: among ties a panel would never reach the pick.
-        stale, current, pick = bound.clone(), set[int](), -1
-        while pick not in current:
-            n_stale = n_patches - len(picks) - len(current)
-            panel = stale.topk(min(PANEL, n_stale)).indices
-            bound.index_copy_(0, panel, merits(panel))
-            stale.index_fill_(0, panel, -torch.inf)
-            current.update(panel.tolist())
+        stale, pick = bound.copy(), int(bound.argmax())
+        while stale[pick] > -np.inf:
+            panel = stale.argpartition(max(n_patches - PANEL, 0))[-PANEL:]
+            panel = panel[stale[panel] > -np.inf]
+            bound[panel], stale[panel] = merits(panel), -np.inf
             pick = int(bound.argmax())
         picks.append(pick)
-        bound[pick] = -torch.inf
-        torch.maximum(covered, similarity[pick], out=covered)
+        bound[pick] = -np.inf
+        np.maximum(covered, similarity[pick], out=covered)
     return picks
 
 
