@@ -39,7 +39,7 @@ CI_SHARE, FAMILY_CI_SHARE = 10, 2
 SAMPLE = 6
 
 
-#: Which part of the slow tests a run takes, and how many parts there are: CI takes one of three, by its commit.
+#: Which part of the slow tests a run takes, and how many parts there are: CI takes one of six, by its commit.
 SLOW_PART = os.environ.get("SLOW_PART", "0/1")
 
 
