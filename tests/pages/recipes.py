@@ -81,14 +81,13 @@ def environment() -> dict[str, str]:
 
     What make, pytest or git told their own children is left out.
     """
-    inherited = ("MAKE", "MFLAGS", "PYTEST_", "GIT_", "ARGS")
+    inherited = ("MAKE", "MFLAGS", "PYTEST_", "GIT_", "ARGS", "SLOW_PART")
     variables = {key: value for key, value in os.environ.items() if not key.startswith(inherited)}
-    cache = str(ROOT / ".mypy_cache")  # most files of the clone were checked here
     return {
         **variables,
         "VENV": sys.prefix,
         "TOKENIZERS_PARALLELISM": "false",
-        "MYPY_CACHE_DIR": cache,
+        "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache"),  # most files of the clone were checked here
     }
 
 
