@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +178,7 @@ def _broken(
     return pages
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["model"], row["benchmark"], row["n_samples"]
+_place = itemgetter("model", "benchmark", "n_samples")
 
 
 def protocol_tables(names: Sequence[str], results: Sequence[StoredResult]) -> list[ProtocolTable]:

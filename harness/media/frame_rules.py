@@ -46,16 +46,12 @@ def _rounded(total: int, count: int) -> list[int]:
     return [round(place) for place in _line(total, count)]
 
 
-def _floor(total: int, count: int) -> list[int]:
-    """Return floor(i total / count): the first frame of each of `count` equal segments."""
-    return [index * total // count for index in range(count)]
-
-
 RULES: dict[str, Callable[[int, int], list[int]]] = {
     "uniform": _uniform,
     "centre": _centre,
     "fps": _rounded,
-    "floor": _floor,
+    # floor(i total / count): the first frame of each of `count` equal segments.
+    "floor": lambda total, count: [index * total // count for index in range(count)],
     "pairs": _rounded,
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -152,8 +153,7 @@ def gather(stores: Sequence[Path], positions: str, read: Walk = walk) -> PageRes
     return results
 
 
-def _place(row: Row) -> tuple[str, str]:
-    return row["model"], row["benchmark"]
+_place = itemgetter("model", "benchmark")
 
 
 def case_of(row: Row) -> str:
