@@ -74,7 +74,7 @@ class SCOPE(TokenReducer):
         saliency = groups.rows(attention) ** self.alpha
         saliency = saliency.masked_fill(~groups.valid.flatten(0, 1), -torch.inf)
         # On a card few kernels without a read cost less than few merits.
-        covering = _densely_covering if similarity.is_cuda else _covering
+        covering = _covering if similarity.device.type == "cpu" else _densely_covering
         return Plan(groups.kept(covering(similarity, saliency, quotas), keep), scores=attention)
 
 
@@ -89,7 +89,7 @@ def _covering(similarity: Tensor, saliency: Tensor, quotas: Tensor) -> Tensor:
 
 
 def _picks(similarity: np.ndarray, saliency: np.ndarray, n_picks: int) -> list[int]:
-    """Return `n_picks` greedy picks by similarity (M, N) and saliency (M,)."""
+    """Return `n_picks` greedy picks of M patches, by similarity (M, N) with padding and saliency (M,)."""
     covered, picks = np.zeros(similarity.shape[1], np.float32), list[int]()
 
     def merits(panel: slice | np.ndarray) -> np.ndarray:

@@ -97,8 +97,9 @@ def _without_duplicates(order: Tensor, target: int, tokens: Tensor) -> Tensor:
     if target in (0, order.shape[1]):
         return order[:, :target]
     similarity = cosines(tokens)
-    # On the host, an operation on so few tokens takes less time in numpy than the call of torch's.
-    if isinstance(similarity, Held) and tokens.shape[1] < Nearest.many and not tokens.is_cuda:
+    on_host = tokens.device.type == "cpu"
+    # On so few tokens a call of numpy costs less than one of torch.
+    if isinstance(similarity, Held) and tokens.shape[1] < Nearest.many and on_host:
         rows = zip(order.numpy(), similarity.matrix.numpy(), strict=True)
         return torch.from_numpy(np.stack([_thinned(row, target, matrix) for row, matrix in rows]))
     nearest = Nearest(similarity)

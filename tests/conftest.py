@@ -44,7 +44,7 @@ SLOW_PART = os.environ.get("SLOW_PART", "0/1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the slow tests of a part as well where one is named."""
+    """Run the slow tests of SLOW_PART too, where it is set."""
     if "SLOW_PART" in os.environ:
         config.option.markexpr = config.option.markexpr.replace("not slow and ", "")
 

@@ -96,7 +96,7 @@ def data_set_cached(name: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _names_in(folder: Path, changed_ns: int) -> list[str]:
-    """Return the names in a folder; listed again after a change alone, since hundreds take 1 ms for each cell."""
+    """Return the names in a folder that changed last at `changed_ns`; a sweep needs them for each cell."""
     return [path.name for path in folder.glob("*")]
 
 

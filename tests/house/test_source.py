@@ -78,8 +78,11 @@ def test_it_sees_what_has_no_reason(body: str, lines: list[int]) -> None:
 
 def unmentioned(source: str) -> list[str]:
     """Return the private methods that a file mentions only where it defines them."""
-    methods = re.findall(r"^    def (_\w*[a-z0-9])\(", source, re.MULTILINE)
-    return [method for method in methods if len(re.findall(rf"\b{method}\b", source)) == 1]
+    return [
+        method
+        for method in re.findall(r"^    def (_\w*[a-z0-9])\(", source, re.MULTILINE)
+        if len(re.findall(rf"\b{method}\b", source)) == 1
+    ]
 
 
 @pytest.mark.slow
@@ -88,10 +91,12 @@ def test_every_private_method_has_a_caller() -> None:
     for path in FILES:
         for method in unmentioned(path.read_text(encoding="utf-8")):
             name = ".".join(("espalier", *path.relative_to(ROOT).with_suffix("").parts))
-            classes = [
-                value for value in vars(import_module(name)).values() if isinstance(value, type)
-            ]
-            owner = next(c for c in classes if method in vars(c) and c.__module__ == name)
+            owner = next(
+                value
+                for value in vars(import_module(name)).values()
+                if getattr(value, "__module__", "") == name
+                and method in getattr(value, "__dict__", ())
+            )
             assert any(method in vars(base) for base in owner.__mro__[1:]), (path, method)
 
 

@@ -203,8 +203,11 @@ def test_embedded_models_and_own_data_try_no_connection(
 def test_prepared_tables_of_another_data_set_are_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tables that were prepared after a first look are seen."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    os.utime(tmp_path, (0, 0))
+    names = ("lmms-lab/POPE", "lmms-lab/MMBench_EN", "lmms-lab/GQA", "lmms-lab-encoder/POPE")
+    assert not any(map(hub_cache.data_set_cached, names))
     for name in ("lmms-lab___pope", "lmms-lab___mm_bench_en"):
         (tmp_path / name).mkdir()
-    names = ("lmms-lab/POPE", "lmms-lab/MMBench_EN", "lmms-lab/GQA", "lmms-lab-encoder/POPE")
     assert [hub_cache.data_set_cached(name) for name in names] == [True, True, False, False]
